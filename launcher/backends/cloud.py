@@ -43,10 +43,18 @@ from launcher.base.inhibit_sleep import inhibit_sleep
 from launcher.base.log import LOGGER
 from launcher.records.lease import NO_LIMITS, Limits
 from launcher.results.rollout_texts import not_closed
-from launcher.types.machine import CLOSE_WANDB_SECONDS, Progress, Proof, PullReport, Stopped, never, silent
 
 # All that its end needs is imported with it: an upgrade of this package in mid-run must not meet an old half.
-from launcher.types.standing import Standing
+from launcher.types.durability import DurabilityStatus
+from launcher.types.machine import (
+    CLOSE_WANDB_SECONDS,
+    Progress,
+    Proof,
+    PullReport,
+    Stopped,
+    never_stopped,
+    no_progress,
+)
 from runtime.fitness import Needs
 
 if TYPE_CHECKING:
@@ -89,7 +97,7 @@ class CloudMachine:
         alias: str | None = None,
         copy_rate: float | None = None,
         limits: Limits = NO_LIMITS,
-        warn: Progress = silent,
+        warn: Progress = no_progress,
     ) -> None:
         self._run_id = run_id
         self._folder = folder.absolute()
@@ -112,13 +120,13 @@ class CloudMachine:
         # How long the machine depended on this computer alone, at most.
         self.unarmed_seconds: float | None = None
         # What the books said of the cluster while it was in them: how the provider is asked afterwards.
-        self._standing: dict[str, Any] | None = None
+        self._cluster_status: dict[str, Any] | None = None
         self._home = SkyHome(self._folder / "skypilot", infra, run_id.removeprefix("slip-"))
         self._sky = SkyProcess(self._home, self._folder / "skypilot.log")
         self._teardown = Teardown(self._order, lambda: self._tried, self._home, self._sky, self._learned)
-        self._still_there = StillThere(run_id, lambda: self._teardown.listed(self._standing))
+        self._still_there = StillThere(run_id, lambda: self._teardown.listed(self._cluster_status))
         door = short_folder(run_id) / _DOOR
-        there = self._there = RemoteMachine(run_id, self._folder, lambda: self._standing)
+        there = self._there = RemoteMachine(run_id, self._folder, lambda: self._cluster_status)
         where = (run_id, there.seen, there.run_folder, self._still_there.gone, door)
         self._results = CloudResults(*where, self._may_stay, copy_rate)
 
@@ -129,7 +137,7 @@ class CloudMachine:
         plain = {name: description[name] for name in _PLAIN}
         machine = cls(description["run_id"], Path(description["folder"]), **plain)
         machine._limits = Limits(**description.get("limits", {"begun_at": 0.0}))  # older versions had none
-        machine._standing = description["standing"]
+        machine._cluster_status = description["standing"]
         machine._order.labels.update(description.get("labels", {}))
         machine._order.unsure.extend(description.get("unsure", []))  # older versions did not know
         machine._order.accounts.update(description.get("accounts", {}))
@@ -151,13 +159,13 @@ class CloudMachine:
             "asked": bool(self._tried),
             "tried": self._tried,
             "unarmed_seconds": self.unarmed_seconds,
-            "standing": self._standing,
+            "standing": self._cluster_status,
         }
 
     @property
     def price_per_hour(self) -> float | None:
         """What the cluster costs, by SkyPilot's catalog; None before it is armed."""
-        return None if self._standing is None else self._standing["price_per_hour"]
+        return None if self._cluster_status is None else self._cluster_status["price_per_hour"]
 
     @property
     def ephemeral(self) -> bool:
@@ -186,16 +194,16 @@ class CloudMachine:
 
     # -------------------------------------------------------------- up
 
-    def arm(self, progress: Progress = silent) -> None:
+    def provision(self, progress: Progress = no_progress) -> None:
         """Provision, with autodown armed. Raises PreflightError, CapacityError; leaves nothing then."""
         self._there.forget()  # an earlier life's
         self._order.labels[forgotten_machines.LABEL] = forgotten_machines.mark(self._folder.parent)
         provisioning = Provisioning(self._order, self._home, self._sky, self._trying, self._warn, progress)
         with inhibit_sleep("a machine is being rented"):
-            self._standing = provisioning.run()
+            self._cluster_status = provisioning.run()
             failpoint("cloud.launched")
             self._keep(self.describe())
-            unarmed.close(self.host, self._standing["where"])
+            unarmed.close(self.host, self._cluster_status["where"])
         if self._asked_at is not None:
             self.unarmed_seconds = clock.boot_seconds() - self._asked_at
         self._keep(self.describe())
@@ -220,7 +228,7 @@ class CloudMachine:
             self._there.code().send(Path(staging))
         failpoint("cloud.pushed")
 
-    def setup(self, progress: Progress = silent) -> None:
+    def setup(self, progress: Progress = no_progress) -> None:
         """See machine.py. What it builds is found built on an image that has it; a model that is brought
         there comes when it is known that it fits."""
         needs = self._needs or Needs(self._variant, self._order.gpus)
@@ -230,13 +238,13 @@ class CloudMachine:
             model_upload.bring(models, self._model, progress, self._still_there.check)
         failpoint("cloud.prepared")
 
-    def run_job(self, name: str, script: str, bound_seconds: float, progress: Progress = silent) -> None:
+    def run_job(self, name: str, script: str, bound_seconds: float, progress: Progress = no_progress) -> None:
         """A script on the machine, to its end. Raises JobFailed with its last line."""
         job = RemoteJob(self._there.run_folder(), name)
         job.start(script, bound_seconds)
         job.wait(bound_seconds, progress, self._still_there.check)
 
-    def serve(self, config: RuntimeConfig, token: str, progress: Progress = silent) -> Path:
+    def serve(self, config: RuntimeConfig, token: str, progress: Progress = no_progress) -> Path:
         """Start the keeper, wait for the gateway through the link; the link's socket here."""
         remote = self._there.run_folder()
         place = {"run_id": self._run_id, "state_dir": self.state_dir, "socket_dir": self.socket_dir}
@@ -292,7 +300,9 @@ class CloudMachine:
         except LaunchError as error:
             raise not_closed(error.why) from error
 
-    def pull(self, into: Path, progress: Progress = silent, stopped: Stopped = never) -> PullReport:
+    def pull(
+        self, into: Path, progress: Progress = no_progress, stopped: Stopped = never_stopped
+    ) -> PullReport:
         """See machine.py."""
         return self._results.pull(into, progress, stopped)
 
@@ -300,13 +310,13 @@ class CloudMachine:
         """See machine.py. As it was seen last; nothing of a machine that is gone."""
         return self._results.committed() if self._home.folder.exists() else None
 
-    def secure(self, into: Path, stopped: Stopped = never) -> Standing:
+    def make_durable(self, into: Path, stopped: Stopped = never_stopped) -> DurabilityStatus:
         """See machine.py."""
-        return self._results.secure(into, stopped)
+        return self._results.make_durable(into, stopped)
 
-    def seed(self, results: Path, progress: Progress = silent) -> int:
+    def upload_checkpoints(self, results: Path, progress: Progress = no_progress) -> int:
         """See machine.py."""
-        return self._results.seed(results, progress, self._still_there.check)
+        return self._results.upload_checkpoints(results, progress, self._still_there.check)
 
     def _may_stay(self) -> bool:
         """Whether no limit is reached, at what it costs."""
@@ -323,14 +333,14 @@ class CloudMachine:
             shutil.rmtree(short_folder(self._run_id), ignore_errors=True)
         finally:
             if self._tried:
-                self._teardown.down(self._standing)
+                self._teardown.down(self._cluster_status)
 
     def proof(self) -> Proof:
         """See machine.py: `teardown.py` asks the provider."""
         if not self._tried:
             self._tidy_up("removing SkyPilot's home", self._home.remove)
             return Proof(True, "no provider had been asked for anything")
-        proof = self._teardown.proof(self._standing)
+        proof = self._teardown.proof(self._cluster_status)
         if proof.verified:
             self._tidy_up("forgetting its name for plain ssh", lambda: ssh_config.forget(self._folder))
         return proof
@@ -342,6 +352,6 @@ class CloudMachine:
         except Exception as error:  # noqa: BLE001 - nothing of it is paid for
             LOGGER.warning("%s: %s failed: %s", self._run_id, what, described(error))
 
-    def _learned(self, standing: dict[str, Any]) -> None:
-        self._standing = standing
+    def _learned(self, cluster_status: dict[str, Any]) -> None:
+        self._cluster_status = cluster_status
         self._keep(self.describe())

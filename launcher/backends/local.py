@@ -32,11 +32,19 @@ from launcher.records.records import RUN_VARIABLE
 # All that its end needs is imported with it: an upgrade of this package in mid-run must not meet an old half.
 from launcher.results import durable, home_copy, whole_checkpoints
 from launcher.results.rollout_texts import not_closed
-from launcher.types.machine import CLOSE_WANDB_SECONDS, Progress, Proof, PullReport, Stopped, never, silent
+from launcher.types.machine import (
+    CLOSE_WANDB_SECONDS,
+    Progress,
+    Proof,
+    PullReport,
+    Stopped,
+    never_stopped,
+    no_progress,
+)
 from runtime.shared import wandb_end
 
 if TYPE_CHECKING:
-    from launcher.types.standing import Standing
+    from launcher.types.durability import DurabilityStatus
     from runtime.fitness import Needs
     from runtime.shared.runtime_config import RuntimeConfig
 
@@ -137,7 +145,7 @@ class LocalMachine:
         """See machine.py. Its folder stays: `launch pull` and `launch --resume` find it there."""
         return False
 
-    def arm(self, progress: Progress = silent) -> None:
+    def provision(self, progress: Progress = no_progress) -> None:
         """Make the two folders, for nobody but this user."""
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         (self._folder / "logs").mkdir(mode=0o700, exist_ok=True)
@@ -155,7 +163,7 @@ class LocalMachine:
             dirs_exist_ok=True,
         )
 
-    def setup(self, progress: Progress = silent) -> None:
+    def setup(self, progress: Progress = no_progress) -> None:
         """Build the runtime's environment, or find it built."""
         from runtime import bootstrap
 
@@ -173,7 +181,7 @@ class LocalMachine:
                 "check the network and the disk, then run the same command again",
             ) from error
 
-    def serve(self, config: RuntimeConfig, token: str, progress: Progress = silent) -> Path:
+    def serve(self, config: RuntimeConfig, token: str, progress: Progress = no_progress) -> Path:
         """Start the keeper and wait for the gateway; its socket."""
         place = {"run_id": self._run_id, "state_dir": self.state_dir, "socket_dir": self.socket_dir}
         path = self._folder / "runtime.json"
@@ -205,7 +213,9 @@ class LocalMachine:
                 raise not_closed()
             time.sleep(_LOOK_SECONDS)
 
-    def pull(self, into: Path, progress: Progress = silent, stopped: Stopped = never) -> PullReport:
+    def pull(
+        self, into: Path, progress: Progress = no_progress, stopped: Stopped = never_stopped
+    ) -> PullReport:
         """See machine.py. On one disk it is done at once."""
         return home_copy.pull(self._folder, into)
 
@@ -213,11 +223,11 @@ class LocalMachine:
         """See machine.py."""
         return whole_checkpoints.newest_whole_step(self._folder / "checkpoints")
 
-    def secure(self, into: Path, stopped: Stopped = never) -> Standing:
+    def make_durable(self, into: Path, stopped: Stopped = never_stopped) -> DurabilityStatus:
         """See machine.py. Linked where the disk can: the same bytes under a second name."""
         return self._securing.look(into)
 
-    def seed(self, results: Path, progress: Progress = silent) -> int:
+    def upload_checkpoints(self, results: Path, progress: Progress = no_progress) -> int:
         """See machine.py."""
         return durable.seed(results, self._folder)
 

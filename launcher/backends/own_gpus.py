@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 from launcher.base import disk
 from launcher.base.errors import PreflightError
-from launcher.types.settings import OWN_GPUS
+from launcher.types.settings import LOCAL_GPUS
 from runtime import fitness, gpus, nvidia_smi
 from runtime.fitness import Needs
 from runtime.nvidia_smi import Gpu, HostError
@@ -40,7 +40,9 @@ def choose(needs: Needs, environ: Mapping[str, str]) -> list[Gpu]:
         fitness.check_shared_memory(needs)
         fitness.check_compiler()
     except _TooFewError as few:
-        raise _refused(needs, few, f"run the same command with --gpus {OWN_GPUS}:{few.enough_for}") from None
+        raise _refused(
+            needs, few, f"run the same command with --gpus {LOCAL_GPUS}:{few.enough_for}"
+        ) from None
     except HostError as unfit:
         raise _refused(needs, unfit, _RENT.format(needs.count)) from None
     return found[: needs.count]

@@ -26,7 +26,7 @@ from launcher.base.errors import EXIT_OK, LaunchError, PreflightError
 from launcher.base.home import Home
 from launcher.config import ports, preflight, remote_tools
 from launcher.console.output import Output, columns
-from launcher.types.settings import OWN_GPUS
+from launcher.types.settings import LOCAL_GPUS
 
 CHECK_SECONDS = 2.0
 # For one run on the embedded model; larger models need more.
@@ -193,11 +193,11 @@ def _gpus() -> Check:
     from runtime.nvidia_smi import HostError
 
     try:
-        found = own_gpus.fit(Needs("cuda", f"{OWN_GPUS}:1"), os.environ)
+        found = own_gpus.fit(Needs("cuda", f"{LOCAL_GPUS}:1"), os.environ)
     except HostError as unfit:
-        return Check("gpus", "info", f"{unfit}; needed only for --gpus {OWN_GPUS}")
+        return Check("gpus", "info", f"{unfit}; needed only for --gpus {LOCAL_GPUS}")
     names = ", ".join(f"{count}×{name}" for name, count in Counter(gpu.name for gpu in found).items())
-    return Check("gpus", "ok", f"{names} will do: launch --gpus {OWN_GPUS}:{len(found)}")
+    return Check("gpus", "ok", f"{names} will do: launch --gpus {LOCAL_GPUS}:{len(found)}")
 
 
 def _folders(home: Home) -> Check:
@@ -341,6 +341,6 @@ def _clouds() -> Check:
     if not known:
         return Check("clouds", "info", "no cloud account; needed only for rented machines (sky check)")
     priced = prices.at_hand(Path.home())
-    without = [cloud for cloud in known if cloud not in priced and cloud not in clouds.OWN]
+    without = [cloud for cloud in known if cloud not in priced and cloud not in clouds.SELF_HOSTED]
     said = f"; prices of {', '.join(without)} are not on this computer" if without else "; prices are here"
     return Check("clouds", "info", f"credentials for {', '.join(known)}{said}")

@@ -15,7 +15,7 @@ from pathlib import PurePosixPath
 from launcher.backends.cloud import CloudMachine
 from launcher.backends.over_ssh import machine_scripts, ssh_config
 from launcher.backends.over_ssh.link import run_on
-from launcher.backends.over_ssh.remote_log import RemoteLog, Standing
+from launcher.backends.over_ssh.remote_log import MachineState, RemoteLog
 from launcher.base.errors import EXIT_OK, JobFailed, LaunchError, UsageError
 from launcher.base.home import Home
 from launcher.config import remote_tools, shadowing
@@ -92,7 +92,7 @@ def log(store: RecordStore, record: RunRecord, which: str, follow: bool) -> int 
     except LaunchError:
         return None
 
-    def standing() -> Standing:
+    def standing() -> MachineState:
         now = store.load(record.id)
         return "gone" if not now.live else "going" if now.state in _GOING else "up"
 

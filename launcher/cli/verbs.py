@@ -160,10 +160,10 @@ def _status_of(output: Output, store: RecordStore, record: RunRecord) -> int:
         ["endpoint", _url(record) or "-"],
         ["folder", str(store.folder(record.id))],
     ]
-    if standing := record.machine.get("standing"):
-        rows.append(["machine", _rented(record, standing)])
+    if cluster_status := record.machine.get("standing"):
+        rows.append(["machine", _rented(record, cluster_status)])
     if record.machine:
-        rows.append(["steps", _standing(record, store).describe()])
+        rows.append(["steps", _durability(record, store).describe()])
     trained = compile_records.of_run(store.folder(record.id) / RESULTS)
     rows += [["compile", f"{one.id} · {one.describe()}"] for one in trained]
     if record.unpulled:
@@ -239,7 +239,7 @@ def _described(record: RunRecord, store: RecordStore) -> dict[str, Any]:
         "lives": [asdict(life) for life in record.lives],
         "unpulled": record.unpulled,
         "troubles": list(record.troubles),
-        **_standing(record, store).to_dict(),
+        **_durability(record, store).to_dict(),
     }
 
 
@@ -253,18 +253,20 @@ def _age(record: RunRecord) -> str:
     return f"{age} since start number {count}, {format_duration(together)} in all"
 
 
-def _rented(record: RunRecord, standing: Mapping[str, Any]) -> str:
+def _rented(record: RunRecord, cluster_status: Mapping[str, Any]) -> str:
     now = time.time()
-    so_far = f"{format_money(standing['price_per_hour'])}/h, {format_money(record.life.cost(now))} so far"
+    so_far = (
+        f"{format_money(cluster_status['price_per_hour'])}/h, {format_money(record.life.cost(now))} so far"
+    )
     if record.earlier_lives:
         so_far += f", {format_money(lives.cost(record.lives, now))} since its first start"
-    return f"{standing['where']} · {standing['instance_type']} · {so_far}"
+    return f"{cluster_status['where']} · {cluster_status['instance_type']} · {so_far}"
 
 
-def _standing(record: RunRecord, store: RecordStore) -> durable.Standing:
+def _durability(record: RunRecord, store: RecordStore) -> durable.DurabilityStatus:
     """What is committed and what is durable, by the folders on this computer."""
     machine = Path(record.machine.get("state_dir", store.folder(record.id) / "machine"))
-    return durable.standing(machine, store.folder(record.id) / RESULTS)
+    return durable.durability_status(machine, store.folder(record.id) / RESULTS)
 
 
 def _state(record: RunRecord) -> str:

@@ -13,8 +13,8 @@ from launcher.base.units import format_duration, format_money
 from launcher.config import memory_table
 from launcher.console import consent
 from launcher.console.output import Output, columns
-from launcher.types.offers import Offer, plan_again
-from launcher.types.plan import Plan, Shares
+from launcher.types.offers import Offer, plan_command
+from launcher.types.plan import GpuSplit, Plan
 from launcher.types.settings import Settings
 
 _SHOWN_CANDIDATES = 8
@@ -26,7 +26,7 @@ def refuse_unasked(settings: Settings) -> None:
     if not settings.rented or settings.yes or consent.is_interactive():
         return
     raise _nobody(
-        f"{plan_again(settings, settings.gpus or '')}  # what it costs; then the same run with --yes"
+        f"{plan_command(settings, settings.gpus or '')}  # what it costs; then the same run with --yes"
     )
 
 
@@ -51,7 +51,7 @@ def table(plan: Plan) -> str:
     limits += [] if plan.budget is None else [plan.describe_budget(plan.budget)]
     disk = "SkyPilot's usual size" if rented.disk_gb is None else f"{rented.disk_gb} GB"
     lines = [
-        f"  model   {plan.what}",
+        f"  model   {plan.trained_model}",
         *use(rented),
         f"  limits  {' · '.join(limits)}",
         f"  disk    {disk}{'' if plan.unpriced else '; it and traffic are billed apart from the machine'}",
@@ -71,11 +71,11 @@ def table(plan: Plan) -> str:
     return "\n".join([*lines, columns(rows), *rest])
 
 
-def use(gpus: Shares) -> list[str]:
+def use(gpus: GpuSplit) -> list[str]:
     """How GPUs are shared out, and whether all fits."""
     apart = f"{gpus.infer_gpus} for inference, {gpus.train_gpus} for training"
     return [
-        f"  GPUs    {'shared by inference and training' if gpus.shared else apart}",
+        f"  GPUs    {'shared by inference and training' if gpus.is_one_gpu else apart}",
         f"  memory  {memory_table.line(gpus.memory) if gpus.memory else gpus.without_memory or _NO_MODEL}",
     ]
 

@@ -31,7 +31,7 @@ from launcher.models import adapter_folder, hub, model_config
 from launcher.models.model_config import Found
 from launcher.records.endpoint import keyless_by, wanted_port
 from launcher.records.records import RecordStore, RunRecord
-from launcher.types.plan import own_shares, refuse_what_is_rented_only
+from launcher.types.plan import refuse_rental_options, split_local_gpus
 from launcher.types.settings import Settings
 from runtime.shared import model_shape
 from runtime.shared.architectures import PolicyError, check_on_cpu, checked_context
@@ -44,7 +44,7 @@ def check(asked: Asked, home: Home, say: Callable[[str], None] = lambda line: No
     """The model's folder, or its name on the hub. Raises LaunchError for the first thing that cannot work;
     what may not work is said."""
     settings, earlier = asked.settings, asked.earlier
-    refuse_what_is_rented_only(settings)
+    refuse_rental_options(settings)
     agreement.refuse_unasked(settings)
     rented = settings.rented
     if rented:
@@ -52,7 +52,7 @@ def check(asked: Asked, home: Home, say: Callable[[str], None] = lambda line: No
     else:
         preflight.check_platform()
     if settings.own_gpus:
-        own_gpus.choose(own_shares(settings).needs("cuda"), os.environ)
+        own_gpus.choose(split_local_gpus(settings).needs("cuda"), os.environ)
     if earlier is None:
         RecordStore(home).check_name(settings.name)
     else:

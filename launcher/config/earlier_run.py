@@ -14,7 +14,7 @@ from typing import Any
 
 from launcher.base.errors import PreflightError, UsageError
 from launcher.records.records import LiveRunError, RecordStore, RunRecord
-from launcher.types.plan import PLANNED
+from launcher.types.plan import MEMORY_SETTINGS
 from launcher.types.settings import TINY_MODEL, Settings, Value
 
 # What decides which policy the checkpoints hold: anything else may be given anew.
@@ -22,7 +22,7 @@ _FIXED = (
     "dtype", "train.lora.rank", "train.lora.alpha", "train.lora.use_rslora", "train.lora.target_modules"
 )  # fmt: skip
 # Where nobody says, the machine decides: GPUs have other defaults than a CPU, and memory is planned.
-_BY_MACHINE = ("dtype", "engines", "train_processes", *PLANNED)
+_BY_MACHINE = ("dtype", "engines", "train_processes", *MEMORY_SETTINGS)
 # What a run of the first versions has in its record though nobody said so: the defaults of then.
 _OLD_DEFAULTS = {"engine.kv_cache_gib": 1.0, "engine.max_num_seqs": 64, "train.pack_tokens": 4096}
 _RENTED, _OWN_GPUS, _CPU = "rented GPUs", "this computer's own GPUs", "this computer"
@@ -102,7 +102,7 @@ def settings(given: Settings, record: RunRecord) -> Settings:
     runtime: Mapping[str, Any] = {
         key: value
         for key, value in record.details.get("runtime", {}).items()
-        if not (kept.get("gpus") and key in PLANNED and _OLD_DEFAULTS.get(key) == value)
+        if not (kept.get("gpus") and key in MEMORY_SETTINGS and _OLD_DEFAULTS.get(key) == value)
     }
     label = record.name or record.id
     if given.name is not None and given.name != record.name:

@@ -16,7 +16,7 @@ from launcher.base.errors import PreflightError
 from launcher.config import runtime_config
 from launcher.models import known_models, model_config
 from launcher.types.offers import gpus_of
-from launcher.types.plan import Plan, Shares
+from launcher.types.plan import GpuSplit, Plan
 from launcher.types.settings import Settings
 from runtime.shared import model_shape
 from runtime.shared.memory import instead
@@ -27,7 +27,7 @@ _NUMBER_BYTES = {"bfloat16": 2, "float32": 4}
 
 
 def of(
-    settings: Settings, gpus: Shares, kind: str, listed_bytes: int | None = None
+    settings: Settings, gpus: GpuSplit, kind: str, listed_bytes: int | None = None
 ) -> tuple[MemoryPlan | None, str | None]:
     """The memory of a run on GPUs of this kind, None where model or GPU are not known; and a remark on that.
 
@@ -54,7 +54,7 @@ def of(
     return weighed, remark
 
 
-def _wishes(settings: Settings, gpus: Shares) -> Wishes:
+def _wishes(settings: Settings, gpus: GpuSplit) -> Wishes:
     """What somebody set; the rest is open."""
     config = runtime_config.of_user(settings.runtime)
     train, engine = config.train, config.engine
@@ -85,7 +85,7 @@ def refuse_what_does_not_fit(plan: Plan) -> None:
         refuse(plan.model, plan.gpus)
 
 
-def refuse(model: str, gpus: Shares) -> None:
+def refuse(model: str, gpus: GpuSplit) -> None:
     """The same by the GPUs alone."""
     memory = gpus.memory
     if memory is None or memory.short is None:

@@ -20,9 +20,9 @@ from launcher.config import fitting, session_end
 from launcher.models import model_size
 from launcher.records import lives
 from launcher.records.records import RunRecord
-from launcher.types.clouds import OWN
-from launcher.types.offers import Market, gpus_of, plan_again, refuse_unknown
-from launcher.types.plan import Plan, Rented, make_plan, unpriced_shares
+from launcher.types.clouds import SELF_HOSTED
+from launcher.types.offers import Market, gpus_of, plan_command, refuse_unknown
+from launcher.types.plan import Plan, RentedGpus, make_plan, split_unpriced_gpus
 from launcher.types.settings import Settings
 from runtime.shared import gpu_memory
 
@@ -70,12 +70,12 @@ def after_earlier_lives(plan: Plan, record: RunRecord) -> Plan:
     return replace(plan, spent=spent)
 
 
-def without_prices(settings: Settings, say: Callable[[str], None]) -> Rented:
+def without_prices(settings: Settings, say: Callable[[str], None]) -> RentedGpus:
     """What needs no price of GPUs that nobody has one for: how they are shared out, and their memory."""
-    return _with_memory(settings, unpriced_shares(settings), say)
+    return _with_memory(settings, split_unpriced_gpus(settings), say)
 
 
-def _with_memory(settings: Settings, rented: Rented, say: Callable[[str], None]) -> Rented:
+def _with_memory(settings: Settings, rented: RentedGpus, say: Callable[[str], None]) -> RentedGpus:
     kind = gpus_of(rented.gpus)[0]
     memory, remark = fitting.of(settings, rented, kind)
     if remark:
@@ -122,7 +122,7 @@ def _look(
     from launcher.backends.skypilot import price_snapshot, prices
 
     asked = tuple(settings.infra)
-    if not prices.at_hand(Path.home()) and not OWN & {place.partition("/")[0] for place in asked}:
+    if not prices.at_hand(Path.home()) and not SELF_HOSTED & {place.partition("/")[0] for place in asked}:
         refuse_unknown(settings)
     infra = prices.places_to_show(asked) if only_shown else prices.places(asked)
     if not infra:
@@ -138,11 +138,11 @@ def _remarks(settings: Settings, market: Market) -> list[str]:
     if market.snapshot_of is not None:
         cloud = market.offers[0].infra.partition("/")[0]
         needed = "there are no price catalogs on this computer, and a run needs one"
-        return [f"{needed}: {plan_again(settings, gpus, cloud)} --refresh"]
+        return [f"{needed}: {plan_command(settings, gpus, cloud)} --refresh"]
     missing = [
-        f"{cloud} is left out, for its prices are not here: {plan_again(settings, gpus, cloud)} --refresh"
+        f"{cloud} is left out, for its prices are not here: {plan_command(settings, gpus, cloud)} --refresh"
         for cloud in market.without_prices
     ]
     days = 0 if market.as_of is None else int((time.time() - market.as_of) / 86400)
-    old = f"these prices are {days} days old: {plan_again(settings, gpus)} --refresh  # fetches newer ones"
+    old = f"these prices are {days} days old: {plan_command(settings, gpus)} --refresh  # fetches newer ones"
     return [*missing, *([old] if days > _OLD_DAYS else [])]

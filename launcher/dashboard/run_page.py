@@ -45,7 +45,7 @@ class RunPage:
             "run": _run(record, now),
             "money": _money(record, now),
             "lease": _lease(record, runtime, now),
-            "standing": self._standing(record),
+            "standing": self._durability(record),
             "runtime": _runtime(runtime),
             "door": None if door is None else dict(door),
         }
@@ -93,9 +93,9 @@ class RunPage:
                 continue
         return digest.hexdigest()[:16]
 
-    def _standing(self, record: RunRecord) -> dict[str, Any]:
+    def _durability(self, record: RunRecord) -> dict[str, Any]:
         machine = Path(record.machine.get("state_dir") or self._folder / "machine")
-        return durable.standing(machine, self._folder / RESULTS).to_dict()
+        return durable.durability_status(machine, self._folder / RESULTS).to_dict()
 
 
 def _machine(record: RunRecord) -> Path | None:
@@ -105,8 +105,8 @@ def _machine(record: RunRecord) -> Path | None:
 
 
 def _run(record: RunRecord, now: float) -> dict[str, Any]:
-    plan, standing = record.details.get("plan") or {}, record.machine.get("standing") or {}
-    where = [standing.get("where") or plan.get("where"), standing.get("instance_type")]
+    plan, cluster_status = record.details.get("plan") or {}, record.machine.get("standing") or {}
+    where = [cluster_status.get("where") or plan.get("where"), cluster_status.get("instance_type")]
     return {
         "id": record.id,
         "name": record.name,
@@ -130,9 +130,9 @@ def _run(record: RunRecord, now: float) -> dict[str, Any]:
 
 
 def _money(record: RunRecord, now: float) -> dict[str, Any]:
-    plan, standing = record.details.get("plan") or {}, record.machine.get("standing") or {}
+    plan, cluster_status = record.details.get("plan") or {}, record.machine.get("standing") or {}
     return {
-        "per_hour": standing.get("price_per_hour", plan.get("price_per_hour")),
+        "per_hour": cluster_status.get("price_per_hour", plan.get("price_per_hour")),
         "spent": lives.cost(record.lives, now),
         "at_most": plan.get("cost_at_most"),
         "budget": plan.get("budget"),

@@ -80,13 +80,13 @@ def check(adapter: Adapter, lora: Lora, base_config: Mapping[str, Any] | None) -
         asked = f"train.lora.use_rslora is {str(lora.use_rslora).lower()}"
         _keeps_its_own(folder, f"was trained with use_rslora={str(adapter.use_rslora).lower()}", asked)
     if not adapter.target_modules:
-        named = adapter.said.get("target_modules")
+        named = adapter.config.get("target_modules")
         _refuse(folder, f"{CONFIG} lists no target_modules by name ({named!r})")
     if sorted(lora.target_modules) != sorted(adapter.target_modules):
         asked = f"train.lora.target_modules is {', '.join(lora.target_modules)}"
         _keeps_its_own(folder, f"is on {', '.join(adapter.target_modules)}", asked)
     try:
-        check_adapter_config(dict(adapter.said), lora)
+        check_adapter_config(dict(adapter.config), lora)
     except PolicyError as error:
         _refuse(folder, str(error))
     except (KeyError, TypeError) as error:

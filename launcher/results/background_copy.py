@@ -16,8 +16,8 @@ from pathlib import Path
 from launcher.base import clock
 from launcher.base.errors import LaunchError
 from launcher.base.log import LOGGER
-from launcher.types.machine import Machine, Progress, PullReport, silent
-from launcher.types.standing import Standing
+from launcher.types.durability import DurabilityStatus
+from launcher.types.machine import Machine, Progress, PullReport, no_progress
 
 # A look is a few small files; a step takes longer than this.
 _LOOK_EVERY_SECONDS = 0.05
@@ -37,7 +37,7 @@ class BackgroundCopy:
         self._machine = machine
         self._results = results
         self._look_every_seconds = look_every_seconds
-        self._standing = Standing()
+        self._durability = DurabilityStatus()
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="background-copy", daemon=True)
 
@@ -51,18 +51,18 @@ class BackgroundCopy:
         if self._thread.is_alive():
             self._thread.join(_STOP_SECONDS)
 
-    def now(self) -> Standing:
+    def now(self) -> DurabilityStatus:
         """Where the run stood at the last look."""
-        return self._standing
+        return self._durability
 
     def _run(self) -> None:
         pause = self._look_every_seconds
         while not self._over.wait(pause):
             pause = self._look_every_seconds
-            before = self._standing
+            before = self._durability
             try:
-                self._standing = self._machine.secure(self._results, self._over.is_set)
-                if self._standing.trouble and self._standing == before:
+                self._durability = self._machine.make_durable(self._results, self._over.is_set)
+                if self._durability.trouble and self._durability == before:
                     pause = max(pause, _AFTER_TROUBLE_SECONDS)
             except LaunchError as error:
                 self._trouble(f"{error.message} ({error.why})")
@@ -72,11 +72,11 @@ class BackgroundCopy:
                 pause = max(pause, _AFTER_TROUBLE_SECONDS)
 
     def _trouble(self, reason: str) -> None:
-        if self._standing.trouble != reason:
+        if self._durability.trouble != reason:
             LOGGER.warning("not durable: %s", reason)
-        self._standing = replace(self._standing, trouble=reason)
+        self._durability = replace(self._durability, trouble=reason)
         with contextlib.suppress(Exception):  # a machine that says nothing at all: what was known stays
-            self._standing = replace(self._standing, committed=self._machine.committed())
+            self._durability = replace(self._durability, committed=self._machine.committed())
 
 
 def pull_patiently(
@@ -84,7 +84,7 @@ def pull_patiently(
     results: Path,
     seconds: float,
     given_up: Callable[[], bool],
-    progress: Progress = silent,
+    progress: Progress = no_progress,
 ) -> PullReport | None:
     """Pull again and again, for so long at most, asleep or awake; None when it was in vain."""
     bound = clock.boot_seconds() + seconds

@@ -27,7 +27,7 @@ from launcher.base.failpoints import failpoint
 from launcher.results import checked_files, checkpoints, whole_checkpoints
 from launcher.results.checked_files import NotWholeError
 from launcher.results.checkpoints import Best
-from launcher.types.standing import Standing
+from launcher.types.durability import DurabilityStatus
 from runtime.shared.start_adapter import FILES, START
 
 FOLDER = "durable"
@@ -61,9 +61,9 @@ class Seed:
     rewound: str | None = None
 
 
-def standing(state_dir: Path, results: Path) -> Standing:
+def durability_status(state_dir: Path, results: Path) -> DurabilityStatus:
     """Both steps as the two folders show them now."""
-    return Standing(checkpoints.newest_step(state_dir / "checkpoints"), newest_step(results))
+    return DurabilityStatus(checkpoints.newest_step(state_dir / "checkpoints"), newest_step(results))
 
 
 def none_whole(there: Path, skipped: list[str]) -> NotPulled:

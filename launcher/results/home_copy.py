@@ -6,7 +6,7 @@
     metrics.jsonl  publications.jsonl  logs/
     rollouts/  wandb/      what was said in each step, and wandb's offline runs (`rollout_texts.py`)
 
-Neighbours: `backends/local.py` calls `pull` at the end and `secure` while the run lives. What is there
+Neighbours: `backends/local.py` calls `pull` at the end and `make_durable` while the run lives. What is there
 already is replaced only by what is whole, so both may be repeated, killed, or run while the trainer commits.
 """
 
@@ -26,8 +26,8 @@ from launcher.base.errors import NotPulled
 from launcher.base.failpoints import failpoint
 from launcher.results import checked_files, checkpoints, durable, journals, rollout_texts, whole_checkpoints
 from launcher.results.checked_files import NotWholeError
+from launcher.types.durability import DurabilityStatus
 from launcher.types.machine import PullReport
-from launcher.types.standing import Standing
 
 _ADAPTER = "adapter/"
 # Another pull of the same run is waited for so long.
@@ -75,23 +75,24 @@ def pull(state_dir: Path, into: Path, last: bool = False) -> PullReport:
     return PullReport(into, tally.files, tally.bytes, time.monotonic() - begun, step, tuple(tally.skipped))
 
 
-def secure(state_dir: Path, into: Path) -> Standing:
+def make_durable(state_dir: Path, into: Path) -> DurabilityStatus:
     """Make what is committed durable; where the run stands then. Cheap when there is nothing to do.
 
     Raises NotPulled when it cannot be done.
     """
     if durable.is_current(state_dir, into):
-        return durable.standing(state_dir, into)
+        return durable.durability_status(state_dir, into)
     with _receiving(state_dir, into) as incoming:
         brought = durable.bring(state_dir, into, incoming)
         for name in durable.JOURNALS:
             _pull_journal(state_dir, name, into, _Tally())
         rollout_texts.bring(state_dir, into, incoming)
-    return replace(durable.standing(state_dir, into), trouble="; ".join(brought.skipped) or None)
+    return replace(durable.durability_status(state_dir, into), trouble="; ".join(brought.skipped) or None)
 
 
 class Securing:
-    """`secure`, many times a second: what nobody has touched since it was found durable is not read again.
+    """`make_durable`, many times a second: what nobody has touched since it was found durable is not read
+    again.
 
     A checkpoint, and the names of those that are kept, come and go by a rename in one of two folders, which
     changes that folder's time. One that was changed only just now may change again within the same tick of
@@ -100,19 +101,19 @@ class Securing:
 
     def __init__(self, state_dir: Path) -> None:
         self._state_dir = state_dir
-        self._known: tuple[_Times, Standing] | None = None
+        self._known: tuple[_Times, DurabilityStatus] | None = None
         self._read_at = 0.0
 
-    def look(self, into: Path) -> Standing:
-        """As `secure`. Raises NotPulled."""
+    def look(self, into: Path) -> DurabilityStatus:
+        """As `make_durable`. Raises NotPulled."""
         began, times = time.monotonic(), _times(self._state_dir, into)
         if self._known and self._known[0] == times and began - self._read_at < _READ_EVERY_SECONDS:
             return self._known[1]
         is_settled = times is not None and time.time_ns() - max(times) > _SETTLED_NS
-        standing = secure(self._state_dir, into)
+        durability = make_durable(self._state_dir, into)
         self._read_at = began
-        self._known = (times, standing) if times and is_settled and standing.trouble is None else None
-        return standing
+        self._known = (times, durability) if times and is_settled and durability.trouble is None else None
+        return durability
 
 
 def _times(state_dir: Path, into: Path) -> _Times | None:

@@ -32,8 +32,8 @@ from launcher.run.run_parts import EndingRun, Parts
 from launcher.run.signals import Interrupted, Signals
 from launcher.run.summary import Summary, exit_code_of, program_code_of, reason_of, why_of
 from launcher.teardown import giving_up, take_down
-from launcher.types.machine import Machine, Progress, Proof, PullReport, Stopped, silent
-from launcher.types.standing import Standing
+from launcher.types.durability import DurabilityStatus
+from launcher.types.machine import Machine, Progress, Proof, PullReport, Stopped, no_progress
 
 T = TypeVar("T")
 
@@ -264,7 +264,7 @@ class Ending:
             why=why_of(failure),
             exit_code=code,
             program_exit_code=self._program_code,
-            standing=self._try("asking how far it got", self._standing) or Standing(),
+            durability=self._try("asking how far it got", self._durability) or DurabilityStatus(),
             cost_before=lives.cost(self._ended.record.earlier_lives, time.time()),
             unpulled=self._why_unpulled(),
             unarmed_seconds=self._try("asking when it was armed", self._unarmed_seconds),
@@ -280,14 +280,14 @@ class Ending:
         machine = self._parts.machine
         return machine is not None and machine.price_per_hour is not None
 
-    def _standing(self) -> Standing:
+    def _durability(self) -> DurabilityStatus:
         """Where the run stands at its end: what is on the machine, what is at home."""
         if self._parts.machine is None:
-            return Standing()
+            return DurabilityStatus()
         committed = self._parts.machine.committed()
         if committed is None and self._pulled is not None:  # a rented machine is gone with what it had
             committed = self._pulled.step
-        return Standing(committed, durable.newest_step(self._results))
+        return DurabilityStatus(committed, durable.newest_step(self._results))
 
     # -------------------------------------------------------------- how
 
@@ -319,7 +319,7 @@ class Ending:
         begun = time.monotonic()
         with contextlib.ExitStack() as stack:
             shown = self._try(f"showing {name}", lambda: stack.enter_context(self._output.phase(name, usual)))
-            yield shown or silent
+            yield shown or no_progress
         self._timings.add(machine.kind, name, time.monotonic() - begun)
 
     def _why_unpulled(self) -> str | None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from launcher.base.home import Home
 from launcher.records.lease import Limits
 from launcher.records.records import RecordStore, RunRecord
-from launcher.types.machine import Machine, Progress, silent
+from launcher.types.machine import Machine, Progress, no_progress
 from launcher.types.plan import Plan
 from launcher.types.settings import TINY_MODEL
 from runtime.fitness import Needs
@@ -29,7 +29,7 @@ def machine_for(
     store: RecordStore,
     home: Home,
     secrets: Mapping[str, str] | None = None,
-    warn: Progress = silent,
+    warn: Progress = no_progress,
     copy_rate: float | None = None,
 ) -> Machine:
     """A new machine. `secrets` are for its runtime alone, not for the program."""

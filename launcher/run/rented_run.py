@@ -19,7 +19,7 @@ from launcher.console.output import Output
 from launcher.records.lease import Limits
 from launcher.results.background_copy import pull_patiently
 from launcher.types.machine import Machine, Progress, PullReport
-from launcher.types.plan import PLANNED, Plan, Shares
+from launcher.types.plan import MEMORY_SETTINGS, GpuSplit, Plan
 
 _SSH_LINE = "ssh_include"
 # Of the memory of a GPU that engine and trainer share, the engine's part where nothing was planned.
@@ -48,7 +48,7 @@ def announce(output: Output, machine: Machine, plan: Plan, label: str, runs: Pat
     if price > plan.dearest_per_hour:
         most = format_money(plan.dearest_per_hour)
         output.warn(f"it costs {format_money(price)}/h, the plan said {most}/h at most")
-    standing = machine.describe()["standing"]
+    cluster_status = machine.describe()["standing"]
     answered = consent.remembered_answer(runs.parent, _SSH_LINE)
     try:
         if (yes if answered is None else answered) and ssh_config.include(runs):
@@ -56,8 +56,10 @@ def announce(output: Output, machine: Machine, plan: Plan, label: str, runs: Pat
     except PreflightError as error:  # a convenience, and the machine is paid for by now
         output.warn(f"plain ssh will not find it: {error.message} ({error.why})")
     cost = f"{format_money(price)}/h" if price else "no price"
-    where = f"{standing['where']} · {standing['instance_type']} · {cost}"
-    output.event("rented", f"{where} · launch ssh {label}", where=standing["where"], price_per_hour=price)
+    where = f"{cluster_status['where']} · {cluster_status['instance_type']} · {cost}"
+    output.event(
+        "rented", f"{where} · launch ssh {label}", where=cluster_status["where"], price_per_hour=price
+    )
     return price
 
 
@@ -82,13 +84,13 @@ def pull_later(
     return pull_patiently(machine, results, seconds, given_up)
 
 
-def runtime_overrides(gpus: Shares) -> dict[str, Any]:
+def runtime_overrides(gpus: GpuSplit) -> dict[str, Any]:
     """What the runtime is told of its GPUs, rented or not, unless the user says otherwise."""
     told: dict[str, Any] = {"dtype": gpus.dtype}
     told |= {"engines": gpus.infer_gpus, "train_processes": gpus.train_gpus}
     if gpus.memory is None:
         # vLLM takes nine tenths of a GPU where nobody says otherwise, and the trainer needs the other half.
-        return told | ({"engine.memory_fraction": SHARED_FRACTION} if gpus.shared else {})
+        return told | ({"engine.memory_fraction": SHARED_FRACTION} if gpus.is_one_gpu else {})
     planned = (
         gpus.memory.activation_checkpointing,
         gpus.memory.pack_tokens,
@@ -97,4 +99,6 @@ def runtime_overrides(gpus: Shares) -> dict[str, Any]:
         gpus.memory.memory_fraction,
         gpus.memory.kv_cache_gib,
     )
-    return told | {key: value for key, value in zip(PLANNED, planned, strict=True) if value is not None}
+    return told | {
+        key: value for key, value in zip(MEMORY_SETTINGS, planned, strict=True) if value is not None
+    }

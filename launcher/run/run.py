@@ -128,7 +128,7 @@ class Run:
             with self._signals.raising():
                 log.open_log(self._folder / "launch.log")
                 failpoint("cli.recorded")
-                machine = self._arm()
+                machine = self._provision()
                 token, socket = self._serve(machine)
                 self._work(machine, self._connect(machine, token, socket))
         except (Interrupted, LaunchError) as ended:
@@ -138,12 +138,12 @@ class Run:
             return as_launch_error(bug, self._folder / "launch.log")
         return None
 
-    def _arm(self) -> Machine:
+    def _provision(self) -> Machine:
         """Record and guardian first, then the place itself and the runtime's environment."""
         plan, resumed = self._request.plan, self._request.resumed
         taken_up = f" · {resumed.describe()}" if resumed else ""
         if plan.rented and plan.adapter:  # the line of a rented run names no model
-            taken_up += f" · {plan.what}"
+            taken_up += f" · {plan.trained_model}"
         self._output.event(
             "run",
             f"{self._label} · {plan.describe_cost() if plan.rented else plan.describe()}{taken_up}",
@@ -162,7 +162,7 @@ class Run:
         failpoint("cli.guarded")
         self._signals.consequence = f"taking everything down{AGAIN}"
         with self._phase("arm") as progress:
-            machine.arm(progress)
+            machine.provision(progress)
         if plan.rented is not None:
             yes = self._request.settings.yes
             price = rented_run.announce(self._output, machine, plan, self._label, self._store.runs, yes)
@@ -182,11 +182,11 @@ class Run:
         if resumed is not None and resumed.rewinds:
             if resumed.step == 0 and resumed.record.may_have_results:
                 durable.lived(results)
-            machine.seed(results, progress)
+            machine.upload_checkpoints(results, progress)
         elif resumed is None and (adapter := self._request.settings.adapter) is not None:
             progress(f"starting from the adapter {adapter.folder}")
             durable.keep_start(results, adapter.folder)
-            machine.seed(results, progress)
+            machine.upload_checkpoints(results, progress)
 
     def _serve(self, machine: Machine) -> tuple[str, Path]:
         """The runtime runs and is ready: its token and its socket here."""

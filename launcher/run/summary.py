@@ -14,8 +14,8 @@ from launcher.base.log import REDACTOR
 from launcher.base.units import format_duration, format_money
 from launcher.console.output import Output
 from launcher.run.signals import Interrupted
+from launcher.types.durability import DurabilityStatus
 from launcher.types.machine import Proof
-from launcher.types.standing import Standing
 
 if TYPE_CHECKING:
     from runtime.shared.statuses import RuntimeStatus
@@ -40,7 +40,7 @@ class Summary:
     reason: str | None
     exit_code: int
     program_exit_code: int | None
-    standing: Standing
+    durability: DurabilityStatus
     why: str | None = None
     cost_before: float = 0.0
     unpulled: str | None = None
@@ -68,7 +68,7 @@ class Summary:
             unpulled=self.unpulled,
             troubles=list(self.troubles),
             unarmed_seconds=self.unarmed_seconds,
-            **self.standing.to_dict(),
+            **self.durability.to_dict(),
         )
 
     def text(self) -> str:
@@ -86,7 +86,7 @@ class Summary:
             lines.append(f"  window   {window} from asking for the machine to its own armed timer")
         if self.unpulled is not None:
             lines.append(f"  results  the newest were NOT copied: {self.unpulled}")
-        steps = (self.standing.committed, self.standing.durable)
+        steps = (self.durability.committed, self.durability.durable)
         if self.exit_code != EXIT_OK and steps != (None, None):
             lines.append(f"  resume   launch --resume {label}")
         verdict = "verified" if self.proof.verified else "NOT VERIFIED"

@@ -20,7 +20,7 @@ from launcher.records.lease import LONGER, Limits
 from launcher.run.pulse import Beat, Pulse
 from launcher.run.signals import Interrupted
 from launcher.teardown.minder import GRACE_SECONDS, Command
-from launcher.types.standing import Standing
+from launcher.types.durability import DurabilityStatus
 from runtime.shared.statuses import RuntimeStatus
 
 _LOOK_EVERY_SECONDS = 0.25
@@ -32,7 +32,7 @@ _MISSED_SECONDS = 1.0
 
 @dataclass(frozen=True)
 class Watched:
-    """What the loop looks at. `ended` asks the machine why the runtime is gone, `standing` how far it got;
+    """What the loop looks at. `ended` asks the machine why the runtime is gone, `durability` how far it got;
     `grace_seconds` is the program's time to save what it has when the run is interrupted;
     `patience_seconds` is how long the runtime may be silent (`timeout_budget.py`).
 
@@ -45,7 +45,7 @@ class Watched:
     budget: float | None
     pulse: Pulse
     ended: Callable[[], str | None]
-    standing: Callable[[], Standing]
+    durability: Callable[[], DurabilityStatus]
     patience_seconds: float
     grace_seconds: float = GRACE_SECONDS
 
@@ -101,7 +101,7 @@ class Work:
             self._check_runtime(beat)
             self._say_detail(beat)
             self._say_warnings(beat)
-            self._check_durable(self._watched.standing())
+            self._check_durable(self._watched.durability())
 
     def _program_is_over(self) -> bool:
         """Look for a little while. Raises JobFailed when it has failed."""
@@ -164,14 +164,16 @@ class Work:
                 self._warned.add(line)
                 self._output.warn(line)
 
-    def _check_durable(self, standing: Standing) -> None:
+    def _check_durable(self, durability: DurabilityStatus) -> None:
         """Say once when more steps than the bound would be lost with the machine, and when it is over."""
-        late = standing.behind > standing.bound_steps
+        late = durability.steps_behind > durability.bound_steps
         if late and not self._late:
-            why = f": {standing.trouble}" if standing.trouble else ""
-            self._output.warn(f"copying checkpoints falls behind: {standing.describe()}{why}")
+            why = f": {durability.trouble}" if durability.trouble else ""
+            self._output.warn(f"copying checkpoints falls behind: {durability.describe()}{why}")
         if self._late and not late:
-            self._output.event("durable", f"copying caught up: {standing.describe()}", **standing.to_dict())
+            self._output.event(
+                "durable", f"copying caught up: {durability.describe()}", **durability.to_dict()
+            )
         self._late = late
 
     def _live(self, beat: Beat, now: float) -> LiveStatus:

@@ -33,7 +33,7 @@ from launcher.records.endpoint import RESULTS, drop_token
 from launcher.records.records import RUN_VARIABLE, RecordStore, RunRecord
 from launcher.records.teardown_lock import Turn
 from launcher.teardown import giving_up, last_copy, self_ended, take_down
-from launcher.types.machine import Proof, Stopped, silent
+from launcher.types.machine import Proof, Stopped, no_progress
 
 if TYPE_CHECKING:
     from launcher.types.machine import Machine
@@ -248,7 +248,7 @@ def _bring(store: RecordStore, record: RunRecord, stopped: Stopped) -> str | Non
         return None
     if record.given_up:
         return "they were given up"
-    return cast("Machine", machine).pull(store.folder(record.id) / RESULTS, silent, stopped).lost
+    return cast("Machine", machine).pull(store.folder(record.id) / RESULTS, no_progress, stopped).lost
 
 
 def _take_down(record: RunRecord, stand_in: StandIn | None) -> Proof:

@@ -71,7 +71,7 @@ def look(
     unpulled: bool,
     idle_seconds: float,
     given_up: Collection[str] = (),
-    note: Callable[[str], None] = take_down.silent,
+    note: Callable[[str], None] = take_down.no_progress,
 ) -> list[Find]:
     """Everything that is left. Old runs' folders only when `older_than_seconds` says how old; environments
     that nobody asked for in `idle_seconds`. `given_up`: the runs, by name or id, that end without results."""

@@ -20,7 +20,7 @@ from launcher.base.home import Home
 from launcher.base.units import format_duration
 from launcher.records.records import RecordStore
 from launcher.teardown.leftovers import Find
-from launcher.types.clouds import OWN, clouds_of
+from launcher.types.clouds import SELF_HOSTED, clouds_of
 
 # Beside the runs: the clouds they were on, for when their records are gone.
 _CLOUDS = "clouds.json"
@@ -42,7 +42,7 @@ def clouds(home: Home) -> list[str]:
     for record in RecordStore(home).list():
         if record.machine.get("kind") == "cloud":
             used |= set(clouds_of(record.machine["infra"]))
-    return sorted(used - OWN)
+    return sorted(used - SELF_HOSTED)
 
 
 def look(home: Home, infra: Iterable[str], note: Callable[[str], None]) -> tuple[list[Find], Look]:

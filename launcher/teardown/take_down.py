@@ -33,8 +33,8 @@ from launcher.types.machine import (
     Proof,
     PullReport,
     Stopped,
-    never,
-    silent,
+    never_stopped,
+    no_progress,
 )
 
 # Results that do not come at once are asked for again for so long; whoever typed `launch down` waits for it.
@@ -59,7 +59,7 @@ class _Brought:
 
 
 def pull(
-    store: RecordStore, record: RunRecord, progress: Progress = silent, stopped: Stopped = never
+    store: RecordStore, record: RunRecord, progress: Progress = no_progress, stopped: Stopped = never_stopped
 ) -> PullReport:
     """What the run has, brought home, or until `stopped`. Raises NotPulled."""
     machine = from_record(record)
@@ -118,8 +118,8 @@ def take_down(
     store: RecordStore,
     record: RunRecord,
     ended_by: str,
-    note: Note = silent,
-    progress: Progress = silent,
+    note: Note = no_progress,
+    progress: Progress = no_progress,
     *,
     give_up: bool = False,
 ) -> RunRecord:

@@ -24,11 +24,11 @@ class Adapter:
     alpha: float
     use_rslora: bool
     target_modules: tuple[str, ...]
-    said: Mapping[str, Any]
+    config: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Continued:
+class InitialAdapter:
     """The adapter that a run trains on, as its plan shows it."""
 
     folder: str

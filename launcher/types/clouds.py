@@ -59,9 +59,9 @@ _OF_MODELS = ("GOOGLE_API_KEY", "GOOGLE_GENAI", "GOOGLE_CSE", "AZURE_API_KEY", "
 KNOWN = frozenset(_ACCOUNTS)
 ALIASES = {"k8s": "kubernetes", "digitalocean": "do"}
 # Clusters of one's own: no price, and one may be on this computer without being meant.
-OWN = frozenset({"kubernetes", "slurm", "ssh"})
+SELF_HOSTED = frozenset({"kubernetes", "slurm", "ssh"})
 # SkyPilot cannot have their machines end by themselves (see its AUTODOWN feature).
-NEVER_DOWN = frozenset({"hyperbolic", "primeintellect", "verda", "yotta"})
+WITHOUT_AUTODOWN = frozenset({"hyperbolic", "primeintellect", "verda", "yotta"})
 
 
 def clouds_of(infra: Iterable[str]) -> list[str]:
@@ -77,12 +77,12 @@ def clouds_of(infra: Iterable[str]) -> list[str]:
     return list(found)
 
 
-def places_of(cloud: str) -> tuple[str, ...]:
+def credential_paths(cloud: str) -> tuple[str, ...]:
     """Where its credentials are, below the user's home."""
     return _ACCOUNTS[cloud].places
 
 
-def is_for(cloud: str, variable: str) -> bool:
+def is_variable_of(cloud: str, variable: str) -> bool:
     """Whether a variable of the environment is for SkyPilot's work with a cloud."""
     return variable.startswith(_ACCOUNTS[cloud].variables) and not variable.startswith(_OF_MODELS)
 
@@ -91,7 +91,7 @@ def has_account(cloud: str, user_home: Path, environ: Mapping[str, str]) -> bool
     """Whether there are credentials of a cloud, by their places."""
     account = _ACCOUNTS[cloud]
     # One's own ssh key lets in everywhere, and says nothing of a cluster.
-    own = [place for place in account.places if cloud not in OWN or place == account.places[0]]
+    own = [place for place in account.places if cloud not in SELF_HOSTED or place == account.places[0]]
     return any(key in environ for key in account.keys) or any((user_home / place).exists() for place in own)
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:  # pydantic costs 0.25 s, the guardian must start at once
-    from launcher.types.standing import Standing
+    from launcher.types.durability import DurabilityStatus
     from runtime.shared.runtime_config import RuntimeConfig
 
 # A machine's own timer looks once a minute, and the provider takes a while to end it.
@@ -32,11 +32,11 @@ Stopped = Callable[[], bool]
 CLOSE_WANDB_SECONDS = 15.0
 
 
-def silent(line: str) -> None:
+def no_progress(line: str) -> None:
     """A Progress that says nothing."""
 
 
-def never() -> bool:
+def never_stopped() -> bool:
     """A Stopped for what is wanted to its end."""
     return False
 
@@ -77,7 +77,7 @@ class Proof:
 class Machine(Protocol):
     """One place a runtime runs, for the length of one run. All waits inside are bounded.
 
-    Before `arm` nothing exists; `describe()` is complete from the start, so that the record holds
+    Before `provision` nothing exists; `describe()` is complete from the start, so that the record holds
     everything `down` needs before anything is created. `state_dir` and `socket_dir` are paths *there*,
     for the RuntimeConfig.
     """
@@ -117,7 +117,7 @@ class Machine(Protocol):
         """Whether its disk goes when it is taken down, with all that is not at home."""
         ...
 
-    def arm(self, progress: Progress = silent) -> None:
+    def provision(self, progress: Progress = no_progress) -> None:
         """Make the place. Raises PreflightError, CapacityError."""
         ...
 
@@ -125,11 +125,11 @@ class Machine(Protocol):
         """Bring the runtime's code and the model there."""
         ...
 
-    def setup(self, progress: Progress = silent) -> None:
+    def setup(self, progress: Progress = no_progress) -> None:
         """Build the runtime's environment there. Raises PreflightError, JobFailed."""
         ...
 
-    def serve(self, config: RuntimeConfig, token: str, progress: Progress = silent) -> Path:
+    def serve(self, config: RuntimeConfig, token: str, progress: Progress = no_progress) -> Path:
         """Start the runtime, wait until it is ready; a Unix socket on this computer that answers HTTP.
 
         Raises JobFailed with the last lines of the log of what failed.
@@ -148,7 +148,9 @@ class Machine(Protocol):
         buffered is in its files only then. It has so long. Raises NotPulled where it is not ended."""
         ...
 
-    def pull(self, into: Path, progress: Progress = silent, stopped: Stopped = never) -> PullReport:
+    def pull(
+        self, into: Path, progress: Progress = no_progress, stopped: Stopped = never_stopped
+    ) -> PullReport:
         """Bring the results home, whole files only: as long as it moves, or until `stopped`.
 
         Raises NotPulled.
@@ -159,7 +161,7 @@ class Machine(Protocol):
         """The newest step of which everything is whole on the machine; None when there is none."""
         ...
 
-    def secure(self, into: Path, stopped: Stopped = never) -> Standing:
+    def make_durable(self, into: Path, stopped: Stopped = never_stopped) -> DurabilityStatus:
         """Make what is committed durable: bring it home, whole. Asked often, so cheap when it is. What is
         under way when it is `stopped` is broken off.
 
@@ -167,7 +169,7 @@ class Machine(Protocol):
         """
         ...
 
-    def seed(self, results: Path, progress: Progress = silent) -> int:
+    def upload_checkpoints(self, results: Path, progress: Progress = no_progress) -> int:
         """After `push`, on a machine without the run's state: begin at the last durable step; that step.
 
         Raises PreflightError, JobFailed.

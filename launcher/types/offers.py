@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from launcher.base.errors import CapacityError, PreflightError, UsageError
 from launcher.base.suggestions import closest_match
 from launcher.base.units import format_money
-from launcher.types.settings import OWN_GPUS, Settings
+from launcher.types.settings import LOCAL_GPUS, Settings
 from runtime.shared import gpu_memory
 
 # By SkyPilot's names. What a machine really has is looked at again before the long install (fitness.py).
@@ -78,33 +78,33 @@ def available(settings: Settings, market: Market) -> tuple[Offer, ...]:
         raise NoPricesError(
             f"there are no prices for {', '.join(market.without_prices)} on this computer",
             "prices come from SkyPilot's catalogs, which launch fetches only on request",
-            f"{plan_again(settings, f'{gpu}:{count}', ','.join(market.without_prices))} --refresh",
+            f"{plan_command(settings, f'{gpu}:{count}', ','.join(market.without_prices))} --refresh",
         )
     known = next((name for name in types if name.lower() == gpu.lower()), None)
     if known is not None and count in types[known]:
         raise CapacityError(
-            f"no cloud offers {count}×{known}{_on(infra)}",
+            f"no cloud offers {count}×{known}{_at_places(infra)}",
             "other regions have them",
-            plan_again(settings, f"{known}:{count}", infra.partition("/")[0]),
+            plan_command(settings, f"{known}:{count}", infra.partition("/")[0]),
         )
     if known is not None:
         best = max([one for one in types[known] if one < count], default=min(types[known]))
         raise CapacityError(
-            f"no machine has {count} {known}{_on(infra)}",
+            f"no machine has {count} {known}{_at_places(infra)}",
             f"a machine there has {', '.join(map(str, types[known]))}",
-            plan_again(settings, f"{known}:{best}", infra),
+            plan_command(settings, f"{known}:{best}", infra),
         )
     if market.elsewhere:
         raise CapacityError(
-            f"no cloud offers {gpu}{_on(infra)}",
+            f"no cloud offers {gpu}{_at_places(infra)}",
             f"{', '.join(market.elsewhere)} may have them",
-            plan_again(settings, f"{gpu}:{count}", market.elsewhere[0]),
+            plan_command(settings, f"{gpu}:{count}", market.elsewhere[0]),
         )
     refuse_unknown(settings, types)
     raise CapacityError(
-        f"no cloud offers {gpu}{_on(infra)}",
+        f"no cloud offers {gpu}{_at_places(infra)}",
         f"there are {', '.join(sorted(types)) or 'none'}",
-        plan_again(settings, f"{next(iter(sorted(types)), 'H100')}:{count}", infra),
+        plan_command(settings, f"{next(iter(sorted(types)), 'H100')}:{count}", infra),
     )
 
 
@@ -114,21 +114,21 @@ def refuse_unknown(settings: Settings, types: Iterable[str] = ()) -> None:
     Without catalogs there may be such a GPU all the same.
     """
     gpu, count = gpus_of(settings.gpus or "")
-    named = {name.upper(): name for name in (*types, *gpu_memory.TABLE_MIB, OWN_GPUS)}
+    named = {name.upper(): name for name in (*types, *gpu_memory.TABLE_MIB, LOCAL_GPUS)}
     if gpu.upper() in named or gpu_memory.memory_bytes(gpu) is not None:
         return
     meant = named.get(closest_match(gpu.upper(), named, _ALIKE) or "")
-    infra = "" if meant == OWN_GPUS else ",".join(settings.infra)
+    infra = "" if meant == LOCAL_GPUS else ",".join(settings.infra)
     unknown = f"no GPU is called {gpu}" if types else f"launch knows no GPU that is called {gpu}"
     raise UsageError(
         f"--gpus {settings.gpus}: {unknown}",
         (f"did you mean {meant}?" if meant else f"there are {', '.join(sorted(named.values()))}")
         + ("" if types else " (others may be in SkyPilot's catalogs, which are not on this computer)"),
-        plan_again(settings, f"{meant or 'H100'}:{count}", infra),
+        plan_command(settings, f"{meant or 'H100'}:{count}", infra),
     )
 
 
-def plan_again(settings: Settings, gpus: str, infra: str = "") -> str:
+def plan_command(settings: Settings, gpus: str, infra: str = "") -> str:
     """The command that asks for the plan of the same model on other GPUs or elsewhere."""
     said = settings.values.get("model")
     model = f" --model {shlex.quote(said.value)}" if said is not None and said.source != "default" else ""
@@ -148,7 +148,7 @@ def affordable(settings: Settings, offers: tuple[Offer, ...]) -> tuple[Offer, ..
         f"--max-price {format_money(cap or 0)}: nothing is that cheap",
         f"{cheapest.count}×{cheapest.gpu} cost {format_money(cheapest.price_per_hour)}/h or more, "
         f"on {cheapest.infra}",
-        f"{plan_again(settings, settings.gpus or '')} --max-price {enough:.2f}  # or other GPUs",
+        f"{plan_command(settings, settings.gpus or '')} --max-price {enough:.2f}  # or other GPUs",
     )
 
 
@@ -172,9 +172,9 @@ def _refuse_unfit(settings: Settings, gpu: str) -> None:
         why = "its machines have ARM processors; the runtime needs x86-64"
     else:
         return
-    other = f"{plan_again(settings, 'L4:1')}  # or A100:1, H100:1"
+    other = f"{plan_command(settings, 'L4:1')}  # or A100:1, H100:1"
     raise UsageError(f"--gpus {gpu}: this GPU cannot be used", why, other)
 
 
-def _on(infra: str) -> str:
+def _at_places(infra: str) -> str:
     return f" on {infra}" if infra else ""

@@ -13,18 +13,18 @@ from typing import Any
 
 from launcher.base.errors import UsageError
 from launcher.base.units import format_duration, format_money
-from launcher.types.adapter import Continued
+from launcher.types.adapter import InitialAdapter
 from launcher.types.machine import TIMER_SECONDS
 from launcher.types.offers import Market, Offer, affordable, available, gpus_of, places
 from launcher.types.settings import Settings
 from runtime.fitness import Needs
 from runtime.shared.memory.planning import MemoryPlan
 
-HERE = "this computer"
+THIS_COMPUTER = "this computer"
 # What bounds a rented run for which nobody gave a deadline or a budget.
-RENTED_SECONDS = 4 * 3600.0
+DEFAULT_RENTED_SECONDS = 4 * 3600.0
 # Settings of the runtime that the plan of the GPUs' memory decides where nobody else does.
-PLANNED = (
+MEMORY_SETTINGS = (
     "train.activation_checkpointing",
     "train.pack_tokens",
     "engine.max_model_len",
@@ -35,15 +35,15 @@ PLANNED = (
 # What only a rented run has; on the command line they ask for one.
 _RENTED_ONLY = ("infra", "budget", "max_price", "disk", "copy_rate")
 # What a run has whose GPUs are named, rented or not.
-_WITH_GPUS = ("train_gpus", "infer_gpus")
+_GPU_ONLY = ("train_gpus", "infer_gpus")
 # The image, the driver and the runtime's environment; checkpoints, samples and logs.
 _SYSTEM_GB = 60
 _NO_PRICE = "no price: a cluster of your own"
-_LEAST_DISK_GB = 100
+_MIN_DISK_GB = 100
 _DISK_STEP_GB = 50
 
 
-class Shares:
+class GpuSplit:
     """GPUs and how they are shared out, rented or this computer's own. With one GPU, training and inference
     share it. `model_bytes`: the weights, None where their size is not known; `dtype`: what they are computed
     in. `memory`: how it fits, None where that is not known: for the model, unless
@@ -58,7 +58,7 @@ class Shares:
     without_memory: str | None
 
     @property
-    def shared(self) -> bool:
+    def is_one_gpu(self) -> bool:
         """Whether engine and trainer are on the same GPU."""
         return self.train_gpus + self.infer_gpus > gpus_of(self.gpus)[1]
 
@@ -76,7 +76,7 @@ class Shares:
 
 
 @dataclass(frozen=True)
-class Own(Shares):
+class LocalGpus(GpuSplit):
     """This computer's own GPUs: `gpus` is "local:2"."""
 
     gpus: str
@@ -89,7 +89,7 @@ class Own(Shares):
 
 
 @dataclass(frozen=True)
-class Rented(Shares):
+class RentedGpus(GpuSplit):
     """What is rented, for the machine: one of these GPUs, at the first place of `infra` that has them.
 
     `disk_gb` None leaves the size to SkyPilot. Nothing dearer than `max_price_per_hour` was agreed to, None
@@ -122,20 +122,20 @@ class Plan:
     deadline_seconds: float | None
     lease_seconds: float
     budget: float | None
-    rented: Rented | None = None
+    rented: RentedGpus | None = None
     candidates: tuple[Offer, ...] = ()
     prices_of: str | None = None
-    own: Own | None = None
-    adapter: Continued | None = None
+    own: LocalGpus | None = None
+    adapter: InitialAdapter | None = None
     spent: float = 0.0
 
     @property
-    def gpus(self) -> Shares | None:
+    def gpus(self) -> GpuSplit | None:
         """The GPUs it runs on, whosever they are."""
         return self.rented or self.own
 
     @property
-    def what(self) -> str:
+    def trained_model(self) -> str:
         """What is trained, in words."""
         return f"{self.model} with {self.adapter.describe()}" if self.adapter else self.model
 
@@ -169,7 +169,7 @@ class Plan:
 
     def describe(self) -> str:
         """One line: "tiny on this computer, $0.00/h, deadline 4h", "4×H100 on aws/us-east-1, $27.52/h, …"."""
-        what = self.where if self.rented else f"{self.what} on {self.where}"
+        what = self.where if self.rented else f"{self.trained_model} on {self.where}"
         price = _NO_PRICE if self.unpriced else f"{format_money(self.price_per_hour)}/h"
         if self.dearest_per_hour > self.price_per_hour:
             price += f" (up to {format_money(self.dearest_per_hour)}/h elsewhere)"
@@ -205,14 +205,14 @@ def make_plan(settings: Settings, market: Market | None = None, model_bytes: int
 
     Raises UsageError, CapacityError, and NoPricesError where there are no prices at hand.
     """
-    refuse_what_is_rented_only(settings)
+    refuse_rental_options(settings)
     if settings.gpus is None:
-        return _free(settings, HERE)
+        return _local_plan(settings, THIS_COMPUTER)
     count = gpus_of(settings.gpus)[1]
     if settings.own_gpus:
-        own = own_shares(settings, model_bytes)
-        return _free(settings, f"{count} GPU{'s' if count > 1 else ''} of {HERE}", own)
-    train, infer = split(count, settings.train_gpus, settings.infer_gpus)
+        own = split_local_gpus(settings, model_bytes)
+        return _local_plan(settings, f"{count} GPU{'s' if count > 1 else ''} of {THIS_COMPUTER}", own)
+    train, infer = split_gpus(count, settings.train_gpus, settings.infer_gpus)
     market = market or Market()
     candidates = affordable(settings, available(settings, market))
     deadline = settings.max_seconds
@@ -220,7 +220,7 @@ def make_plan(settings: Settings, market: Market | None = None, model_bytes: int
     dearest = max(offer.price_per_hour for offer in candidates)
     # What has no price spends no budget.
     if deadline is None and (settings.budget is None or dearest == 0):
-        deadline = RENTED_SECONDS
+        deadline = DEFAULT_RENTED_SECONDS
     return Plan(
         where=f"{count}×{first.gpu} on {first.infra}",
         model=settings.model,
@@ -228,7 +228,7 @@ def make_plan(settings: Settings, market: Market | None = None, model_bytes: int
         deadline_seconds=deadline,
         lease_seconds=settings.lease_seconds,
         budget=settings.budget,
-        rented=Rented(
+        rented=RentedGpus(
             gpus=f"{first.gpu}:{count}",
             infra=places(candidates, market.offers),
             idle_minutes=round(settings.idle_seconds / 60),
@@ -245,7 +245,7 @@ def make_plan(settings: Settings, market: Market | None = None, model_bytes: int
     )
 
 
-def _free(settings: Settings, where: str, own: Own | None = None) -> Plan:
+def _local_plan(settings: Settings, where: str, own: LocalGpus | None = None) -> Plan:
     """The plan of a run on this computer."""
     return Plan(
         where=where,
@@ -259,24 +259,26 @@ def _free(settings: Settings, where: str, own: Own | None = None) -> Plan:
     )
 
 
-def unpriced_shares(settings: Settings) -> Rented:
+def split_unpriced_gpus(settings: Settings) -> RentedGpus:
     """How GPUs would be shared out for which there are no prices. Raises UsageError."""
     assert settings.gpus is not None
-    train, infer = split(gpus_of(settings.gpus)[1], settings.train_gpus, settings.infer_gpus)
+    train, infer = split_gpus(gpus_of(settings.gpus)[1], settings.train_gpus, settings.infer_gpus)
     idle = round(settings.idle_seconds / 60)
-    return Rented(settings.gpus, settings.infra, idle, settings.disk_gb, train, infer, dtype=_dtype(settings))
+    return RentedGpus(
+        settings.gpus, settings.infra, idle, settings.disk_gb, train, infer, dtype=_dtype(settings)
+    )
 
 
-def _adapter(settings: Settings) -> Continued | None:
+def _adapter(settings: Settings) -> InitialAdapter | None:
     found = settings.adapter
-    return Continued(str(found.folder), found.rank) if found else None
+    return InitialAdapter(str(found.folder), found.rank) if found else None
 
 
-def own_shares(settings: Settings, model_bytes: int | None = None) -> Own:
+def split_local_gpus(settings: Settings, model_bytes: int | None = None) -> LocalGpus:
     """How this computer's own GPUs are shared out, where the settings name some. Raises UsageError."""
     assert settings.gpus is not None
-    train, infer = split(gpus_of(settings.gpus)[1], settings.train_gpus, settings.infer_gpus)
-    return Own(settings.gpus, train, infer, model_bytes, _dtype(settings))
+    train, infer = split_gpus(gpus_of(settings.gpus)[1], settings.train_gpus, settings.infer_gpus)
+    return LocalGpus(settings.gpus, train, infer, model_bytes, _dtype(settings))
 
 
 def _dtype(settings: Settings) -> str:
@@ -284,7 +286,7 @@ def _dtype(settings: Settings) -> str:
     return settings.runtime.get("dtype", "bfloat16")
 
 
-def split(count: int, train: int | None = None, infer: int | None = None) -> tuple[int, int]:
+def split_gpus(count: int, train: int | None = None, infer: int | None = None) -> tuple[int, int]:
     """How many of `count` GPUs train and how many serve; with one, both share it. Raises UsageError.
 
     By default a quarter trains, and at least one. A token is sampled by reading all the weights for each of a
@@ -303,7 +305,7 @@ def split(count: int, train: int | None = None, infer: int | None = None) -> tup
     given = " and ".join(
         f"--{name}-gpus {value}" for name, value in (("train", train), ("infer", infer)) if value
     )
-    train, infer = split(count)
+    train, infer = split_gpus(count)
     why = "a single GPU does both" if count == 1 else f"they must add up to {count}, at least 1 each"
     hint = f"say --train-gpus {train} --infer-gpus {infer}, or neither of them: that is the default"
     raise UsageError(f"{given}: not a valid split of {count} GPU{'s' if count > 1 else ''}", why, hint)
@@ -314,14 +316,14 @@ def disk_for(model_bytes: int | None) -> int | None:
     if model_bytes is None:
         return None
     needed = _SYSTEM_GB + 2 * model_bytes / 10**9
-    return max(_LEAST_DISK_GB, math.ceil(needed / _DISK_STEP_GB) * _DISK_STEP_GB)
+    return max(_MIN_DISK_GB, math.ceil(needed / _DISK_STEP_GB) * _DISK_STEP_GB)
 
 
-def refuse_what_is_rented_only(settings: Settings) -> None:
+def refuse_rental_options(settings: Settings) -> None:
     """Where no GPUs are rented, options that ask for it. From a file they wait for one. Raises UsageError."""
     if settings.rented:
         return
-    for key in _RENTED_ONLY if settings.own_gpus else (*_WITH_GPUS, *_RENTED_ONLY):
+    for key in _RENTED_ONLY if settings.own_gpus else (*_GPU_ONLY, *_RENTED_ONLY):
         option = "--" + key.replace("_", "-")
         if key in settings.values and settings.values[key].source == option:
             without = f"with --gpus {settings.gpus}" if settings.own_gpus else "without --gpus"

@@ -20,7 +20,7 @@ from launcher.base.units import (
     parse_money,
     parse_rate,
 )
-from launcher.types.clouds import ALIASES, KNOWN, NEVER_DOWN, OWN
+from launcher.types.clouds import ALIASES, KNOWN, SELF_HOSTED, WITHOUT_AUTODOWN
 
 if TYPE_CHECKING:
     from launcher.types.adapter import Adapter
@@ -28,13 +28,13 @@ if TYPE_CHECKING:
 TINY_MODEL = "tiny"
 WANDB_MODES = ("disabled", "offline", "online")
 # The lease is renewed each quarter of it, and a look at a busy runtime may take 5 s.
-LEAST_LEASE_SECONDS = 15.0
+MIN_LEASE_SECONDS = 15.0
 # `launch down` waits three minutes for the run's own `launch` to begin the end, which it does after this.
-_MOST_GRACE_SECONDS = 120.0
+_MAX_GRACE_SECONDS = 120.0
 # The type of GPUs that are this computer's own: `--gpus local:2` rents nothing.
-OWN_GPUS = "local"
+LOCAL_GPUS = "local"
 _GPUS = re.compile(r"([A-Za-z][\w.-]*)(?::(\d{1,4}))?", re.ASCII)
-_MOST_GPUS = 1024
+_MAX_GPUS = 1024
 _SIZE = re.compile(r"(\d{1,6})\s*(?:gb?)?", re.IGNORECASE | re.ASCII)
 _LEAST_DISK_GB, _MOST_DISK_GB = 50, 65536
 
@@ -51,8 +51,8 @@ def _duration(value: Any) -> float:
 
 def _lease(value: Any) -> float:
     seconds = _duration(value)
-    if seconds < LEAST_LEASE_SECONDS:
-        least = format_duration(LEAST_LEASE_SECONDS)
+    if seconds < MIN_LEASE_SECONDS:
+        least = format_duration(MIN_LEASE_SECONDS)
         raise ValueError(
             f"the minimum is {least}: it is renewed four times per lease, and a renewal may take 5 s"
         )
@@ -61,8 +61,8 @@ def _lease(value: Any) -> float:
 
 def _grace(value: Any) -> float:
     seconds = _duration(value)
-    if seconds > _MOST_GRACE_SECONDS:
-        most = format_duration(_MOST_GRACE_SECONDS)
+    if seconds > _MAX_GRACE_SECONDS:
+        most = format_duration(_MAX_GRACE_SECONDS)
         raise ValueError(f"the maximum is {most}: you pay for rented GPUs meanwhile")
     return seconds
 
@@ -90,11 +90,11 @@ def _gpus(value: Any) -> str:
     computer's own, which its driver knows."""
     found = _GPUS.fullmatch(str(value).strip())
     if found is None:
-        raise ValueError(f"expected TYPE:COUNT, such as H100:4, or {OWN_GPUS}:1 for this computer's own")
+        raise ValueError(f"expected TYPE:COUNT, such as H100:4, or {LOCAL_GPUS}:1 for this computer's own")
     count = int(found[2] or 1)
     if count == 0:
         raise ValueError("at least one GPU: H100:1")
-    return f"{OWN_GPUS if found[1].lower() == OWN_GPUS else found[1]}:{count}"
+    return f"{LOCAL_GPUS if found[1].lower() == LOCAL_GPUS else found[1]}:{count}"
 
 
 def _infra(value: Any) -> tuple[str, ...]:
@@ -106,21 +106,21 @@ def _infra(value: Any) -> tuple[str, ...]:
 def _place(text: str) -> str:
     cloud, *rest = (part.strip() for part in text.split("/"))
     cloud = ALIASES.get(cloud.lower(), cloud.lower())
-    if cloud in NEVER_DOWN:
+    if cloud in WITHOUT_AUTODOWN:
         raise ValueError(f"a machine on {cloud} cannot shut itself down, so it could be left running")
     if cloud not in KNOWN:
         meant = closest_match(cloud, KNOWN)
         known = f"did you mean {meant}?" if meant else f"the clouds are {', '.join(sorted(KNOWN))}"
         raise ValueError(f"{cloud or 'nothing'} is not a cloud; {known}")
-    if not all(rest) or (len(rest) > 2 and cloud not in OWN):
+    if not all(rest) or (len(rest) > 2 and cloud not in SELF_HOSTED):
         raise ValueError("expected CLOUD, CLOUD/REGION or CLOUD/REGION/ZONE")
     return "/".join([cloud, *rest])
 
 
 def _count(value: Any) -> int:
     text = str(value).strip()
-    if not text.isdecimal() or not 1 <= int(text) <= _MOST_GPUS:
-        raise ValueError(f"expected a whole number from 1 to {_MOST_GPUS}")
+    if not text.isdecimal() or not 1 <= int(text) <= _MAX_GPUS:
+        raise ValueError(f"expected a whole number from 1 to {_MAX_GPUS}")
     return int(text)
 
 
@@ -138,7 +138,7 @@ def _idle(value: Any) -> float:
     return seconds
 
 
-def _switch(value: Any) -> bool:
+def _boolean(value: Any) -> bool:
     word = str(value).strip().lower()
     if word in {"true", "1", "yes", "on"}:
         return True
@@ -181,12 +181,12 @@ SETTINGS: dict[str, Setting] = {
         Setting("budget", _money, show=format_money),
         Setting("max_price", _money, show=lambda dollars: f"{format_money(dollars)}/h"),
         Setting("port", _port),
-        Setting("openai_env", _switch, False),
-        Setting("arbor", _switch, False),
-        Setting("art", _switch, False),
-        Setting("keep_output", _switch, True),
+        Setting("openai_env", _boolean, False),
+        Setting("arbor", _boolean, False),
+        Setting("art", _boolean, False),
+        Setting("keep_output", _boolean, True),
         Setting("wandb", _wandb, "disabled"),
-        Setting("yes", _switch, False),
+        Setting("yes", _boolean, False),
     )
 }
 
@@ -245,4 +245,4 @@ class Settings:
     @property
     def own_gpus(self) -> bool:
         """Whether it is to run on this computer's own GPUs."""
-        return self.gpus is not None and self.gpus.startswith(f"{OWN_GPUS}:")
+        return self.gpus is not None and self.gpus.startswith(f"{LOCAL_GPUS}:")

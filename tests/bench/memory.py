@@ -13,7 +13,7 @@ from pathlib import Path
 
 from launcher.config import memory_table
 from launcher.models import known_models
-from launcher.types.plan import split
+from launcher.types.plan import split_gpus
 from runtime.shared.memory.instead import explained
 from runtime.shared.memory.line import total
 from runtime.shared.memory.planning import Machine, MemoryPlan, Wishes, gib
@@ -30,7 +30,7 @@ def plans() -> Iterator[tuple[str, int, MemoryPlan]]:
         of = shape(known_models.config_of(model) or {})
         assert of is not None
         for count in COUNTS:
-            found = explained(of, Machine("H100", count, *split(count)), Wishes())
+            found = explained(of, Machine("H100", count, *split_gpus(count)), Wishes())
             assert found is not None
             yield model, count, found
 

@@ -40,7 +40,7 @@ from launcher.run.run import Run
 from launcher.run.taking_up import Resumed
 from launcher.teardown import guardian
 from launcher.types.machine import Machine, Proof
-from launcher.types.plan import Rented, make_plan
+from launcher.types.plan import RentedGpus, make_plan
 from tests.support import pretend_machine
 from tests.support.pretend_calls import Calls, Fault, Place, calls_of
 from tests.support.pretend_machine import PretendMachine
@@ -183,7 +183,7 @@ class PretendLife:
         given = {"port": None, "name": "dev", "wandb": "offline"}
         settings = load(given, environ={}, folder=self._folder, home=self.home)
         settings = replace(settings, lease_seconds=_LEASE_SECONDS)
-        gpus = Rented("H100:1", ("aws",), idle_minutes=10, disk_gb=100, train_gpus=1, infer_gpus=1)
+        gpus = RentedGpus("H100:1", ("aws",), idle_minutes=10, disk_gb=100, train_gpus=1, infer_gpus=1)
         plan = replace(make_plan(settings), price_per_hour=PRICE, deadline_seconds=None, rented=gpus)
         resumed = Resumed(self._over_already(), 3, rewinds=True) if life == "rewound" else None
         return Request(settings, plan, "/nowhere", _COMMAND, resumed=resumed)
@@ -239,7 +239,7 @@ class PretendLife:
             if life == "troubled":
                 raise NotPulled("the results are still on the machine", "rsync ended with code 13")
 
-        def secure() -> None:
+        def make_durable() -> None:
             calls("machine.secure")
             if life == "troubled":
                 raise NotPulled("the step is still on the machine", "rsync ended with code 13")
@@ -250,7 +250,7 @@ class PretendLife:
                 wait_until(lambda: calls.over or asked_why in calls.made, what="somebody asks why")
 
         acts = {name: functools.partial(calls, f"machine.{name}") for name in calls_of(Machine)}
-        return acts | {"pull": pull, "secure": secure, "status": status}
+        return acts | {"pull": pull, "secure": make_durable, "status": status}
 
     def _seen(self, calls: Calls, code: int, begun: bool, objects: list[dict[str, Any]], stderr: str) -> Seen:
         calls.over = True

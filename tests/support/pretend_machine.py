@@ -18,8 +18,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from launcher.types.machine import Progress, Proof, PullReport, Stopped, never, silent
-from launcher.types.standing import Standing
+from launcher.types.durability import DurabilityStatus
+from launcher.types.machine import Progress, Proof, PullReport, Stopped, never_stopped, no_progress
 from runtime.shared.runtime_config import RuntimeConfig
 from runtime.shared.statuses import RuntimeStatus
 
@@ -48,9 +48,9 @@ class PretendMachine:
         # Of its policy, and of the step that made it.
         self.step = 3
         self.proven = Proof(True, "nothing is left")
-        self.standing = Standing()
+        self.standing = DurabilityStatus()
         # Whether what was asked of it last is wanted no more: for an act that takes its time.
-        self.stopped: Stopped = never
+        self.stopped: Stopped = never_stopped
         # Why the newest of its results cannot come any more.
         self.lost: str | None = None
         # Whether its record is enough to find it again; else there is nothing that another could end.
@@ -98,17 +98,17 @@ class PretendMachine:
         self._act("ephemeral")
         return self.price > 0
 
-    def arm(self, progress: Progress = silent) -> None:
+    def provision(self, progress: Progress = no_progress) -> None:
         self._called("arm")
 
     def push(self) -> None:
         self._called("push")
 
-    def setup(self, progress: Progress = silent) -> None:
+    def setup(self, progress: Progress = no_progress) -> None:
         self._called("setup")
         progress("nothing to install")
 
-    def serve(self, config: RuntimeConfig, token: str, progress: Progress = silent) -> Path:
+    def serve(self, config: RuntimeConfig, token: str, progress: Progress = no_progress) -> Path:
         self.token, self.config = token, config
         self._called("serve")
         path = self.sockets / "gateway.sock"
@@ -123,7 +123,9 @@ class PretendMachine:
     def close_wandb(self, seconds: float = 0.0) -> None:
         self._act("close_wandb")
 
-    def pull(self, into: Path, progress: Progress = silent, stopped: Stopped = never) -> PullReport:
+    def pull(
+        self, into: Path, progress: Progress = no_progress, stopped: Stopped = never_stopped
+    ) -> PullReport:
         self.stopped = stopped
         self._called("pull")
         progress("1 MB of 2 MB")
@@ -134,11 +136,11 @@ class PretendMachine:
         self._act("committed")
         return self.standing.committed
 
-    def secure(self, into: Path, stopped: Stopped = never) -> Standing:
+    def make_durable(self, into: Path, stopped: Stopped = never_stopped) -> DurabilityStatus:
         self._act("secure")
         return self.standing
 
-    def seed(self, results: Path, progress: Progress = silent) -> int:
+    def upload_checkpoints(self, results: Path, progress: Progress = no_progress) -> int:
         self._called("seed")
         return self.standing.durable or 0
 

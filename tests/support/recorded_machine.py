@@ -14,7 +14,7 @@ from typing import Any, Self
 
 from launcher.backends import machine_of_record
 from launcher.base.errors import JobFailed, NotPulled
-from launcher.types.machine import Progress, Proof, PullReport, Stopped, never, silent
+from launcher.types.machine import Progress, Proof, PullReport, Stopped, never_stopped, no_progress
 
 KIND = "folder"
 
@@ -49,7 +49,9 @@ class RecordedMachine:
     def described(cls, description: dict[str, Any]) -> Self:
         return cls(Path(description["folder"]))
 
-    def pull(self, into: Path, progress: Progress = silent, stopped: Stopped = never) -> PullReport:
+    def pull(
+        self, into: Path, progress: Progress = no_progress, stopped: Stopped = never_stopped
+    ) -> PullReport:
         self._called("pull")
         progress("1 MB of 2 MB")
         while self._is("pull-hangs"):

@@ -14,7 +14,7 @@ from pathlib import Path
 from launcher.backends import local
 from launcher.cli import main
 from launcher.config import preflight
-from launcher.types.machine import Progress, silent
+from launcher.types.machine import Progress, no_progress
 
 
 class SmallMachine(local.LocalMachine):
@@ -24,7 +24,7 @@ class SmallMachine(local.LocalMachine):
         super().push()
         shutil.copy(Path(__file__).with_name("small_runtime.py"), self._code / "runtime" / "__main__.py")
 
-    def setup(self, progress: Progress = silent) -> None:
+    def setup(self, progress: Progress = no_progress) -> None:
         self._python = Path(sys.executable)
 
 

@@ -93,8 +93,8 @@ def test_g04_the_timer_is_armed_again_when_the_machines_clock_was_set(
     """SkyPilot takes a timer of another boot for none: from then on nothing would end the machine."""
     monkeypatch.setattr(autodown, "RENEW_EVERY_SECONDS", 0.0)
     booted, armed = [1000], []
-    arm = functools.partial(autodown.arm_again, ["/bin/sh", "-c", f"echo armed >> {tmp_path}/armed"])
-    timer = Timer(database, Answering(tmp_path, tmp_path), arm, lambda: booted[0])
+    provision = functools.partial(autodown.arm_again, ["/bin/sh", "-c", f"echo armed >> {tmp_path}/armed"])
+    timer = Timer(database, Answering(tmp_path, tmp_path), provision, lambda: booted[0])
     with _gateway(tmp_path):
         for clock in (1000, 1000, 1007, 1007):
             booted[0] = clock

@@ -23,7 +23,7 @@ from launcher.records.records import RecordStore, RunRecord
 from launcher.run import launching, machine_from_plan
 from launcher.teardown import take_down
 from launcher.types.machine import Machine
-from launcher.types.plan import Plan, Rented, make_plan
+from launcher.types.plan import Plan, RentedGpus, make_plan
 from tests.support.committed import commit
 from tests.support.pretend_machine import PretendMachine
 
@@ -111,7 +111,7 @@ def test_p12_a_resume_with_nothing_left_is_refused_before_anything_is_rented(
 
 
 def test_p12_plan_and_agreement_show_what_is_left() -> None:
-    gpus = Rented("H100:4", ("aws",), 10, None, train_gpus=1, infer_gpus=3)
+    gpus = RentedGpus("H100:4", ("aws",), 10, None, train_gpus=1, infer_gpus=3)
     fresh = Plan("4×H100 on aws", "tiny", 27.52, None, 900.0, BUDGET, gpus)
     plan = replace(fresh, spent=27.5)
     assert "budget $40.00, $12.50 of it left" in plan.describe()
@@ -121,7 +121,7 @@ def test_p12_plan_and_agreement_show_what_is_left() -> None:
 
 
 def test_p12_nothing_keeps_a_machine_past_the_budget_of_all_lives(store: RecordStore, home: Home) -> None:
-    gpus = Rented("H100:4", ("aws",), 10, None, train_gpus=1, infer_gpus=3)
+    gpus = RentedGpus("H100:4", ("aws",), 10, None, train_gpus=1, infer_gpus=3)
     plan = Plan("4×H100 on aws", "tiny", 27.52, None, 900.0, BUDGET, gpus, spent=38.0)
     machine: Machine = machine_from_plan.machine_for(plan, store.create(), store, home)
     assert machine.describe()["limits"]["spent"] == 38.0, "its timer is set back no longer than that"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.types.clouds import KNOWN, has_account, is_for
+from launcher.types.clouds import KNOWN, has_account, is_variable_of
 
 
 @pytest.mark.parametrize(
@@ -25,8 +25,10 @@ def test_a_model_services_key_or_a_region_is_no_account(
 
 
 def test_a_model_services_key_is_not_skypilots_to_see() -> None:
-    assert is_for("gcp", "GOOGLE_CLOUD_PROJECT") and not is_for("gcp", "GOOGLE_API_KEY")
-    assert is_for("azure", "AZURE_SUBSCRIPTION_ID") and not is_for("azure", "AZURE_OPENAI_API_KEY")
+    assert is_variable_of("gcp", "GOOGLE_CLOUD_PROJECT") and not is_variable_of("gcp", "GOOGLE_API_KEY")
+    assert is_variable_of("azure", "AZURE_SUBSCRIPTION_ID") and not is_variable_of(
+        "azure", "AZURE_OPENAI_API_KEY"
+    )
 
 
 def test_an_ssh_key_alone_is_no_cluster_of_ones_own(tmp_path: Path) -> None:

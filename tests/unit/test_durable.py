@@ -17,8 +17,8 @@ import pytest
 from launcher.base.errors import NotPulled, PreflightError
 from launcher.results import checkpoints, durable, home_copy, whole_checkpoints
 from launcher.results.background_copy import BackgroundCopy
-from launcher.types.machine import Stopped, never
-from launcher.types.standing import BOUND_STEPS, Standing
+from launcher.types.durability import MAX_STEPS_BEHIND, DurabilityStatus
+from launcher.types.machine import Stopped, never_stopped
 from runtime.gateway.steps.rewind import Rewind
 from runtime.shared.start_adapter import FILES
 from tests.support.committed import commit, name_best, pin
@@ -51,7 +51,7 @@ def test_the_newest_and_the_pinned_checkpoints_become_durable_with_every_file(
     for step in (1, 2, 3, 4):
         commit(state_dir, step)
     pin(state_dir, 1, 3)
-    assert home_copy.secure(state_dir, results) == Standing(4, 4)
+    assert home_copy.make_durable(state_dir, results) == DurabilityStatus(4, 4)
 
     assert _durable(results) == ["pinned.json", "step-000001", "step-000003", "step-000004"]
     for name in ("step-000001", "step-000003", "step-000004"):
@@ -64,7 +64,7 @@ def test_the_newest_and_the_pinned_checkpoints_become_durable_with_every_file(
 
 def test_a_local_run_has_its_durable_bytes_once_on_the_disk(state_dir: Path, results: Path) -> None:
     folder = commit(state_dir, 1)
-    home_copy.secure(state_dir, results)
+    home_copy.make_durable(state_dir, results)
 
     assert (folder / "optimizer.safetensors").stat().st_nlink == 2
     shutil.rmtree(state_dir)
@@ -79,7 +79,7 @@ def test_where_the_disk_has_no_links_it_is_a_copy(
 
     monkeypatch.setattr(os, "link", refuse)
     folder = commit(state_dir, 1)
-    home_copy.secure(state_dir, results)
+    home_copy.make_durable(state_dir, results)
 
     assert (folder / "optimizer.safetensors").stat().st_nlink == 1
     assert whole_checkpoints.newest_whole(results / "durable") == "step-000001"
@@ -88,7 +88,7 @@ def test_where_the_disk_has_no_links_it_is_a_copy(
 def test_a_new_step_takes_the_place_of_the_one_before(state_dir: Path, results: Path) -> None:
     for step in (1, 2, 3):
         commit(state_dir, step)
-        assert home_copy.secure(state_dir, results).durable == step
+        assert home_copy.make_durable(state_dir, results).durable == step
         assert _durable(results) == [f"step-{step:06d}"]
     assert not list(results.glob(".incoming-*"))
 
@@ -96,10 +96,10 @@ def test_a_new_step_takes_the_place_of_the_one_before(state_dir: Path, results: 
 def test_a_checkpoint_pinned_later_is_brought_as_well(state_dir: Path, results: Path) -> None:
     commit(state_dir, 1)
     commit(state_dir, 2)
-    home_copy.secure(state_dir, results)
+    home_copy.make_durable(state_dir, results)
     pin(state_dir, 1)
     assert not durable.is_current(state_dir, results)
-    home_copy.secure(state_dir, results)
+    home_copy.make_durable(state_dir, results)
     assert _durable(results) == ["pinned.json", "step-000001", "step-000002"]
     assert durable.is_current(state_dir, results)
 
@@ -108,10 +108,10 @@ def test_c54_what_was_named_best_survives_the_machine(state_dir: Path, results: 
     for step in (1, 2, 3):
         commit(state_dir, step)
     pin(state_dir, 1, 2)
-    home_copy.secure(state_dir, results)
+    home_copy.make_durable(state_dir, results)
     name_best(state_dir, 1, "a compile")
     assert not durable.is_current(state_dir, results)
-    home_copy.secure(state_dir, results)
+    home_copy.make_durable(state_dir, results)
     assert durable.is_current(state_dir, results)
 
     another = tmp_path / "another machine"
@@ -126,7 +126,7 @@ def test_g20_what_is_durable_stays_until_the_next_one_is_whole(
     state_dir: Path, results: Path, damage: str
 ) -> None:
     commit(state_dir, 1)
-    home_copy.secure(state_dir, results)
+    home_copy.make_durable(state_dir, results)
     broken = commit(state_dir, 2)
     if damage == "flip":
         content = (broken / "optimizer.safetensors").read_bytes()
@@ -135,18 +135,18 @@ def test_g20_what_is_durable_stays_until_the_next_one_is_whole(
         (broken / "optimizer.safetensors").unlink()
     else:
         (broken / "manifest.json").write_text("{")
-    standing = home_copy.secure(state_dir, results)
+    standing = home_copy.make_durable(state_dir, results)
 
-    assert (standing.committed, standing.durable, standing.behind) == (2, 1, 1)
+    assert (standing.committed, standing.durable, standing.steps_behind) == (2, 1, 1)
     assert _durable(results) == ["step-000001"]
 
 
 def test_a_step_taken_again_after_a_rewind_replaces_its_namesake(state_dir: Path, results: Path) -> None:
     commit(state_dir, 1)
-    home_copy.secure(state_dir, results)
+    home_copy.make_durable(state_dir, results)
     shutil.rmtree(state_dir / "checkpoints")
     again = commit(state_dir, 1, b"another")
-    home_copy.secure(state_dir, results)
+    home_copy.make_durable(state_dir, results)
     home = results / "durable" / "step-000001" / "adapter" / "adapter_model.safetensors"
     assert home.read_bytes() == (again / "adapter" / "adapter_model.safetensors").read_bytes()
 
@@ -155,7 +155,7 @@ def test_a_kill_at_any_instant_of_securing_leaves_a_whole_checkpoint(tmp_path: P
     program = PROGRAMS / "unit" / "secure_for_ever.py"
     state_dir, results = tmp_path / "machine", tmp_path / "results"
     commit(state_dir, 1)
-    home_copy.secure(state_dir, results)
+    home_copy.make_durable(state_dir, results)
     step = 2
     for number in range(6):
         process = subprocess.Popen(
@@ -172,7 +172,7 @@ def test_a_kill_at_any_instant_of_securing_leaves_a_whole_checkpoint(tmp_path: P
         newest = whole_checkpoints.newest_whole(results / "durable")
         committed = whole_checkpoints.newest_whole(state_dir / "checkpoints")
         assert newest is not None and committed is not None
-        assert checkpoints.step_of(committed) - checkpoints.step_of(newest) <= BOUND_STEPS
+        assert checkpoints.step_of(committed) - checkpoints.step_of(newest) <= MAX_STEPS_BEHIND
         step = checkpoints.step_of(committed) + 1
         shutil.rmtree(state_dir / "checkpoints" / f"step-{step:06d}", ignore_errors=True)
 
@@ -187,7 +187,7 @@ def test_a_new_machine_begins_at_the_durable_step_and_knows_that_it_was_rewound(
         commit(state_dir, step)
     pin(state_dir, 1)
     (state_dir / "metrics.jsonl").write_text('{"step": 3}\n')
-    home_copy.secure(state_dir, results)
+    home_copy.make_durable(state_dir, results)
     fresh = state_dir.with_name("fresh")
     (fresh / "steps").mkdir(parents=True)
     (fresh / "samples").mkdir()
@@ -213,7 +213,7 @@ def test_c55_after_several_losses_it_is_known_since_when_numbers_are_given_out_a
         there = state_dir.with_name(machine)
         for step in steps:
             commit(there, step)
-        home_copy.secure(there, results)
+        home_copy.make_durable(there, results)
         fresh = state_dir.with_name(f"after-the-{machine}")
         fresh.mkdir()
         durable.seed(results, fresh)
@@ -242,7 +242,7 @@ def test_c55_a_loss_before_the_first_durable_step_goes_back_to_the_adapter_and_s
 
     for step in (1, 2, 3):
         commit(state_dir, step)
-    home_copy.secure(state_dir, results)
+    home_copy.make_durable(state_dir, results)
     fresh = tmp_path / "fresh"
     fresh.mkdir()
     assert durable.seed(results, fresh) == 3
@@ -253,7 +253,7 @@ def test_a_damaged_durable_checkpoint_is_passed_over(state_dir: Path, results: P
     commit(state_dir, 1)
     commit(state_dir, 2)
     pin(state_dir, 1)
-    home_copy.secure(state_dir, results)
+    home_copy.make_durable(state_dir, results)
     (results / "durable" / "step-000002" / "optimizer.safetensors").write_bytes(b"no")
     fresh = state_dir.with_name("fresh")
     fresh.mkdir()
@@ -296,20 +296,20 @@ def test_what_is_durable_is_not_read_again_until_a_folder_is_touched(
     monkeypatch.setattr(home_copy, "_READ_EVERY_SECONDS", 3600.0)
     reads, securing = _Reads(monkeypatch), home_copy.Securing(state_dir)
     commit(state_dir, 1)
-    assert securing.look(results) == Standing(1, 1)
+    assert securing.look(results) == DurabilityStatus(1, 1)
     _long_ago(state_dir / "checkpoints", results / "durable")
     seen = [securing.look(results) for _ in range(5)]
-    assert (seen, reads.count) == ([Standing(1, 1)] * 5, 2)
+    assert (seen, reads.count) == ([DurabilityStatus(1, 1)] * 5, 2)
 
     commit(state_dir, 2)
-    assert securing.look(results) == Standing(2, 2)
+    assert securing.look(results) == DurabilityStatus(2, 2)
     _long_ago(state_dir / "checkpoints", results / "durable")
     securing.look(results)
     pin(state_dir, 1)
     securing.look(results)
     assert _durable(results) == ["pinned.json", "step-000001", "step-000002"]
     shutil.rmtree(results / "durable")
-    assert securing.look(results) == Standing(2, 2)
+    assert securing.look(results) == DurabilityStatus(2, 2)
     assert _durable(results) == ["pinned.json", "step-000001", "step-000002"]
 
 
@@ -334,7 +334,7 @@ def test_once_in_a_while_all_is_read_whatever_the_folders_times_say(
 
 
 class _Disk(PretendMachine):
-    """A machine with a folder: its `secure` is the real one."""
+    """A machine with a folder: its `make_durable` is the real one."""
 
     @functools.cached_property
     def securing(self) -> home_copy.Securing:
@@ -344,8 +344,8 @@ class _Disk(PretendMachine):
         newest = whole_checkpoints.newest_whole(self.folder / "checkpoints")
         return None if newest is None else checkpoints.step_of(newest)
 
-    def secure(self, into: Path, stopped: Stopped = never) -> Standing:
-        super().secure(into, stopped)
+    def make_durable(self, into: Path, stopped: Stopped = never_stopped) -> DurabilityStatus:
+        super().make_durable(into, stopped)
         return self.securing.look(into)
 
 
@@ -356,7 +356,7 @@ def test_each_committed_step_becomes_durable_while_the_run_lives(state_dir: Path
         for step in (1, 2, 3):
             commit(state_dir, step)
             wait_until(lambda: background_copy.now().durable == step, what="the step is durable")  # noqa: B023
-            assert background_copy.now().behind == 0
+            assert background_copy.now().steps_behind == 0
     finally:
         background_copy.stop()
     commit(state_dir, 4)
@@ -371,23 +371,23 @@ def test_falling_behind_is_known_with_its_reason_and_is_caught_up(
     machine = _Disk(state_dir)
     full = {"full": True}
 
-    def secure() -> None:
+    def make_durable() -> None:
         if full["full"]:
             raise refuse
 
-    machine.acts["secure"] = secure
+    machine.acts["secure"] = make_durable
     background_copy = BackgroundCopy(machine, results, look_every_seconds=0.01)
     background_copy.start()
     try:
         commit(state_dir, 1)
         commit(state_dir, 2)
-        wait_until(lambda: background_copy.now().behind == 2, what="two steps behind")
+        wait_until(lambda: background_copy.now().steps_behind == 2, what="two steps behind")
         now = background_copy.now()
-        assert now.behind > now.bound_steps
+        assert now.steps_behind > now.bound_steps
         assert now.trouble == "the disk is full (0 bytes free)"
         assert now.describe() == "committed step 2, nothing durable (at most 1 behind, 2 behind)"
         full["full"] = False
-        wait_until(lambda: background_copy.now() == Standing(2, 2), what="caught up")
+        wait_until(lambda: background_copy.now() == DurabilityStatus(2, 2), what="caught up")
     finally:
         background_copy.stop()
 
@@ -420,7 +420,7 @@ def test_g22_at_the_end_of_a_run_a_slow_copy_is_broken_off_for_the_pull(
     begun = threading.Event()
 
     class Slow(_Disk):
-        def secure(self, into: Path, stopped: Stopped = never) -> Standing:
+        def make_durable(self, into: Path, stopped: Stopped = never_stopped) -> DurabilityStatus:
             begun.set()
             wait_until(stopped, what="it is broken off")
             raise NotPulled("it was broken off", "the run ends")

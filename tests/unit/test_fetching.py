@@ -23,7 +23,7 @@ from launcher.base.home import Home
 from launcher.records.records import RecordStore
 from launcher.results import checkpoints, durable, whole_checkpoints
 from launcher.results.checkpoints import Best
-from launcher.types.machine import never, silent
+from launcher.types.machine import never_stopped, no_progress
 from tests.support.committed import commit, name_best, pin
 from tests.support.own_sshd import OwnSshd
 
@@ -269,11 +269,11 @@ def test_g22_a_copy_broken_off_behind_the_weights_costs_the_optimizer_and_not_th
     machine, results = CloudMachine.described(record.machine), tmp_path / "results"
     there = sshd.logs(record).parent
     commit(there, 1)
-    assert machine.secure(results).durable == 1
+    assert machine.make_durable(results).durable == 1
     commit(there, 2)
     monkeypatch.setattr("launcher.backends.over_ssh.cloud_results._LOOK_EVERY_SECONDS", 0.0)
     with pytest.raises(NotPulled, match="are still on the machine"):
-        machine.secure(results, lambda: _state(results / "adapter") == 2)
+        machine.make_durable(results, lambda: _state(results / "adapter") == 2)
     assert (_state(results / "adapter"), durable.newest_step(results)) == (2, 1)
     said: list[str] = []
     assert machine.pull(results, said.append).step == 2
@@ -306,7 +306,7 @@ def test_g22_a_rented_runs_results_are_those_of_a_run_here(tmp_path: Path) -> No
         (there / "logs" / "rollouts" / f"step-{step:06d}.jsonl").write_text(f'{{"step": {step}}}\n')
     pin(there, 2)
     name_best(there, 2, "a")
-    machine.secure(results)
+    machine.make_durable(results)
     assert [path.name for path in sorted((results / "rollouts").iterdir())] == [
         f"step-{step:06d}.jsonl" for step in (1, 2, 3)
     ]
@@ -329,7 +329,7 @@ def test_g29_of_a_machine_that_is_gone_what_is_here_comes_and_what_is_lost_is_sa
     here, door = tmp_path / "machine", tmp_path / "gateway.sock"
     commit(here, 2)
     results = CloudResults("slip-0123abcd", here, unreachable, lambda: True, door, lambda: True, None)
-    report = results.pull(tmp_path / "results", silent, never)
+    report = results.pull(tmp_path / "results", no_progress, never_stopped)
     assert (report.step, _state(tmp_path / "results" / "adapter")) == (2, 2)
     assert report.lost == "the machine is gone, with what it had after step 2"
     assert report.missing == [report.lost]
@@ -347,7 +347,7 @@ def test_g29_a_machine_that_goes_over_its_first_step_is_waited_for_no_more(tmp_p
     (here / "logs").mkdir()
     (here / "logs" / "gateway.log").write_text("asked\n")
     results = CloudResults("slip-0123abcd", here, unreachable, lambda: True, door, lambda: True, None)
-    report = results.pull(tmp_path / "results", silent, never)
+    report = results.pull(tmp_path / "results", no_progress, never_stopped)
     assert report.step is None and report.lost == "the machine is gone, with all that it had"
     assert report.missing == ["step-000001: adapter/adapter_config.json is missing", report.lost]
     assert (tmp_path / "results" / "logs" / "gateway.log").read_text() == "asked\n"

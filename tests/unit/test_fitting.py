@@ -17,13 +17,13 @@ from launcher.config import earlier_run, fitting, setting_sources
 from launcher.config.runtime_config import build
 from launcher.models import model_config
 from launcher.run.rented_run import SHARED_FRACTION, runtime_overrides
-from launcher.types.plan import PLANNED, Plan, Rented
+from launcher.types.plan import MEMORY_SETTINGS, Plan, RentedGpus
 from launcher.types.settings import Settings
 from tests.support.typed import Typed
 
 _POPEN = subprocess.Popen
-ONE = Rented("H100:1", ("aws",), 10, None, train_gpus=1, infer_gpus=1)
-FOUR = Rented("H100:4", ("aws",), 10, None, train_gpus=1, infer_gpus=3)
+ONE = RentedGpus("H100:1", ("aws",), 10, None, train_gpus=1, infer_gpus=1)
+FOUR = RentedGpus("H100:4", ("aws",), 10, None, train_gpus=1, infer_gpus=3)
 PLACES = {"run_id": "r", "model_path": "m", "device": "cuda", "state_dir": "s", "socket_dir": "d"}
 
 
@@ -49,7 +49,7 @@ def settings(tmp_path: Path, model: str, *sets: str, gpus: str = "H100:1") -> Se
     return setting_sources.load({"model": model, "gpus": gpus}, sets, environ={}, folder=tmp_path, home=home)
 
 
-def fitted(tmp_path: Path, model: str, *sets: str, rented: Rented = ONE) -> Rented:
+def fitted(tmp_path: Path, model: str, *sets: str, rented: RentedGpus = ONE) -> RentedGpus:
     memory, _ = fitting.of(settings(tmp_path, model, *sets, gpus=rented.gpus), rented, "H100")
     return replace(rented, memory=memory)
 
@@ -228,7 +228,7 @@ def test_a_run_that_is_taken_up_is_planned_anew(tmp_path: Path) -> None:
     """What a default was then is no wish of anybody's."""
     kept = earlier_run.details(settings(tmp_path, "tiny", "train.pack_tokens=9000"), "m")["runtime"]
     assert kept["train.pack_tokens"] == "9000"
-    assert not set(PLANNED) - {"train.pack_tokens"} & set(kept)
+    assert not set(MEMORY_SETTINGS) - {"train.pack_tokens"} & set(kept)
 
 
 # ------------------------------------------------------------------ what is refused

@@ -136,7 +136,7 @@ def test_a_run_that_nobody_looks_after_is_taken_down_with_proof(
 ) -> None:
     record = store.create(name="dev")
     machine = LocalMachine(record.id, store.folder(record.id) / "machine", home.environments)
-    machine.arm()
+    machine.provision()
     keeper = start(**of_run(home, record.id))
     gone = ProcessId(2**22, "long ago")
     store.update(record.id, state="work", launch=gone, guardian=gone, machine=machine.describe())

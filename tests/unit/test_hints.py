@@ -70,7 +70,7 @@ def _text(node: ast.expr) -> str | None:
 
 def _stand_in(part: ast.expr) -> str:
     filled = ast.unparse(part.value if isinstance(part, ast.FormattedValue) else part)
-    return "launch plan --gpus x" if "plan_again(" in filled else _STAND_INS.get(filled, "x")
+    return "launch plan --gpus x" if "plan_command(" in filled else _STAND_INS.get(filled, "x")
 
 
 def is_command(text: str, *, hint: bool) -> bool:

@@ -55,7 +55,7 @@ def _config(machine: LocalMachine) -> RuntimeConfig:
 
 
 def test_its_folders_are_this_users_alone_and_short_enough_for_sockets(machine: LocalMachine) -> None:
-    machine.arm()
+    machine.provision()
 
     for folder in (machine.state_dir, machine.socket_dir):
         assert stat.S_IMODE(os.stat(folder).st_mode) == 0o700
@@ -73,11 +73,11 @@ def test_a_socket_folder_that_others_can_enter_is_refused(machine: LocalMachine)
     Path(machine.socket_dir).mkdir(mode=0o777)
     Path(machine.socket_dir).chmod(0o777)
     with pytest.raises(PreflightError, match="other users can access it"):
-        machine.arm()
+        machine.provision()
 
 
 def test_only_the_runtime_is_on_the_path_and_without_its_model(machine: LocalMachine) -> None:
-    machine.arm()
+    machine.provision()
     machine.push()
 
     code = Path(machine.state_dir) / "code"
@@ -89,7 +89,7 @@ def test_too_little_disk_is_said_before_anything_is_downloaded(
     machine: LocalMachine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("runtime.bootstrap.NEEDED_BYTES", {"cpu": 10**18})
-    machine.arm()
+    machine.provision()
     with pytest.raises(PreflightError, match="GB of disk"):
         machine.setup()
 
@@ -97,7 +97,7 @@ def test_too_little_disk_is_said_before_anything_is_downloaded(
 def test_a_runtime_that_cannot_start_is_said_at_once_with_the_reason(
     machine: LocalMachine, store: RecordStore
 ) -> None:
-    machine.arm()
+    machine.provision()
     machine.push()
     machine._python = Path(sys.executable)  # an environment without vLLM: the engine cannot be imported
     said: list[str] = []
@@ -122,7 +122,7 @@ def test_a_runtime_that_cannot_start_is_said_at_once_with_the_reason(
 def test_down_in_another_process_ends_all_and_may_be_repeated(
     machine: LocalMachine, store: RecordStore
 ) -> None:
-    machine.arm()
+    machine.provision()
     environ = {**os.environ, RUN_VARIABLE: machine.describe()["run_id"]}
     for _ in range(2):
         subprocess.Popen(["sleep", "600"], env=environ, start_new_session=True)
@@ -135,7 +135,7 @@ def test_down_in_another_process_ends_all_and_may_be_repeated(
 
 
 def test_the_keeper_is_told_first_and_has_time_to_end_the_rest(machine: LocalMachine, tmp_path: Path) -> None:
-    machine.arm()
+    machine.provision()
     ready, how = tmp_path / "ready", tmp_path / "how"
     command = [sys.executable, PROGRAMS / "unit" / "wait_for_signal.py", ready, "TERM", "0", how]
     keeper = subprocess.Popen(command, start_new_session=True)
@@ -159,7 +159,7 @@ def test_the_keeper_is_told_first_and_has_time_to_end_the_rest(machine: LocalMac
 def test_a_runtime_that_ended_by_itself_says_why(
     machine: LocalMachine, written: str | None, said: str
 ) -> None:
-    machine.arm()
+    machine.provision()
     keeper = subprocess.Popen(["sleep", "600"])
     named = processes.ProcessId.of(keeper.pid)
     assert named is not None and machine.ended() is None
@@ -174,7 +174,7 @@ def test_a_runtime_that_ended_by_itself_says_why(
 
 
 def test_a_keeper_whose_pid_is_someone_elses_now_is_left_alone(machine: LocalMachine) -> None:
-    machine.arm()
+    machine.provision()
     stranger = subprocess.Popen(["sleep", "600"])
     described = machine.describe() | {"keeper": {"pid": stranger.pid, "started": "long ago"}}
     other = LocalMachine.described(described)

@@ -20,7 +20,7 @@ from launcher.backends.skypilot.sky_home import SkyHome
 from launcher.backends.skypilot.sky_process import SkyProcess
 from launcher.base.errors import PreflightError
 from launcher.config import session_end
-from launcher.types.plan import Plan, Rented
+from launcher.types.plan import Plan, RentedGpus
 from tests.support.played_aws import PlayedAws
 
 # Ends a call that hangs, and measures nothing.
@@ -205,7 +205,7 @@ def test_p05_what_would_upload_the_users_keys_still_does_not_pass(
 
 
 def _plan(deadline_seconds: float | None = 4 * 3600.0, *infra: str) -> Plan:
-    rented = Rented("H100:4", infra or ("aws",), 10, None, train_gpus=1, infer_gpus=3)
+    rented = RentedGpus("H100:4", infra or ("aws",), 10, None, train_gpus=1, infer_gpus=3)
     return Plan("4×H100 on aws", "tiny", 27.52, deadline_seconds, 900.0, None, rented)
 
 

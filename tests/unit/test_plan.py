@@ -14,7 +14,15 @@ from launcher.base.errors import CapacityError, ConfigError, LaunchError, Prefli
 from launcher.base.home import Home
 from launcher.config.setting_sources import load
 from launcher.types.offers import Market, Offer, gpus_of
-from launcher.types.plan import RENTED_SECONDS, TIMER_SECONDS, Own, Plan, disk_for, make_plan, split
+from launcher.types.plan import (
+    DEFAULT_RENTED_SECONDS,
+    TIMER_SECONDS,
+    LocalGpus,
+    Plan,
+    disk_for,
+    make_plan,
+    split_gpus,
+)
 from launcher.types.settings import Settings
 
 
@@ -90,7 +98,7 @@ def test_a_cluster_of_ones_own_costs_nothing(wish) -> None:
     said = "4×H100 on kubernetes, no price: a cluster of your own, deadline 4h"
     assert plan.describe() == plan.describe_cost() == said
     # A budget would bound nothing there.
-    assert make_plan(wish(budget="10"), market(own)).deadline_seconds == RENTED_SECONDS
+    assert make_plan(wish(budget="10"), market(own)).deadline_seconds == DEFAULT_RENTED_SECONDS
 
 
 # ------------------------------------------------------------------ what ends it
@@ -142,7 +150,7 @@ def _any_plan() -> Plan:
     ("count", "shares"), [(1, (1, 1)), (2, (1, 1)), (3, (1, 2)), (4, (1, 3)), (8, (2, 6)), (16, (4, 12))]
 )
 def test_a_quarter_trains_and_a_single_gpu_does_both(count: int, shares: tuple[int, int]) -> None:
-    assert split(count) == shares
+    assert split_gpus(count) == shares
 
 
 def test_one_share_given_the_other_is_the_rest(wish) -> None:
@@ -158,12 +166,12 @@ def test_one_share_given_the_other_is_the_rest(wish) -> None:
 )
 def test_shares_that_do_not_add_up_are_refused(count: int, train: int | None, infer: int | None) -> None:
     with pytest.raises(UsageError, match="not a valid split of"):
-        split(count, train, infer)
+        split_gpus(count, train, infer)
 
 
 @given(st.integers(1, 1024))
 def test_every_gpu_is_used_by_default(count: int) -> None:
-    train, infer = split(count)
+    train, infer = split_gpus(count)
     assert train >= 1 and infer >= 1
     assert train + infer == max(count, 2)
 
@@ -213,12 +221,12 @@ def test_this_computers_own_gpus_are_shared_out_like_rented_ones_and_cost_nothin
     plan = make_plan(wish(gpus="local:4", max="1h"), model_bytes=10**9)
     assert plan.describe() == "tiny on 4 GPUs of this computer, $0.00/h, deadline 1h"
     assert plan.rented is None and plan.cost_at_most == 0.0 and not plan.unpriced
-    assert plan.gpus == plan.own == Own("local:4", 1, 3, 10**9, "bfloat16")
+    assert plan.gpus == plan.own == LocalGpus("local:4", 1, 3, 10**9, "bfloat16")
     two = make_plan(wish(gpus="local:4", train_gpus="2")).own
-    assert two is not None and (two.train_gpus, two.infer_gpus, two.shared) == (2, 2, False)
+    assert two is not None and (two.train_gpus, two.infer_gpus, two.is_one_gpu) == (2, 2, False)
     one = make_plan(replace(wish(gpus="local"), runtime={"dtype": "float32"}))
     assert one.where == "1 GPU of this computer" and one.deadline_seconds is None
-    assert one.own is not None and one.own.shared and one.own.dtype == "float32"
+    assert one.own is not None and one.own.is_one_gpu and one.own.dtype == "float32"
     with pytest.raises(UsageError, match="not a valid split"):
         make_plan(wish(gpus="local:2", infer_gpus="2"))
 

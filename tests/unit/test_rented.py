@@ -13,9 +13,9 @@ from launcher.config.runtime_config import build
 from launcher.console.output import Output
 from launcher.run.rented_run import SHARED_FRACTION, announce, runtime_overrides
 from launcher.types.machine import Machine
-from launcher.types.plan import Plan, Rented
+from launcher.types.plan import Plan, RentedGpus
 
-FOUR = Rented("H100:4", ("aws",), 10, None, train_gpus=1, infer_gpus=3)
+FOUR = RentedGpus("H100:4", ("aws",), 10, None, train_gpus=1, infer_gpus=3)
 ONE = replace(FOUR, gpus="H100:1", train_gpus=1, infer_gpus=1)
 
 

@@ -22,8 +22,8 @@ from launcher.base.home import Home
 from launcher.console.output import Output
 from launcher.records.records import RecordStore, RunRecord
 from launcher.run.summary import Summary
+from launcher.types.durability import DurabilityStatus
 from launcher.types.machine import Machine, Proof
-from launcher.types.standing import Standing
 from tests.support.environment import PROGRAMS, REPOSITORY
 from tests.support.pretend_machine import PretendMachine
 from tests.support.waiting import wait_until
@@ -285,7 +285,7 @@ def test_what_falls_behind_the_bound_of_durability_is_said_once_and_when_it_is_o
 
     def fall_behind(machine: PretendMachine) -> None:
         def make_durable() -> None:
-            machine.standing = Standing(5, 5 if caught_up.exists() else 2)
+            machine.standing = DurabilityStatus(5, 5 if caught_up.exists() else 2)
 
         machine.acts["secure"] = make_durable
 
@@ -301,14 +301,14 @@ def test_what_falls_behind_the_bound_of_durability_is_said_once_and_when_it_is_o
 
 def test_a_run_that_broke_off_says_how_it_is_taken_up(live) -> None:
     def committed(machine: PretendMachine) -> None:
-        machine.standing = Standing(3, 3)
+        machine.standing = DurabilityStatus(3, 3)
 
     lived = live((sys.executable, "-c", "raise SystemExit(2)"), flags={"name": "dev"}, prepare=committed)
     assert lived.code == 6
     lines = io.StringIO()
     shown = Output(plain=True, stdout=io.StringIO(), stderr=lines, environ={})
     summary = Summary(
-        "slip-0", "dev", 1.0, 0.0, None, None, Proof(True, "nothing"), "failed", 6, 2, Standing(3, 3)
+        "slip-0", "dev", 1.0, 0.0, None, None, Proof(True, "nothing"), "failed", 6, 2, DurabilityStatus(3, 3)
     )
     summary.say(shown)
     assert "  resume   launch --resume dev" in lines.getvalue()

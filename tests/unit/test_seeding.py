@@ -101,7 +101,7 @@ def durable_steps(new: NewMachine, tmp_path: Path, steps: int = 3) -> None:
         commit(old, step, os.urandom(LARGE_BYTES))
     pin(old, 1, 2)
     (old / "metrics.jsonl").write_text('{"step": 3}\n')
-    home_copy.secure(old, new.results)
+    home_copy.make_durable(old, new.results)
 
 
 def sha256(folder: Path) -> dict[str, str]:
@@ -122,7 +122,7 @@ def test_p02_a_machine_waits_while_a_long_upload_moves_and_progress_is_shown(
             set_back.append(new.active_at)
             new.begin_idle()
 
-    assert new.machine.seed(new.results, progress) == 3
+    assert new.machine.upload_checkpoints(new.results, progress) == 3
     assert len(set_back) >= 3, f"its timer was set back over and over: {said}"
     assert any("step 3 to the machine:" in line and " MB of " in line for line in said)
 
@@ -134,7 +134,7 @@ def test_p02_the_newest_comes_first_and_nothing_is_staged(
     (tmp_path / "small").mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "small"))
     staged: set[str] = set()
-    new.machine.seed(new.results, lambda line: staged.update(os.listdir(tmp_path / "small")))
+    new.machine.upload_checkpoints(new.results, lambda line: staged.update(os.listdir(tmp_path / "small")))
     assert not staged
     lines = [line for line in new.sent.read_text().splitlines() if "durable/step-" in line]
     assert ["step-000003" in lines[0], "step-000002" in lines[1], "step-000001" in lines[2]] == [True] * 3
@@ -158,7 +158,7 @@ def test_p02_an_upload_whose_connection_breaks_goes_on(new: NewMachine, tmp_path
         if not any(cut) and "MB of" in line:
             cut.append(OwnSshd.cut(os.getpid()))
 
-    assert new.machine.seed(new.results, progress) == 2
+    assert new.machine.upload_checkpoints(new.results, progress) == 2
     assert any(cut) and whole_checkpoints.newest_whole_step(new.state_dir / "checkpoints") == 2
 
 
@@ -169,9 +169,9 @@ def test_p02_what_was_broken_off_leaves_nothing_to_resume_from(new: NewMachine, 
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        new.machine.seed(new.results, leave)
+        new.machine.upload_checkpoints(new.results, leave)
     assert not (new.state_dir / "checkpoints").exists() and not (new.state_dir / "rewound.json").exists()
-    new.machine.seed(new.results)
+    new.machine.upload_checkpoints(new.results)
     assert whole_checkpoints.newest_whole_step(new.state_dir / "checkpoints") == 3
 
 
@@ -182,7 +182,7 @@ def test_p02_an_adapter_that_a_run_starts_from_is_sent_as_well(new: NewMachine, 
         (adapter / name).write_text("{}")
     durable.keep_start(new.results, adapter)
     (new.state_dir / "checkpoints").mkdir()
-    assert new.machine.seed(new.results) == 0
+    assert new.machine.upload_checkpoints(new.results) == 0
     assert sorted(path.name for path in (new.state_dir / "start").iterdir()) == sorted(FILES)
     assert sorted(path.name for path in new.state_dir.iterdir()) == ["logs", "start"]
 

@@ -246,9 +246,9 @@ def test_g23_a_call_that_hangs_is_left_behind_and_the_next_one_is_answered(
     with pytest.raises(SkyCallLateError):
         sky.call("version", 0.01)
     assert sky.call("version", 60.0)["version"]
-    assert sky.call("standing", 60.0, cluster="slip-0123abcd") is None
+    assert sky.call("cluster_status", 60.0, cluster="slip-0123abcd") is None
     with pytest.raises(SkyCallError, match="standing failed"):
-        sky.call("standing", 60.0, wrong="x")
+        sky.call("cluster_status", 60.0, wrong="x")
     assert home.processes()
     sky.end()
     assert not home.processes()

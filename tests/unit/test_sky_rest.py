@@ -50,7 +50,7 @@ class Rented:
         order = Order("slip-0123abcd", ["aws/us-east-1"], "H100:4")
         self.teardown = Teardown(order, lambda: order.infra, self.home, self.sky, lambda found: None)
         self.home.serve()
-        self.sky.call("standing", 60.0, cluster="slip-0123abcd")
+        self.sky.call("cluster_status", 60.0, cluster="slip-0123abcd")
 
     @property
     def asks(self) -> ProcessId:
@@ -125,7 +125,7 @@ def test_g25_an_armed_machine_has_no_server_until_its_end(laptop: Path) -> None:
     )
     (laptop / "run").mkdir()
     try:
-        machine.arm()
+        machine.provision()
         (left,) = machine._home.processes()
         assert {left} == machine._sky._own()
         assert (sshd.home / "slipway" / "slip-0123abcd").is_dir(), "it is up"

@@ -144,7 +144,7 @@ def test_g29_down_says_8_also_to_a_launch_that_began_its_end_late_and_keeps_the_
 def test_g28_down_gc_and_the_guardian_at_once_are_one_teardown(store: RecordStore, tmp_path: Path) -> None:
     record = store.create(name="dev")
     machine = LocalMachine(record.id, store.folder(record.id) / "machine", tmp_path / "environments")
-    machine.arm()
+    machine.provision()
     terms = tmp_path / "terms"
     keeper = subprocess.Popen([sys.executable, PROGRAMS / "unit" / "count_terms.py", terms, "6"])
     wait_until(terms.exists, what="the keeper counts")

@@ -25,12 +25,12 @@ from launcher.records.lease import Lease
 from launcher.run import pulse
 from launcher.run.pulse import Pulse
 from launcher.run.work import Watched
-from launcher.types.settings import LEAST_LEASE_SECONDS, SETTINGS
+from launcher.types.settings import MIN_LEASE_SECONDS, SETTINGS
 from runtime import health
 from runtime.gateway.engines import engine_client, fleet
 
 USUAL_LEASE = float(SETTINGS["lease"].default)
-LEASES = (LEAST_LEASE_SECONDS, 60.0, USUAL_LEASE, 4 * 3600.0)
+LEASES = (MIN_LEASE_SECONDS, 60.0, USUAL_LEASE, 4 * 3600.0)
 
 
 def test_the_program_and_launch_call_it_the_same() -> None:

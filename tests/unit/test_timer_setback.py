@@ -24,7 +24,7 @@ from launcher.base.home import Home
 from launcher.records.records import RecordStore, RunRecord
 from launcher.run import machine_from_plan
 from launcher.teardown import take_down
-from launcher.types.plan import Plan, Rented
+from launcher.types.plan import Plan, RentedGpus
 from runtime import autodown
 from tests.support.environment import REPOSITORY
 from tests.support.own_sshd import OwnSshd
@@ -155,7 +155,7 @@ def test_g22_a_machine_knows_its_runs_limits_in_whatever_process(tmp_path: Path)
     home = Home.find({"LAUNCH_HOME": str(tmp_path)})
     store = RecordStore(home)
     record = store.create()
-    gpus = Rented("H100:4", ("aws",), 10, None, train_gpus=1, infer_gpus=3)
+    gpus = RentedGpus("H100:4", ("aws",), 10, None, train_gpus=1, infer_gpus=3)
     plan = Plan("4×H100 on aws", "tiny", 27.52, 7200.0, 900.0, 20.0, gpus)
     machine = machine_from_plan.machine_for(plan, record, store, home)
     limits = machine.describe()["limits"]

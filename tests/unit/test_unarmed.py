@@ -13,8 +13,8 @@ from launcher.backends.skypilot import unarmed
 from launcher.backends.skypilot.sky_home import SkyHome
 from launcher.base.inhibit_sleep import inhibit_sleep
 from launcher.run.summary import Summary
+from launcher.types.durability import DurabilityStatus
 from launcher.types.machine import Proof
-from launcher.types.standing import Standing
 from tests.support.waiting import wait_until
 
 
@@ -42,7 +42,7 @@ def test_p03_how_long_the_window_was_is_in_the_summary() -> None:
     said = Summary(
         run_id="slip-0123abcd", name=None, seconds=60.0, cost=1.0, status=None, results=None,
         proof=Proof(True, "nothing is listed"), reason=None, exit_code=0, program_exit_code=0,
-        standing=Standing(), unarmed_seconds=36.2,
+        durability=DurabilityStatus(), unarmed_seconds=36.2,
     )  # fmt: skip
     assert "window   36 s from asking for the machine to its own armed timer" in said.text()
 

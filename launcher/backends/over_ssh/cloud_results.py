@@ -22,8 +22,8 @@ from launcher.base.unix_http import get_json
 
 # All that its end needs is imported with it: an upgrade of this package in mid-run must not meet an old half.
 from launcher.results import durable, home_copy, whole_checkpoints
+from launcher.types.durability import DurabilityStatus
 from launcher.types.machine import Progress, PullReport, Stopped
-from launcher.types.standing import Standing
 
 # Asking the runtime for its step takes milliseconds, copying starts a process on each side.
 _LOOK_EVERY_SECONDS = 0.5
@@ -54,7 +54,7 @@ class CloudResults:
         self._may_stay = may_stay
         self._copy_rate = CopyRate(copy_rate)
         self._looked_at = self._logs_at = float("-inf")
-        self._seen = Standing()
+        self._seen = DurabilityStatus()
         self.token: str | None = None
 
     def pull(self, into: Path, progress: Progress, stopped: Stopped) -> PullReport:
@@ -75,7 +75,7 @@ class CloudResults:
         since = "all that it had" if report.step is None else f"what it had after step {report.step}"
         return replace(report, lost=f"the machine is gone, with {since}")
 
-    def seed(self, results: Path, progress: Progress, if_lost: Callable[[], object]) -> int:
+    def upload_checkpoints(self, results: Path, progress: Progress, if_lost: Callable[[], object]) -> int:
         """See machine.py. Meanwhile the machine does not end itself: no runtime is there to keep it."""
         remote = self._remote()
         with setting_timer_back(remote.set_timer_back, self._may_stay):
@@ -85,7 +85,7 @@ class CloudResults:
         """The newest whole step, as it was seen last."""
         return whole_checkpoints.newest_whole_step(self._here / "checkpoints")
 
-    def secure(self, into: Path, stopped: Stopped) -> Standing:
+    def make_durable(self, into: Path, stopped: Stopped) -> DurabilityStatus:
         """See machine.py. The runtime is asked for its step through the link; a new one is copied beside the
         link, no faster than leaves the line to the rollouts."""
         if time.monotonic() - self._looked_at < _LOOK_EVERY_SECONDS:
@@ -94,7 +94,7 @@ class CloudResults:
         step = self._step_there()
         if step is None or step > (self._seen.durable or 0):
             self._fetch(lambda remote: self._beside_the_rollouts(remote, into, stopped).bring())
-            self._seen = home_copy.secure(self._here, into)
+            self._seen = home_copy.make_durable(self._here, into)
         # What is committed there now, not what it was when the copy began.
         committed = max(
             (found for found in (self._step_there(), self._seen.committed) if found), default=None

@@ -26,7 +26,7 @@ from launcher.base import locks
 from launcher.base.errors import JobFailed
 from launcher.results import checkpoints, journals, whole_checkpoints
 from launcher.results.durable import JOURNALS
-from launcher.types.machine import Progress, Stopped, never, silent
+from launcher.types.machine import Progress, Stopped, never_stopped, no_progress
 
 _ASK_SECONDS = 120.0
 # Read now: at the moment of death an upgrade of this package may be half-way.
@@ -55,8 +55,8 @@ class Fetching:
     fast as it goes; `weights_home` is called when the weights are here and what a resume needs is not yet."""
 
     remote: RemoteFolder
-    progress: Progress = silent
-    stopped: Stopped = never
+    progress: Progress = no_progress
+    stopped: Stopped = never_stopped
     copy_rate: CopyRate | None = None
     weights_home: Callable[[], object] = nothing
     logs: bool = True

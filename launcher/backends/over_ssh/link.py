@@ -62,10 +62,10 @@ class Host:
     proxy_command: str | None = None
 
     @classmethod
-    def of(cls, standing: dict[str, Any], known_hosts: Path) -> Self:
+    def of(cls, cluster_status: dict[str, Any], known_hosts: Path) -> Self:
         """The machine that SkyPilot's books say this of (`sky_calls.standing`)."""
-        login, key = standing["ssh"], Path(standing["ssh"]["key"])
-        address, proxy_command = standing["address"], login["proxy_command"]
+        login, key = cluster_status["ssh"], Path(cluster_status["ssh"]["key"])
+        address, proxy_command = cluster_status["address"], login["proxy_command"]
         return cls(address, login["user"], key, known_hosts, login["port"], proxy_command)
 
     def login(self) -> dict[str, str]:

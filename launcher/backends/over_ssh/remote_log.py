@@ -32,20 +32,20 @@ _BYTES = 65536
 
 
 # Of the machine: a connection to one that is going may be lost without anything being wrong.
-Standing = Literal["up", "going", "gone"]
+MachineState = Literal["up", "going", "gone"]
 
 
 class RemoteLog:
-    """The file `path` on `host`, a word for the shell there. `standing` says how it is with the machine, by
-    what is known here; `again` is the command that reads on."""
+    """The file `path` on `host`, a word for the shell there. `cluster_status` says how it is with the
+    machine, by what is known here; `again` is the command that reads on."""
 
     def __init__(
-        self, host: Host, path: str, follow: bool, standing: Callable[[], Standing], again: str
+        self, host: Host, path: str, follow: bool, machine_state: Callable[[], MachineState], again: str
     ) -> None:
         self._host = host
         self._path = path
         self._follow = follow
-        self._standing = standing
+        self._machine_state = machine_state
         self._again = again
         self._shown_bytes = 0
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
@@ -63,7 +63,7 @@ class RemoteLog:
         while True:
             begun, before = time.monotonic(), self._shown_bytes
             code, said = self._read_once()
-            if code == 0 or (self._follow and self._standing() != "up"):
+            if code == 0 or (self._follow and self._machine_state() != "up"):
                 return
             now = time.monotonic()
             connected = self._shown_bytes > before or now - begun > _SURELY_CONNECTED_SECONDS
@@ -101,7 +101,7 @@ class RemoteLog:
         descriptor = reader.stdout.fileno()
         while True:
             if not readable([descriptor], _LOOK_EVERY_SECONDS):
-                if self._standing() == "gone":
+                if self._machine_state() == "gone":
                     return False
                 continue
             piece = os.read(descriptor, _BYTES)

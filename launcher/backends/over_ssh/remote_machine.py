@@ -18,25 +18,27 @@ from launcher.base.errors import LaunchError
 
 
 class RemoteMachine:
-    """That of one run, whose folder here is `folder`; `standing()` is what the books say, None before it is
-    armed."""
+    """That of one run, whose folder here is `folder`; `cluster_status()` is what the books say, None before
+    it is armed."""
 
-    def __init__(self, run_id: str, folder: Path, standing: Callable[[], dict[str, Any] | None]) -> None:
+    def __init__(
+        self, run_id: str, folder: Path, cluster_status: Callable[[], dict[str, Any] | None]
+    ) -> None:
         self._run_id = run_id
         self._folder = folder
-        self._standing = standing
+        self._cluster_status = cluster_status
         self._user_home: str | None = None
         self._run_folder: RemoteFolder | None = None
 
     @property
     def host(self) -> Host:
         """How it is reached by ssh, once armed. Raises LaunchError."""
-        standing = self._standing()
-        if standing is None or standing["ssh"] is None:
+        cluster_status = self._cluster_status()
+        if cluster_status is None or cluster_status["ssh"] is None:
             raise LaunchError(
                 f"{self._run_id} has no machine to reach", "it is not reachable by ssh yet", None
             )
-        return Host.of(standing, self._folder / "known_hosts")
+        return Host.of(cluster_status, self._folder / "known_hosts")
 
     @property
     def seen(self) -> Path:

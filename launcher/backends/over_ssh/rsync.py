@@ -21,7 +21,7 @@ from pathlib import Path
 from launcher.base import disk
 from launcher.base.descriptors import readable
 from launcher.base.units import format_duration, format_rate
-from launcher.types.machine import Stopped, never
+from launcher.types.machine import Stopped, never_stopped
 
 # The slowest line that is still accepted: 0.8 Mbit/s. What is slower on the whole way is ended.
 SLOWEST_BYTES_PER_SECOND = 100_000.0
@@ -82,7 +82,7 @@ class Copy:
 
     size: int
     seen: Callable[[Moved], object] = unseen
-    stopped: Stopped = never
+    stopped: Stopped = never_stopped
     rate: float | None = None
     still_seconds: float = STILL_SECONDS
     slowest: float = SLOWEST_BYTES_PER_SECOND

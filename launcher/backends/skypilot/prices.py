@@ -18,7 +18,7 @@ from launcher.backends.skypilot.sky_cache import CATALOGS
 from launcher.backends.skypilot.sky_home import SkyHome
 from launcher.backends.skypilot.sky_process import SkyCallError, SkyCallLateError, SkyProcess
 from launcher.base.errors import LaunchError, PreflightError
-from launcher.types.clouds import KNOWN, OWN, has_account
+from launcher.types.clouds import KNOWN, SELF_HOSTED, has_account
 from launcher.types.offers import Market, Offer
 
 # Importing SkyPilot takes 2 to 4 s, reading a large catalog less than one.
@@ -39,7 +39,7 @@ def places(
     if not found:
         raise PreflightError(
             "no cloud account is set up on this computer",
-            f"there are no credentials for any of {', '.join(sorted(KNOWN - OWN))}",
+            f"there are no credentials for any of {', '.join(sorted(KNOWN - SELF_HOSTED))}",
             "sky check  # says how to log in; prices need no account: launch plan --gpus H100:4 --infra aws",
         )
     return found
@@ -52,8 +52,8 @@ def places_to_show(
     this computer. Nowhere, where none of those has its prices here."""
     home, variables = user_home or Path.home(), os.environ if environ is None else environ
     known = at_hand(home)
-    asked = infra or _with_account(home, variables) or tuple(sorted(known & (KNOWN - OWN)))
-    priced = any(place.partition("/")[0] in known | OWN for place in asked)
+    asked = infra or _with_account(home, variables) or tuple(sorted(known & (KNOWN - SELF_HOSTED)))
+    priced = any(place.partition("/")[0] in known | SELF_HOSTED for place in asked)
     return asked if priced else ()
 
 
@@ -63,14 +63,14 @@ def at_hand(user_home: Path) -> set[str]:
 
 
 def _with_account(home: Path, variables: Mapping[str, str]) -> tuple[str, ...]:
-    return tuple(cloud for cloud in sorted(KNOWN - OWN) if has_account(cloud, home, variables))
+    return tuple(cloud for cloud in sorted(KNOWN - SELF_HOSTED) if has_account(cloud, home, variables))
 
 
 def refresh(infra: tuple[str, ...], user_home: Path | None = None) -> tuple[str, ...]:
     """Fetch these clouds' catalogs anew, to where SkyPilot itself keeps them. The files that were left alone,
     because the user has changed them. Raises PreflightError when they cannot be had."""
     asked = dict.fromkeys(place.partition("/")[0] for place in infra)
-    clouds = [cloud for cloud in asked if cloud not in OWN]
+    clouds = [cloud for cloud in asked if cloud not in SELF_HOSTED]
     if not clouds:
         return ()
     with tempfile.TemporaryDirectory(prefix="slipway-prices-") as folder:

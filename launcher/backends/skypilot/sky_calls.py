@@ -72,7 +72,7 @@ def launch(
         down=True,
     )
     sky.stream_and_get(request)
-    found = standing(cluster)
+    found = cluster_status(cluster)
     if found is None:
         raise RuntimeError(f"SkyPilot launched {cluster} but has no record of it")
     return found
@@ -130,7 +130,7 @@ def down(cluster: str) -> Json:
     return {"known": True}
 
 
-def standing(cluster: str) -> Json | None:
+def cluster_status(cluster: str) -> Json | None:
     """What SkyPilot's own books say of a cluster: how it is reached, where it is, how its provider is asked.
 
     None when there is no such cluster. Asks neither the API server nor the provider.
@@ -171,7 +171,7 @@ def standing(cluster: str) -> Json | None:
 
 
 _OFFERED = (
-    version, offers, fetch, launch, down, standing, candidates, instances, terminate, machines_named,
+    version, offers, fetch, launch, down, cluster_status, candidates, instances, terminate, machines_named,
     rent_refused, account,
 )  # fmt: skip
 _CALLS: dict[str, Callable[..., Json | None]] = {call.__name__: call for call in _OFFERED}

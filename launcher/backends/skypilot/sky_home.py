@@ -27,7 +27,7 @@ from launcher.base import processes, running
 from launcher.base.errors import PreflightError
 from launcher.base.module_command import module_command
 from launcher.base.processes import ProcessId
-from launcher.types.clouds import clouds_of, has_account, is_for, no_account, places_of
+from launcher.types.clouds import clouds_of, credential_paths, has_account, is_variable_of, no_account
 
 SERVER_SECONDS = 90.0
 _SERVER = "launcher.backends.skypilot.sky_server"
@@ -99,7 +99,7 @@ class SkyHome:
     def _link_credentials(self, cloud: str, user_home: Path) -> None:
         if not has_account(cloud, user_home, os.environ):
             raise no_account(cloud)
-        for place in places_of(cloud):
+        for place in credential_paths(cloud):
             if (user_home / place).exists():
                 self._link(place, user_home)
 
@@ -123,7 +123,7 @@ class SkyHome:
             for name, value in environ.items()
             if name.startswith(_PLAIN)
             or name.lower() in _PROXIES
-            or any(is_for(cloud, name) for cloud in (*self._clouds, *plugins))
+            or any(is_variable_of(cloud, name) for cloud in (*self._clouds, *plugins))
         }
         kept |= sky_credentials.variables(plugins, self._user_home, environ)
         if (config := self.folder / sky_credentials.AWS_CONFIG).exists():

@@ -22,7 +22,7 @@ from launcher.base.errors import CapacityError, LaunchError, PreflightError
 from launcher.base.failpoints import failpoint
 from launcher.base.module_command import module_command
 from launcher.base.processes import ProcessId
-from launcher.types.machine import Progress, silent
+from launcher.types.machine import Progress, no_progress
 
 _COLOUR = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 # SkyPilot's exceptions by name, most telling first.
@@ -75,11 +75,13 @@ class SkyProcess:
         # The API server it knows: a new one has a new port.
         self._port: int | None = None
         self._answers: queue.SimpleQueue[str | None] = queue.SimpleQueue()
-        self._progress: Progress = silent
+        self._progress: Progress = no_progress
         # Who looks after the machine and who brings results home are threads of one launch.
         self._one_at_a_time = threading.Lock()
 
-    def call(self, name: str, bound_seconds: float, progress: Progress = silent, /, **arguments: Any) -> Any:
+    def call(
+        self, name: str, bound_seconds: float, progress: Progress = no_progress, /, **arguments: Any
+    ) -> Any:
         """The answer of `sky_calls.<name>`.
 
         Raises CapacityError, NoAccessError, PreflightError, SkyCallError, SkyCallLateError.
@@ -110,7 +112,7 @@ class SkyProcess:
             self.end()
             raise
         finally:
-            self._progress = silent
+            self._progress = no_progress
         if line is None:
             code = process.wait()
             self.end()

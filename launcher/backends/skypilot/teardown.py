@@ -44,7 +44,7 @@ _POLL_SECONDS = 1.0
 _SETTLE_SECONDS = 5.0
 
 # What SkyPilot's books said of a cluster while it was in them: how the provider is asked afterwards.
-Standing = dict[str, Any]
+ClusterStatus = dict[str, Any]
 
 
 class Teardown:
@@ -60,7 +60,7 @@ class Teardown:
         tried: Tried,
         home: SkyHome,
         sky: SkyProcess,
-        learned: Callable[[Standing], None],
+        learned: Callable[[ClusterStatus], None],
     ) -> None:
         self._run_id = order.cluster
         self._gpus = order.gpus
@@ -79,14 +79,14 @@ class Teardown:
         # Instead of `sky`, once the run's own home has failed.
         self._spare: SpareHome | None = None
         # What the books said last.
-        self._known: Standing | None = None
+        self._known: ClusterStatus | None = None
 
-    def down(self, standing: Standing | None) -> None:
+    def down(self, cluster_status: ClusterStatus | None) -> None:
         """By name, so it also ends a launch that is under way, whoever began it; where SkyPilot cannot, at
         the provider itself; where nothing can be written here, from a home in memory.
 
         Raises nothing: the proof says what is left, and why."""
-        self._known = standing or self._known
+        self._known = cluster_status or self._known
         for attempt in range(_DOWN_ATTEMPTS):
             time.sleep(_POLL_SECONDS if attempt else 0)
             if self._tried("ending it by name", self._by_name):
@@ -104,12 +104,12 @@ class Teardown:
             if self._tried("ending it at its provider from a spare home", partial(self._end_from, spare)):
                 return
 
-    def proof(self, standing: Standing | None) -> Proof:
+    def proof(self, cluster_status: ClusterStatus | None) -> Proof:
         """No provider's list has a machine of the cluster: SkyPilot's books alone prove nothing.
 
         With the proof SkyPilot's home goes. Raises nothing: what fails is no proof.
         """
-        self._known = standing or self._known
+        self._known = cluster_status or self._known
         try:
             proof = self._proven()
         except OtherAccountError as error:
@@ -191,11 +191,11 @@ class Teardown:
                 LOGGER.warning("%s: %s failed: %s", self._run_id, what, _described(error))
         self._spare = None
 
-    def listed(self, standing: Standing | None) -> list[str]:
+    def listed(self, cluster_status: ClusterStatus | None) -> list[str]:
         """The cluster's machines by the provider's list. Raises LaunchError where it cannot be asked."""
-        if standing is None or not self._home.folder.exists():
+        if cluster_status is None or not self._home.folder.exists():
             raise LaunchError("there is no cluster to ask for", "it is not rented yet, or already down", None)
-        ((_, found),) = self._ask([standing["provider"]]).complete()
+        ((_, found),) = self._ask([cluster_status["provider"]]).complete()
         return found
 
     def _end_unlisted(self) -> None:
@@ -260,13 +260,13 @@ class Teardown:
 
     def _look_yourself(self) -> str:
         """The provider's own command, or what to look for in its console."""
-        standing = self._known
+        cluster_status = self._known
         name = f"{self._run_id}-{self._run_id.removeprefix('slip-')}"
         clouds = {place.partition("/")[0] for place in self._infra}
-        where = standing["where"] if standing else "/".join(self._infra)
+        where = cluster_status["where"] if cluster_status else "/".join(self._infra)
         if clouds == {"aws"}:
             where = next(iter(self._verdicts.silent), "").removeprefix("AWS ")
-            region = where or (standing["provider"]["config"]["region"] if standing else "REGION")
+            region = where or (cluster_status["provider"]["config"]["region"] if cluster_status else "REGION")
             tag = f"Name=tag:ray-cluster-name,Values={name}"
             return f"check yourself: aws ec2 describe-instances --region {region} --filters {tag}"
         return f"check yourself: {name} in the console of {where}"
@@ -303,7 +303,7 @@ class Teardown:
         """Whether the books have it now, and what they say then; else what they said before stays known."""
         # Removed, by hand or with a proof that the record does not have; or made for one cloud of several.
         self._home.make()
-        found = self._sky.call("standing", ASK_SECONDS, cluster=self._run_id)
+        found = self._sky.call("cluster_status", ASK_SECONDS, cluster=self._run_id)
         if found is None:
             return False
         if found != self._known:
@@ -311,7 +311,7 @@ class Teardown:
             self._keep(found)
         return True
 
-    def _keep(self, found: Standing) -> None:
+    def _keep(self, found: ClusterStatus) -> None:
         """Who is asked in this process knows it now; another one knows it when it can be written."""
         try:
             self._learned(found)

@@ -60,7 +60,7 @@ class Learned:
 Learn = Callable[[Sequence[SupervisedExample]], Awaitable[Learned]]
 
 
-def places_of(example: SupervisedExample) -> list[int]:
+def credential_paths(example: SupervisedExample) -> list[int]:
     """Where the answers to learn stand among an example's messages."""
     return [
         place
@@ -71,9 +71,9 @@ def places_of(example: SupervisedExample) -> list[int]:
 
 def counted(examples: Sequence[SupervisedExample]) -> StepCounts:
     """Of examples that nobody has rendered yet."""
-    without = sum(not places_of(example) for example in examples)
+    without = sum(not credential_paths(example) for example in examples)
     dropped = {"no answer to learn": without} if without else {}
-    return StepCounts(samples=sum(len(places_of(example)) for example in examples), dropped=dropped)
+    return StepCounts(samples=sum(len(credential_paths(example)) for example in examples), dropped=dropped)
 
 
 class Examples:
@@ -89,7 +89,7 @@ class Examples:
         found, dropped = Learned(), Counter(counted(examples).dropped)
         for example, sequences in zip(examples, rendered, strict=True):
             if isinstance(sequences, str):
-                dropped[sequences] += len(places_of(example))
+                dropped[sequences] += len(credential_paths(example))
             else:
                 found.sequences += sequences
         answers = sum(len(one.answers) for one in found.sequences)
@@ -105,7 +105,7 @@ class Examples:
 
     async def _sequences(self, number: int, example: SupervisedExample) -> list[Learnable] | str:
         """An example's sequences, or why it has none."""
-        places = places_of(example)
+        places = credential_paths(example)
         if len(places) > MOST_ANSWERS:
             return f"more than {MOST_ANSWERS} answers"
         given = tools.freed({"tools": example.tools})[0]["tools"]

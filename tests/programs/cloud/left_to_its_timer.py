@@ -72,7 +72,7 @@ def main(case: str, run_id: str, runs_out_seconds: float) -> None:
     machine = CloudMachine(
         run_id, Path.cwd() / "run", infra=["aws"], gpus="H100:4", idle_minutes=1, variant="cpu"
     )
-    machine.arm()
+    machine.provision()
     armed_at = time.monotonic()
     told("armed")
     if case == "laptop lost":

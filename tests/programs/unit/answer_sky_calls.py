@@ -19,7 +19,7 @@ def answer(provider: Path, call: str, arguments: dict[str, Any]) -> Any:
     """What SkyPilot would say."""
     home = Path(os.environ["HOME"])
     (home / "touched").write_text(call * 64)
-    if call == "standing":
+    if call == "cluster_status":
         books = home / "books.json"
         return json.loads(books.read_text()) if books.exists() else None
     if call == "version":

@@ -15,7 +15,7 @@ from typing import Any
 from launcher.backends import machine_of_record
 from launcher.records.endpoint import RESULTS
 from launcher.teardown import guardian, take_down
-from launcher.types.machine import Progress, PullReport, Stopped, never, silent
+from launcher.types.machine import Progress, PullReport, Stopped, never_stopped, no_progress
 from tests.programs.unit.live_on_small_disk import fill
 from tests.support import pretend_machine
 from tests.support.pretend_calls import PHASES
@@ -32,7 +32,9 @@ _FILLING = "filling"
 class MachineWithResults(PretendMachine):
     """Its results need room at home. What comes free there meanwhile, somebody else fills."""
 
-    def pull(self, into: Path, progress: Progress = silent, stopped: Stopped = never) -> PullReport:
+    def pull(
+        self, into: Path, progress: Progress = no_progress, stopped: Stopped = never_stopped
+    ) -> PullReport:
         report = super().pull(into, progress, stopped)
         (into / _RESULT).write_bytes(bytes(_RESULT_BYTES))
         return report

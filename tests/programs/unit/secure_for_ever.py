@@ -12,10 +12,10 @@ from tests.support.committed import commit
 
 def main(state_dir: Path, results: Path, first_step: int) -> None:
     print("ready", flush=True)
-    home_copy.secure(state_dir, results)  # what the life before this one had committed
+    home_copy.make_durable(state_dir, results)  # what the life before this one had committed
     for step in itertools.count(first_step):
         commit(state_dir, step)
-        home_copy.secure(state_dir, results)
+        home_copy.make_durable(state_dir, results)
 
 
 if __name__ == "__main__":

@@ -38,7 +38,7 @@ def main(home: Path, end: str) -> None:
     store.update(run_id, machine=machine.describe())
     watch = guardian.start(store.path(run_id))
     store.update(run_id, guardian=watch.process)
-    machine.arm()
+    machine.provision()
     (Path(machine.socket_dir) / "gateway.sock").touch()
     (store.folder(run_id) / "token").write_text("secret")
     environ = {**os.environ, RUN_VARIABLE: run_id}

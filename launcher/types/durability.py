@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from typing import Any
 
 # How many committed steps may not be durable yet.
-BOUND_STEPS = 1
+MAX_STEPS_BEHIND = 1
 
 
 @dataclass(frozen=True)
-class Standing:
+class DurabilityStatus:
     """The newest committed and the newest durable step, None before the first; the bound between them.
 
     `trouble`: why the last attempt to make a step durable failed.
@@ -21,11 +21,11 @@ class Standing:
 
     committed: int | None = None
     durable: int | None = None
-    bound_steps: int = BOUND_STEPS
+    bound_steps: int = MAX_STEPS_BEHIND
     trouble: str | None = None
 
     @property
-    def behind(self) -> int:
+    def steps_behind(self) -> int:
         """How many committed steps the loss of the machine would cost now."""
         return max(0, (self.committed or 0) - (self.durable or 0))
 
@@ -43,5 +43,5 @@ class Standing:
             return "no step yet"
         committed = "nothing committed" if self.committed is None else f"committed step {self.committed}"
         durable = "nothing durable" if self.durable is None else f"durable step {self.durable}"
-        late = "" if self.behind <= self.bound_steps else f", {self.behind} behind"
+        late = "" if self.steps_behind <= self.bound_steps else f", {self.steps_behind} behind"
         return f"{committed}, {durable} (at most {self.bound_steps} behind{late})"
