@@ -2,7 +2,7 @@
 
 A home may be shared: by the hosts of an NFS home, by a computer and its dev containers, by the distributions
 of WSL. A process that is not seen from here is dead only where it must be. Neighbours: `records.py` keeps the
-place of a run, `whereabouts.py` judges it, `processes.py` names processes by boot. Knows nothing of runs.
+place of a run, `reachability.py` judges it, `processes.py` names processes by boot. Knows nothing of runs.
 """
 
 from __future__ import annotations

@@ -123,7 +123,7 @@ def _let_end(
     One that does not begin its end in time is left alone. Raises NotPulled while it keeps the machine for
     results that cannot be brought home.
     """
-    at_it = teardown_lock.holder(store.folder(record.id))
+    at_it = teardown_lock.owner(store.folder(record.id))
     if at_it is None or at_it.process != launch:
         output.note(f"telling launch (pid {launch.pid}) to end {name}")
         launch.send(signal.SIGTERM)
@@ -131,7 +131,7 @@ def _let_end(
     told_at = said_at = time.monotonic()
     keeping = take_down.Keeping(store, record.id, _KEEPING_SECONDS)
     while not processes.wait_for_end(launch, _LOOK_SECONDS) and store.load(record.id).live:
-        now, at_it = time.monotonic(), teardown_lock.holder(store.folder(record.id))
+        now, at_it = time.monotonic(), teardown_lock.owner(store.folder(record.id))
         if now - said_at > _SAY_EVERY_SECONDS:
             output.note(f"{name}: {at_it.describe() if at_it else 'launch has not begun to end it'}; waiting")
             said_at = now
@@ -153,18 +153,18 @@ def _from_elsewhere(output: Output, store: RecordStore, record: RunRecord, elsew
         if elsewhere and record.silent:
             return take_down.closed_by_word(store, record)
         return record
-    output.note(f"{label} lives on {record.whereabouts}; its machine is ended at its provider, from here")
+    output.note(f"{label} lives on {record.location}; its machine is ended at its provider, from here")
     if record.silent:
         return record
     if record.state in _ASKING:
-        why = f"{record.whereabouts} is asking a provider for its machine"
+        why = f"{record.location} is asking a provider for its machine"
         raise UsageError(f"{label} is starting: left alone", why, f"launch status {label}")
     if elsewhere:
         return record
     agreed = consent.can_prompt(output) and consent.confirm(output, "its launch is at work there. End it?")
     if not agreed:
         hint = f"launch down {label} --elsewhere  # ends it from here"
-        raise UsageError(f"{label} is alive: left alone", f"it lives on {record.whereabouts}", hint)
+        raise UsageError(f"{label} is alive: left alone", f"it lives on {record.location}", hint)
     return record
 
 

@@ -69,7 +69,7 @@ def logs(output: Output, name: str, which: str | None, follow: bool) -> int:
 
     def going_on() -> bool:
         now = store.load(record.id)
-        return follow and now.live and now.attended and not (now.elsewhere and now.silent)
+        return follow and now.live and now.is_attended and not (now.elsewhere and now.silent)
 
     with output.log() as write:
         if rotated(path).exists():
@@ -112,7 +112,7 @@ def env(output: Output, name: str, wait: bool = False) -> int:
         "model": endpoint.variables()["LAUNCH_MODEL"],
         "run_id": record.id,
         "run_dir": str(endpoint.run_dir),
-        "patience_seconds": endpoint.patience_seconds,
+        "patience_seconds": endpoint.timeout_budget_seconds,
     }
     output.result(data, endpoint.exports(path if sys.stdout.isatty() else None))
     return EXIT_OK
@@ -154,7 +154,7 @@ def _status_of(output: Output, store: RecordStore, record: RunRecord) -> int:
     rows = [
         ["run", f"{record.id}" + (f" ({record.name})" if record.name else "")],
         ["state", _state(record)],
-        *([["lives", f"on {record.whereabouts}"]] if record.elsewhere else []),
+        *([["lives", f"on {record.location}"]] if record.elsewhere else []),
         ["age", _age(record)],
         ["program", " ".join(record.command) or "none: only the endpoint runs"],
         ["endpoint", _url(record) or "-"],
@@ -222,8 +222,8 @@ def _described(record: RunRecord, store: RecordStore) -> dict[str, Any]:
         "name": record.name,
         "state": record.state,
         "live": record.live,
-        "attended": record.attended,
-        "elsewhere": record.whereabouts if record.elsewhere else None,
+        "attended": record.is_attended,
+        "elsewhere": record.location if record.elsewhere else None,
         "created": record.created,
         "ended": record.ended,
         "ended_by": record.ended_by,
@@ -275,7 +275,7 @@ def _state(record: RunRecord) -> str:
         return "down: verified"
     if record.elsewhere:
         return f"{record.state}, on {record.place.host if record.place else '?'}"
-    if record.attended:
+    if record.is_attended:
         return record.state
     return f"{record.state}, left alone: launch down {record.name or record.id}"
 

@@ -29,7 +29,7 @@ from launcher.config import (
 from launcher.config.reading import Asked
 from launcher.models import adapter_folder, hub, model_config
 from launcher.models.model_config import Found
-from launcher.records.endpoint import keyless_by, wanted_port
+from launcher.records.endpoint import keyless_option, wanted_port
 from launcher.records.records import RecordStore, RunRecord
 from launcher.types.plan import refuse_rental_options, split_local_gpus
 from launcher.types.settings import Settings
@@ -67,7 +67,7 @@ def check(asked: Asked, home: Home, say: Callable[[str], None] = lambda line: No
     if earlier is not None:
         _check_model(model_path, earlier, secrets)
     if (port := wanted_port(settings)) is not None:
-        ports.check_port(port, home, keyless_by=keyless_by(settings))
+        ports.check_port(port, home, keyless_option=keyless_option(settings))
     preflight.check_wandb(settings, os.environ)
     preflight.check_folders(home)
     preflight.check_disk(settings, model_path, home)

@@ -10,16 +10,16 @@ import socket
 
 from launcher.base.errors import PreflightError
 from launcher.base.home import Home
-from launcher.records.endpoint import another_port
+from launcher.records.endpoint import other_port_hint
 
 
-def check_port(port: int, home: Home | None = None, *, keyless_by: str | None = None) -> None:
-    """Nobody listens on this port of 127.0.0.1. `keyless_by`: no other port will do by itself."""
+def check_port(port: int, home: Home | None = None, *, keyless_option: str | None = None) -> None:
+    """Nobody listens on this port of 127.0.0.1. `keyless_option`: no other port will do by itself."""
     if (trouble := port_trouble(port)) is None:
         return
     hint = (
-        another_port(port, keyless_by)
-        if keyless_by
+        other_port_hint(port, keyless_option)
+        if keyless_option
         else "launch  # without --port: 7453, or the next free one"
     )
     raise PreflightError(f"port {port} is taken", holder_of(port, home) or trouble, hint)
@@ -43,7 +43,7 @@ def holder_of(port: int, home: Home | None = None) -> str | None:
 
     for record in RecordStore(home).list() if home else ():
         ours = record.live and record.url is not None and record.url.endswith(f":{port}")
-        if ours and not record.elsewhere and record.attended:
+        if ours and not record.elsewhere and record.is_attended:
             return f"the run {record.name or record.id} uses it"
     found = running.listener(port)
     return None if found is None else f"{running.name_of(found)} (pid {found.pid}) uses it"

@@ -66,7 +66,7 @@ def check(
     there.
     """
     if arbor:
-        environ = {**environ, **endpoint.arbors_path(environ)}
+        environ = {**environ, **endpoint.arbor_pythonpath(environ)}
     started = _started(command, folder or Path.cwd(), environ)
     bound_seconds = BOUND_SECONDS if bound_seconds is None else bound_seconds
     said = _ask(started, bound_seconds) if started is not None else None

@@ -87,7 +87,7 @@ def _is_ours(found: Path, package: str) -> bool:
     if package == _ARBOR:
         from launcher.records import endpoint  # psutil, which help does without
 
-        home = endpoint.ARBORS_PLACE
+        home = endpoint.ARBOR_PATH
     ours = home / package / "__init__.py"
     try:
         return found.resolve() == ours or found.read_bytes() == ours.read_bytes()

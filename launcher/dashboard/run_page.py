@@ -114,7 +114,7 @@ def _run(record: RunRecord, now: float) -> dict[str, Any]:
         "model": str(plan.get("model") or ""),
         "where": " · ".join(str(it) for it in where if it),
         "state": record.state,
-        "live": record.live and record.attended,
+        "live": record.live and record.is_attended,
         "down": record.proof,
         "command": " ".join(record.command),
         "begun": record.life.begun,

@@ -41,7 +41,7 @@ from launcher.proxy.relay_body import BodyError, read_body
 from launcher.proxy.relay_connection import DoorServer, RelayConnection, log
 from launcher.proxy.relay_forward import REQUEST_HEADER, Forwarder, RelayedRequest, Tally
 from launcher.proxy.relay_receipts import FOLLOWS, RECEIPT_HEADER, Receipts
-from launcher.records.endpoint import DEFAULT_PORT, another_port
+from launcher.records.endpoint import DEFAULT_PORT, other_port_hint
 from runtime.shared import open_files
 
 HOST = "127.0.0.1"
@@ -76,9 +76,9 @@ class Relay:
     """The door of one run.
 
     `port` None: 7453, or the next free one; a number: that one or PreflightError. `token` None: whoever asks
-    is let in as far as the gateway, which asks for it itself. `keyless_by`: the option of `launch` by which
-    this user's programs need no token. `page`: what browsers are shown of the run, to whom `launch open` lets
-    in.
+    is let in as far as the gateway, which asks for it itself. `keyless_option`: the option of `launch` by
+    which this user's programs need no token. `page`: what browsers are shown of the run, to whom `launch
+    open` lets in.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class Relay:
         port: int | None = None,
         replay_seconds: float = timeout_budget.MIN_SECONDS,
         token: str | None = None,
-        keyless_by: str | None = None,
+        keyless_option: str | None = None,
         page: Page | None = None,
     ) -> None:
         self._page = (
@@ -97,7 +97,7 @@ class Relay:
         self._wanted_port = port
         self._replay_seconds = replay_seconds
         self._token = token
-        self._keyless_by = keyless_by
+        self._keyless_by = keyless_option
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="relay", daemon=True)
         self._tally = Tally()
@@ -174,7 +174,7 @@ class Relay:
             return self._runner.addresses[0][1]
         await self._close_session()
         next_free = "leave out --port to use the next free one"
-        hint = another_port(candidates[-1], self._keyless_by) if self._keyless_by else next_free
+        hint = other_port_hint(candidates[-1], self._keyless_by) if self._keyless_by else next_free
         raise PreflightError(f"cannot use port {self._wanted_port} on {HOST}", why, hint)
 
     async def _close(self) -> None:

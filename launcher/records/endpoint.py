@@ -30,7 +30,7 @@ RESULTS = "results"
 DEFAULT_PORT = 7453
 SERVED_NAME = "policy"
 # Under `--arbor` first on the program's path; nothing but a package `arbor` is in it, and that is ours.
-ARBORS_PLACE = Path(__file__).resolve().parents[1] / "client" / "arbor" / "on_path"
+ARBOR_PATH = Path(__file__).resolve().parents[1] / "client" / "arbor" / "on_path"
 _PYTHONPATH = "PYTHONPATH"
 # Of the program that `launch` itself starts; `launch env` does not give it.
 PROGRAM_VARIABLE = "LAUNCH_PROGRAM"
@@ -39,14 +39,14 @@ _PROXIES = ("http_proxy", "all_proxy", "HTTP_PROXY", "ALL_PROXY")
 
 @dataclass(frozen=True)
 class LocalEndpoint:
-    """A run's door on this computer. `root` is its address without `/v1`. `patience_seconds`: for how long
-    the door itself asks a runtime that does not answer (`timeout_budget.py`)."""
+    """A run's door on this computer. `root` is its address without `/v1`. `timeout_budget_seconds`: for how
+    long the door itself asks a runtime that does not answer (`timeout_budget.py`)."""
 
     root: str
     token: str
     run_id: str
     run_dir: Path
-    patience_seconds: float
+    timeout_budget_seconds: float
     openai_env: bool = False
     arbor: bool = False
     art: bool = False
@@ -64,7 +64,7 @@ class LocalEndpoint:
             "LAUNCH_MODEL": SERVED_NAME,
             "LAUNCH_RUN_DIR": str(self.run_dir),
             "LAUNCH_RUN_ID": self.run_id,
-            timeout_budget.VARIABLE: str(math.ceil(self.patience_seconds)),
+            timeout_budget.VARIABLE: str(math.ceil(self.timeout_budget_seconds)),
         }
         if self.openai_env:
             variables |= {"OPENAI_BASE_URL": self.base_url, "OPENAI_API_KEY": self.token}
@@ -81,7 +81,7 @@ class LocalEndpoint:
         mixed = {**environ, **self.variables(), RUN_VARIABLE: self.run_id}
         mixed[PROGRAM_VARIABLE] = f"{self.run_id}@{after_step}.{secrets.token_hex(4)}"
         if self.arbor:
-            mixed |= arbors_path(environ)
+            mixed |= arbor_pythonpath(environ)
         if any(environ.get(name) for name in _PROXIES):
             for name in ("no_proxy", "NO_PROXY"):
                 mixed[name] = ",".join(filter(None, [environ.get(name), "127.0.0.1"]))
@@ -96,7 +96,7 @@ class LocalEndpoint:
             lines.append(f"export {name}={shown}")
         if self.arbor:
             kept = f'"${{{_PYTHONPATH}:+:${_PYTHONPATH}}}"'
-            lines.append(f"export {_PYTHONPATH}={shlex.quote(str(ARBORS_PLACE))}{kept}")
+            lines.append(f"export {_PYTHONPATH}={shlex.quote(str(ARBOR_PATH))}{kept}")
         return "\n".join(lines)
 
     @classmethod
@@ -113,29 +113,29 @@ class LocalEndpoint:
                 return cls(record.url, token, record.id, folder / RESULTS, waits, openai_env, arbor, art)
         label = record.name or record.id
         if record.elsewhere:
-            where = f"it lives on {record.whereabouts}"
+            where = f"it lives on {record.location}"
             raise UsageError(f"{label} has no endpoint here", where, f"launch status {label}")
         raise UsageError(
             f"{label} has no endpoint now", f"its state is {record.state}", f"launch status {label}"
         )
 
 
-def arbors_path(environ: Mapping[str, str]) -> dict[str, str]:
+def arbor_pythonpath(environ: Mapping[str, str]) -> dict[str, str]:
     """What `--arbor` changes of the way a program's Python finds modules: ours is first."""
-    return {_PYTHONPATH: os.pathsep.join(filter(None, [str(ARBORS_PLACE), environ.get(_PYTHONPATH)]))}
+    return {_PYTHONPATH: os.pathsep.join(filter(None, [str(ARBOR_PATH), environ.get(_PYTHONPATH)]))}
 
 
 def wanted_port(settings: Settings) -> int | None:
     """The one port that will do, None for any: a program for Arbor or ART has its port in its text."""
-    return DEFAULT_PORT if settings.port is None and keyless_by(settings) else settings.port
+    return DEFAULT_PORT if settings.port is None and keyless_option(settings) else settings.port
 
 
-def keyless_by(settings: Settings) -> str | None:
+def keyless_option(settings: Settings) -> str | None:
     """The option by which this user's programs need no key; None where they do."""
     return "--arbor" if settings.arbor else "--art" if settings.art else None
 
 
-def another_port(port: int, option: str) -> str:
+def other_port_hint(port: int, option: str) -> str:
     """What to type where programs written for another trainer cannot have this one."""
     if option == "--art":
         return f"launch --art --port {port + 1}  # and {port + 1} in your program's addresses"
@@ -152,13 +152,13 @@ def token_file(folder: Path) -> Path:
     return folder / _TOKEN_FILE
 
 
-def keep_token(folder: Path, token: str) -> None:
+def save_token(folder: Path, token: str) -> None:
     """Write the token, readable by this user only."""
     descriptor = os.open(token_file(folder), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with open(descriptor, "w") as file:
         file.write(token + "\n")
 
 
-def drop_token(folder: Path) -> None:
+def delete_token(folder: Path) -> None:
     """Forget the token."""
     token_file(folder).unlink(missing_ok=True)

@@ -5,7 +5,7 @@
 
 Two computers' clocks are never compared: how long ago it was renewed is said by the file system alone, which
 also dates a file that is made to ask it. Neighbours: `run.py` and whoever ends a run (`teardown_lock.py`)
-keep it beating, `whereabouts.py` asks. Nothing here raises: a full disk ends no run.
+keep it beating, `reachability.py` asks. Nothing here raises: a full disk ends no run.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from pathlib import Path
 
 FILE = "heartbeat"
 # One of its own: an attempt to end a run is no sign that its launch lives.
-ENDING = ".teardown-beat"
+TEARDOWN_FILE = ".teardown-beat"
 EVERY_SECONDS = 10.0
 # Several beats may be late: a disk of the network stands still for a while.
 SILENT_SECONDS = 60.0
 _END_SECONDS = 2.0
-_ROOM_BYTES = 24
+_FILE_BYTES = 24
 
 
 @contextlib.contextmanager
-def beating(folder: Path, file: str = FILE) -> Iterator[None]:
+def keep_beating(folder: Path, file: str = FILE) -> Iterator[None]:
     """The run's folder has a beat at once and every so often until the block is over."""
     over = threading.Event()
     _beat(folder / file, 0)
@@ -67,7 +67,7 @@ def _beat(path: Path, count: int) -> None:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             os.utime(descriptor)
-            os.pwrite(descriptor, f"{os.getpid()} {count}".ljust(_ROOM_BYTES).encode(), 0)
+            os.pwrite(descriptor, f"{os.getpid()} {count}".ljust(_FILE_BYTES).encode(), 0)
             os.fsync(descriptor)
         finally:
             os.close(descriptor)

@@ -13,7 +13,7 @@ from launcher.base.units import format_duration, format_money
 
 _RENEWALS_PER_LEASE = 4
 # What to do about a limit that was reached.
-LONGER = "resume it, or run it again, with a longer --max or a larger --budget"
+LONGER_LIMIT_HINT = "resume it, or run it again, with a longer --max or a larger --budget"
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from launcher.base.home import Home
 from launcher.base.process_location import ProcessLocation
 from launcher.base.processes import ProcessId
 from launcher.base.suggestions import closest_match
-from launcher.records import teardown_lock, whereabouts
+from launcher.records import reachability, teardown_lock
 from launcher.records.lives import Life
 
 SCHEMA = 1
@@ -87,11 +87,11 @@ class RunRecord:
         return self.state != "verified"
 
     @property
-    def attended(self) -> bool:
+    def is_attended(self) -> bool:
         """Whether its launcher is at it, or a guardian that does not rest, or may be where nobody sees it."""
         if self.elsewhere or self.launch_alive:
             return True
-        rests = self.state == "unverified" and teardown_lock.holder(self.folder) is None
+        rests = self.state == "unverified" and teardown_lock.owner(self.folder) is None
         return self.guardian is not None and not rests and self.guardian.alive()
 
     @property
@@ -102,12 +102,12 @@ class RunRecord:
     @property
     def elsewhere(self) -> bool:
         """Whether it is live and its processes are another computer's or container's: unknown, not dead."""
-        return self.live and whereabouts.elsewhere(self.place, self.folder)
+        return self.live and reachability.is_elsewhere(self.place, self.folder)
 
     @property
     def silent(self) -> bool:
         """Whether it has given no sign of life for so long that nobody seems to attend it."""
-        return whereabouts.silent(self.folder)
+        return reachability.is_silent(self.folder)
 
     @property
     def rented(self) -> bool:
@@ -115,9 +115,9 @@ class RunRecord:
         return self.machine.get("kind", "local") != "local"
 
     @property
-    def whereabouts(self) -> str:
+    def location(self) -> str:
         """Where one that is `elsewhere` lives and when it was heard of, in words."""
-        return "here" if self.place is None else whereabouts.describe(self.place, self.folder)
+        return "here" if self.place is None else reachability.describe(self.place, self.folder)
 
     @property
     def may_have_results(self) -> bool:
@@ -180,8 +180,8 @@ class LiveNameError(UsageError):
     """A run with this name is live: attach to `record`, or take another name."""
 
     def __init__(self, record: RunRecord) -> None:
-        state = record.state if record.attended else f"{record.state}, left alone"
-        lives = f"; it lives on {record.whereabouts}" if record.elsewhere else ""
+        state = record.state if record.is_attended else f"{record.state}, left alone"
+        lives = f"; it lives on {record.location}" if record.elsewhere else ""
         super().__init__(
             f"a run named {record.name} is live ({record.id})",
             f"its state: {state}{lives}",
@@ -195,7 +195,7 @@ class LiveRunError(UsageError):
 
     def __init__(self, record: RunRecord) -> None:
         label = record.name or record.id
-        lives = f"; it lives on {record.whereabouts}" if record.elsewhere else ""
+        lives = f"; it lives on {record.location}" if record.elsewhere else ""
         super().__init__(
             f"{label} is live: there is nothing to resume",
             f"its state: {record.state}{lives}",
@@ -211,7 +211,7 @@ class RecordStore:
         self.runs = home.runs
 
     @classmethod
-    def holding(cls, record: Path) -> Self:
+    def of_record(cls, record: Path) -> Self:
         """The store of a record's file: runs/<id>/record.json."""
         store = cls.__new__(cls)
         store.runs = record.parent.parent
@@ -231,10 +231,10 @@ class RecordStore:
         Raises LiveNameError when a run with the name is live, UsageError for a name that cannot be one.
         """
         atomic.make_folder(self.runs)
-        with _locked(self.runs / ".lock"):
+        with _folder_lock(self.runs / ".lock"):
             self.check_name(name)
             run_id = self._mint()
-            teardown_lock.make(self.folder(run_id))
+            teardown_lock.create(self.folder(run_id))
             ours: dict[str, Any] = {"launch": ProcessId.own(), "place": ProcessLocation.here()}
             ours |= {"name": name, "command": command, "folder": self.folder(run_id)}
             record = RunRecord(run_id, time.time(), **(ours | fields))
@@ -247,12 +247,12 @@ class RecordStore:
 
         Raises LiveRunError when it is not over, LiveNameError when another live run has its name by now.
         """
-        with _locked(self.runs / ".lock"):
+        with _folder_lock(self.runs / ".lock"):
             record = self._read(run_id)
             if record.live:
                 raise LiveRunError(record)
             self.check_name(record.name)
-            teardown_lock.make(self.folder(run_id))
+            teardown_lock.create(self.folder(run_id))
             ended = {"guardian": None, "minder": None, "url": None, "exit_code": None, "ended": None}
             ended |= {"ended_by": None, "reason": None, "why": None, "proof": None, "unpulled": None}
             life = {"troubles": (), "given_up": False, "begun": time.time(), "earlier_lives": record.lives}
@@ -275,7 +275,7 @@ class RecordStore:
 
     def update(self, run_id: str, **changes: Any) -> RunRecord:
         """Change fields of the newest record on disk, whoever wrote it; durable when this returns."""
-        with _locked(self.folder(run_id) / ".lock"):
+        with _folder_lock(self.folder(run_id) / ".lock"):
             record = dataclasses.replace(self._read(run_id), **changes)
             self._write(record)
         return record
@@ -341,7 +341,7 @@ class RecordStore:
 
 
 @contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
+def _folder_lock(path: Path) -> Iterator[None]:
     """Hold the lock of a folder; the system frees it when the holder dies."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     try:

@@ -29,19 +29,19 @@ from launcher.records import heartbeat
 
 FILE = ".teardown"
 # What `launch` does while the results of a machine that would take them along cannot be brought home.
-KEEPING = "waiting for results that cannot be brought home"
+WAITING_FOR_RESULTS = "waiting for results that cannot be brought home"
 # A holder that is stopped (Ctrl-Z) is waited for so long: each of its own steps is bounded, so is no other.
-STILL_SECONDS = 30.0
+STUCK_SECONDS = 30.0
 _SAY_EVERY_SECONDS = 20.0
 # What stands behind it changes all the time and is said now and then.
 _DETAIL = ": "
 _LOOK_EVERY_SECONDS = 0.1
 # Written whole over what stood there: that takes no new room on a disk.
-_ROOM_BYTES = 1024
+_FILE_BYTES = 1024
 
 
 @dataclass(frozen=True)
-class Holder:
+class LockOwner:
     """Who ends the run: "launch", "guardian", "down", "gc" or "resume", and its process; `doing` in words.
     `place`: where the process is, None of older versions, whose are here."""
 
@@ -61,71 +61,71 @@ class Holder:
         on = f" on {self.host}" if self.host else ""
         return f"{self.who} (pid {self.process.pid}{on}) is ending it: {self.doing}"
 
-    def stands_still(self, folder: Path) -> bool:
+    def is_stuck(self, folder: Path) -> bool:
         """Whether its process is stopped, and so gets nowhere; of one that is not seen here, whether the
         run's folder has no sign of its life."""
         if self.host is None:
             return running.is_stopped(self.process)
-        age = heartbeat.age_seconds(folder, heartbeat.ENDING)
+        age = heartbeat.age_seconds(folder, heartbeat.TEARDOWN_FILE)
         return age is None or age > heartbeat.SILENT_SECONDS
 
 
-class Turn:
+class LockHandle:
     """The right to end a run, until it is let go. `descriptor` None: nobody could be asked for it."""
 
     def __init__(self, descriptor: int | None, who: str) -> None:
         self._descriptor = descriptor
         self._who = who
 
-    def doing(self, what: str) -> None:
+    def report(self, what: str) -> None:
         """Say to whoever waits how far it is; harmless where that cannot be said."""
         with contextlib.suppress(OSError):  # also where this process may open no more files
-            said = dataclasses.asdict(Holder(self._who, ProcessId.own(), what, ProcessLocation.here()))
+            said = dataclasses.asdict(LockOwner(self._who, ProcessId.own(), what, ProcessLocation.here()))
             self._write(json.dumps(said).encode())
 
-    def telling(self, what: str, progress: Callable[[str], None]) -> Callable[[str], None]:
+    def reporting(self, what: str, progress: Callable[[str], None]) -> Callable[[str], None]:
         """A progress that whoever waits sees as well. Raises nothing: what is shown must not end a copy."""
 
         def tell(line: str) -> None:
-            self.doing(f"{what}{_DETAIL}{line}")
+            self.report(f"{what}{_DETAIL}{line}")
             with contextlib.suppress(Exception):
                 progress(line)
 
         return tell
 
-    def over(self) -> None:
+    def release(self) -> None:
         """Nobody is at it any more."""
         self._write(b"")
 
     def _write(self, text: bytes) -> None:
         if self._descriptor is not None:
             with contextlib.suppress(OSError):  # who waits then knows less, and waits all the same
-                os.pwrite(self._descriptor, text.ljust(_ROOM_BYTES), 0)
+                os.pwrite(self._descriptor, text.ljust(_FILE_BYTES), 0)
 
 
-def make(folder: Path) -> None:
+def create(folder: Path) -> None:
     """The file, with its room on the disk, while there is some. Raises OSError."""
     descriptor = os.open(folder / FILE, os.O_RDWR | os.O_CREAT, 0o600)
     try:
-        os.pwrite(descriptor, b"".ljust(_ROOM_BYTES), 0)
+        os.pwrite(descriptor, b"".ljust(_FILE_BYTES), 0)
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
 
 
-def nothing(at_it: Holder | None) -> None:
+def keep_waiting(other: LockOwner | None) -> None:
     """Whoever is at it is waited for."""
 
 
 @contextlib.contextmanager
-def alone(
+def exclusive(
     folder: Path,
     who: str,
     note: Callable[[str], None],
     *,
     insist: bool = False,
-    look: Callable[[Holder | None], object] = nothing,
-) -> Iterator[Turn]:
+    look: Callable[[LockOwner | None], object] = keep_waiting,
+) -> Iterator[LockHandle]:
     """Be the only one that ends the run of a folder; waits for whoever is at it, and says so.
 
     Raises TeardownUnverified when that one has stood still for long. `insist`: then go on beside it, for a
@@ -133,20 +133,20 @@ def alone(
     it, and may raise.
     """
     descriptor = _open(folder)
-    turn = Turn(None, who)
+    lock = LockHandle(None, who)
     try:
         if descriptor is not None and _wait(descriptor, folder, note, insist, look):
-            turn = Turn(descriptor, who)
-        turn.doing("it has begun")
-        with heartbeat.beating(folder, heartbeat.ENDING):
-            yield turn
+            lock = LockHandle(descriptor, who)
+        lock.report("it has begun")
+        with heartbeat.keep_beating(folder, heartbeat.TEARDOWN_FILE):
+            yield lock
     finally:
-        turn.over()
+        lock.release()
         if descriptor is not None:
             os.close(descriptor)
 
 
-def holder(folder: Path) -> Holder | None:
+def owner(folder: Path) -> LockOwner | None:
     """Who is ending the run of a folder now; None when nobody is, or nobody knows."""
     descriptor = _open(folder)
     if descriptor is None:
@@ -169,41 +169,41 @@ def _wait(
     folder: Path,
     note: Callable[[str], None],
     insist: bool,
-    look: Callable[[Holder | None], object],
+    look: Callable[[LockOwner | None], object],
 ) -> bool:
     """Whether the lock was had in the end."""
     run = folder.name
     said: str | None = None
     said_at, still_since = 0.0, None
-    while not _locked(descriptor):
+    while not _try_lock(descriptor):
         now = time.monotonic()
-        at_it = _read(descriptor)
-        look(at_it)
-        text = "another process is ending it" if at_it is None else at_it.describe()
-        what = text if at_it is None else f"{at_it.who} {at_it.doing.partition(_DETAIL)[0]}"
+        other = _read(descriptor)
+        look(other)
+        text = "another process is ending it" if other is None else other.describe()
+        what = text if other is None else f"{other.who} {other.doing.partition(_DETAIL)[0]}"
         if what != said or now - said_at > _SAY_EVERY_SECONDS:
             note(f"{run}: {text}; waiting")
             said, said_at = what, now
-        if at_it is not None and not at_it.stands_still(folder):
+        if other is not None and not other.is_stuck(folder):
             still_since = None
         elif still_since is None:
             still_since = now
-        elif now - still_since > STILL_SECONDS:
+        elif now - still_since > STUCK_SECONDS:
             if insist:
                 note(f"{run}: {text}, but it is stuck; continuing without it")
                 return False
-            raise _stands_still(run, text, at_it)
+            raise _stuck(run, text, other)
         time.sleep(_LOOK_EVERY_SECONDS)
     return True
 
 
-def _stands_still(run: str, text: str, at_it: Holder | None) -> TeardownUnverified:
-    hint = "ps -ef | grep launch" if at_it is None else f"kill -CONT {at_it.process.pid}"
-    hint = f"launch status {run}" if at_it is not None and at_it.host else hint
+def _stuck(run: str, text: str, other: LockOwner | None) -> TeardownUnverified:
+    hint = "ps -ef | grep launch" if other is None else f"kill -CONT {other.process.pid}"
+    hint = f"launch status {run}" if other is not None and other.host else hint
     return TeardownUnverified(f"could not verify that {run} is down", f"{text}, but it is stuck", hint)
 
 
-def _locked(descriptor: int) -> bool:
+def _try_lock(descriptor: int) -> bool:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -213,11 +213,11 @@ def _locked(descriptor: int) -> bool:
     return True
 
 
-def _read(descriptor: int) -> Holder | None:
+def _read(descriptor: int) -> LockOwner | None:
     try:
-        said = json.loads(os.pread(descriptor, _ROOM_BYTES, 0))
+        said = json.loads(os.pread(descriptor, _FILE_BYTES, 0))
         place = ProcessLocation.from_dict(said["place"]) if said.get("place") else None
-        found = Holder(str(said["who"]), ProcessId(**said["process"]), str(said["doing"]), place)
+        found = LockOwner(str(said["who"]), ProcessId(**said["process"]), str(said["doing"]), place)
         return found if found.host or found.process.alive() else None
     except (OSError, ValueError, KeyError, TypeError):
         return None

@@ -22,9 +22,9 @@ from launcher.base.failpoints import failpoint
 from launcher.base.log import LOGGER
 from launcher.console.output import Output
 from launcher.records import lives, teardown_lock
-from launcher.records.endpoint import RESULTS, drop_token
+from launcher.records.endpoint import RESULTS, delete_token
 from launcher.records.records import RecordStore
-from launcher.records.teardown_lock import Turn
+from launcher.records.teardown_lock import LockHandle
 from launcher.results import durable
 from launcher.run import rented_run
 from launcher.run.phase_times import Timings
@@ -87,24 +87,24 @@ class Ending:
             self._warn(f"{failure.message}; ending the run")
         self._signals.consequence = _ENDING
         with contextlib.ExitStack() as stack:
-            alone = teardown_lock.alone(self._folder, "launch", self._warn, insist=True)
-            turn = self._try("waiting for its turn", lambda: stack.enter_context(alone))
-            turn = turn or Turn(None, "launch")
+            alone = teardown_lock.exclusive(self._folder, "launch", self._warn, insist=True)
+            lock = self._try("waiting for its turn", lambda: stack.enter_context(alone))
+            lock = lock or LockHandle(None, "launch")
             if (proof := self._proven_by_another()) is None:
-                self._bring_home(machine, turn)
+                self._bring_home(machine, lock)
                 # Not caught: it stands for a launch that breaks off here and leaves the rest to its guardian.
                 failpoint("cli.pulled")
-                turn.doing("down")
+                lock.report("down")
                 proof = self._down(machine)
             self._close_doors()
-            turn.doing("saving the record")
+            lock.report("saving the record")
             return self._finish(failure or self._unpulled, proof)
 
     # -------------------------------------------------------------- steps
 
-    def _bring_home(self, machine: Machine, turn: Turn) -> None:
+    def _bring_home(self, machine: Machine, lock: LockHandle) -> None:
         """The results home, if there is a runtime to have any; why not, when they stay where they are."""
-        turn.doing("copying results")
+        lock.report("copying results")
         if self._parts.background_copy is not None:
             self._try("ending the copies", self._parts.background_copy.stop)
         if self._parts.pulse is not None:
@@ -116,14 +116,16 @@ class Ending:
             with self._shown(machine, "pull") as progress:
                 if self._ended.record.logs_to_wandb:
                     self._try("ending its Weights & Biases run", machine.close_wandb)
-                self._pulled = machine.pull(self._results, turn.telling("copying results", progress), stopped)
+                self._pulled = machine.pull(
+                    self._results, lock.reporting("copying results", progress), stopped
+                )
         except Exception as error:  # noqa: BLE001 - whatever it is, the next step must be taken
             if self._pulled is not None:  # they are at home, it could not be shown
                 self._trouble(f"showing pull failed: {described(error)}")
             else:
                 self._unpulled = self._not_pulled(error)
                 self._warn(f"{self._unpulled.message}: {self._unpulled.why}")
-                self._try("keeping the machine", lambda: self._keep(machine, turn))
+                self._try("keeping the machine", lambda: self._keep(machine, lock))
         if self._pulled is not None:
             self._say_what_is_missing(self._pulled)
 
@@ -134,7 +136,7 @@ class Ending:
         if pulled.lost is not None and self._parts.background_copy is not None:  # it was ready once
             self._unpulled = NotPulled("the newest results are lost", pulled.lost, None)
 
-    def _keep(self, machine: Machine, turn: Turn) -> None:
+    def _keep(self, machine: Machine, lock: LockHandle) -> None:
         """Keep a machine whose disk would go with it, as long as that is agreed to."""
         if self._parts.background_copy is None:  # it was never ready: nobody ever asked it for anything
             return
@@ -142,7 +144,7 @@ class Ending:
         seconds = rented_run.keep_seconds(machine, self._ended.limits, self._ended.lease_seconds)
         if seconds <= 0 or given_up():
             return
-        turn.doing(teardown_lock.KEEPING)
+        lock.report(teardown_lock.WAITING_FOR_RESULTS)
         self._signals.consequence = _KEEPING
         keep = (self._warn, machine, self._results, seconds, self._ended.label, given_up)
         try:
@@ -177,7 +179,7 @@ class Ending:
             self._try("ending the heartbeat", self._parts.pulse.stop)
         if self._parts.relay is not None:
             self._try("closing the door", self._parts.relay.stop)
-        self._try("forgetting the token", lambda: drop_token(self._folder))
+        self._try("forgetting the token", lambda: delete_token(self._folder))
 
     def _proven_by_another(self) -> Proof | None:
         """The proof of whoever was at it before us."""

@@ -70,7 +70,7 @@ class Pulse:
 
     def start(
         self,
-        patience_seconds: float,
+        timeout_budget_seconds: float,
         ended: Callable[[], str | None] = lambda: None,
         progress: Callable[[str], None] = lambda line: None,
     ) -> None:
@@ -79,7 +79,7 @@ class Pulse:
         `ended`: why the runtime is gone, None while it runs. Raises JobFailed when it is, when it refuses us,
         or when it has said nothing for so long.
         """
-        bound = time.monotonic() + patience_seconds
+        bound = time.monotonic() + timeout_budget_seconds
         wait_seconds = self._usual_seconds(self._beat.lease.seconds)
         while not self._first(wait_seconds):
             why = self._beat.silence or ""
@@ -88,7 +88,7 @@ class Pulse:
                 raise JobFailed("the runtime ended by itself", reason, self._hint)
             left = bound - time.monotonic()
             if left <= 0:
-                what = f"the runtime has not answered for {patience_seconds:.0f} s"
+                what = f"the runtime has not answered for {timeout_budget_seconds:.0f} s"
                 raise JobFailed(what, why, self._hint)
             wait_seconds = min(2 * wait_seconds, _LONGEST_ANSWER_SECONDS, max(left, _AGAIN_SECONDS))
             time.sleep(min(_AGAIN_SECONDS, left))

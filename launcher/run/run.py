@@ -41,12 +41,12 @@ from launcher.records import heartbeat
 from launcher.records.endpoint import (
     RESULTS,
     LocalEndpoint,
-    drop_token,
-    keep_token,
-    keyless_by,
+    delete_token,
+    keyless_option,
+    save_token,
     wanted_port,
 )
-from launcher.records.lease import LONGER, Limits
+from launcher.records.lease import LONGER_LIMIT_HINT, Limits
 from launcher.records.records import RecordStore, RunRecord
 from launcher.results import durable
 from launcher.run import machine_from_plan, rented_run
@@ -95,7 +95,7 @@ class Run:
             self._folder = self._store.folder(self._record.id)
             until = (plan.deadline_seconds, plan.budget, plan.price_per_hour, plan.spent)
             self._limits = Limits(self._begun_at, *until)
-            with heartbeat.beating(self._folder):
+            with heartbeat.keep_beating(self._folder):
                 return self._end(self._live())
 
     def _end(self, failure: BaseException | None) -> int:
@@ -113,7 +113,7 @@ class Run:
         details |= earlier_run.details(settings, self._request.model_path, self._request.folder)
         try:
             if resumed is not None:
-                drop_token(self._store.folder(resumed.record.id))
+                delete_token(self._store.folder(resumed.record.id))
                 return self._store.reopen(resumed.record.id, command=command, details=details)
             return self._store.create(name=settings.name, command=command, details=details)
         except OSError as error:
@@ -206,24 +206,24 @@ class Run:
         from launcher.results.background_copy import BackgroundCopy
         from launcher.run.pulse import Pulse
 
-        settings, patience_seconds = self._request.settings, self._patience_seconds
+        settings, timeout_budget_seconds = self._request.settings, self._timeout_budget_seconds
         hint = f"launch logs {self._label} --which supervisor"
         with self._phase("connect") as progress:
             port = wanted_port(settings)
             page = RunPage(self._store, self._record.id)
-            by = keyless_by(settings)
-            relay = self._parts.relay = Relay(socket, port, patience_seconds, token, by, page)
+            by = keyless_option(settings)
+            relay = self._parts.relay = Relay(socket, port, timeout_budget_seconds, token, by, page)
             root = f"http://127.0.0.1:{relay.start()}"
             pulse = self._parts.pulse = Pulse(root, token, settings.lease_seconds, hint)
-            pulse.start(patience_seconds, machine.ended, progress)
-            keep_token(self._folder, token)
+            pulse.start(timeout_budget_seconds, machine.ended, progress)
+            save_token(self._folder, token)
             self._update(url=root)
         results = self._folder / RESULTS
         results.mkdir(mode=0o700, exist_ok=True)
         background_copy = self._parts.background_copy = BackgroundCopy(machine, results)
         background_copy.start()
         run_id, told = self._record.id, (settings.openai_env, settings.arbor, settings.art)
-        return LocalEndpoint(root, token, run_id, results, patience_seconds, *told)
+        return LocalEndpoint(root, token, run_id, results, timeout_budget_seconds, *told)
 
     # -------------------------------------------------------------- work
 
@@ -273,7 +273,7 @@ class Run:
         assert self._parts.background_copy is not None
         return Watched(
             self._label, self._begun_at, self._limits, self._request.plan.budget, self._parts.pulse,
-            machine.ended, self._parts.background_copy.now, self._patience_seconds,
+            machine.ended, self._parts.background_copy.now, self._timeout_budget_seconds,
             self._request.settings.grace_seconds,
         )  # fmt: skip
 
@@ -294,7 +294,7 @@ class Run:
     # -------------------------------------------------------------- small things
 
     @property
-    def _patience_seconds(self) -> float:
+    def _timeout_budget_seconds(self) -> float:
         plan = self._request.plan
         return timeout_budget.seconds(plan.lease_seconds, plan.rented is not None)
 
@@ -335,7 +335,7 @@ class Run:
     def _enter(self, state: str) -> None:
         now = clock.boot_seconds()
         if reached := self._limits.reached(now):
-            raise LimitReached(reached, f"before {state}", LONGER)
+            raise LimitReached(reached, f"before {state}", LONGER_LIMIT_HINT)
         self._signals.alarm(self._limits.left(now) if state in _ON_THE_WAY_UP else None)
         self._update(state=state)
 
@@ -348,9 +348,9 @@ class Run:
         reached = self._limits.reached(clock.boot_seconds())
         if isinstance(ended, Interrupted) and ended.number == signal.SIGALRM:
             why = f"the run was still at: {self._record.state}"
-            return LimitReached(reached or "the deadline has passed", why, LONGER)
+            return LimitReached(reached or "the deadline has passed", why, LONGER_LIMIT_HINT)
         if isinstance(ended, JobFailed) and ended.job_exit_code is not None:
             return ended
         if reached and isinstance(ended, JobFailed | NotStarted):
-            return LimitReached(reached, ended.message, LONGER)
+            return LimitReached(reached, ended.message, LONGER_LIMIT_HINT)
         return ended

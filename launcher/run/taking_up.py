@@ -74,6 +74,6 @@ def _ended(store: RecordStore, record: RunRecord, say: Callable[[str], None]) ->
     record = take_down.after_guardian(store, record, say)
     if not record.live:
         return record
-    if record.attended:
+    if record.is_attended:
         raise LiveRunError(record)
     return take_down.take_down(store, record, "resume", say)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from launcher.base import clock
 from launcher.base.errors import JobFailed, LimitReached
 from launcher.console.output import LiveStatus, Output
-from launcher.records.lease import LONGER, Limits
+from launcher.records.lease import LONGER_LIMIT_HINT, Limits
 from launcher.run.pulse import Beat, Pulse
 from launcher.run.signals import Interrupted
 from launcher.teardown.minder import GRACE_SECONDS, Command
@@ -34,7 +34,7 @@ _MISSED_SECONDS = 1.0
 class Watched:
     """What the loop looks at. `ended` asks the machine why the runtime is gone, `durability` how far it got;
     `grace_seconds` is the program's time to save what it has when the run is interrupted;
-    `patience_seconds` is how long the runtime may be silent (`timeout_budget.py`).
+    `timeout_budget_seconds` is how long the runtime may be silent (`timeout_budget.py`).
 
     `begun_at` and the limits are on the clock that counts the laptop's sleep (`base/clock.py`).
     """
@@ -46,7 +46,7 @@ class Watched:
     pulse: Pulse
     ended: Callable[[], str | None]
     durability: Callable[[], DurabilityStatus]
-    patience_seconds: float
+    timeout_budget_seconds: float
     grace_seconds: float = GRACE_SECONDS
 
 
@@ -129,7 +129,7 @@ class Work:
 
     def _check_limits(self, now: float) -> None:
         if reached := self._watched.limits.reached(now):
-            raise LimitReached(reached, "the run ends here; its results are kept", LONGER)
+            raise LimitReached(reached, "the run ends here; its results are kept", LONGER_LIMIT_HINT)
 
     def _check_runtime(self, beat: Beat) -> None:
         label = self._watched.label
@@ -143,7 +143,7 @@ class Work:
         hint = f"launch logs {label} --which supervisor"
         if reason := self._watched.ended():
             raise JobFailed("the runtime ended by itself", reason, hint)
-        if time.monotonic() - beat.silent_since > self._watched.patience_seconds:
+        if time.monotonic() - beat.silent_since > self._watched.timeout_budget_seconds:
             raise JobFailed("the runtime no longer answers", beat.silence, hint)
 
     def _say_detail(self, beat: Beat) -> None:

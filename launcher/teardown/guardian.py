@@ -29,9 +29,9 @@ from launcher.base.errors import JobFailed, PreflightError, described
 from launcher.base.module_command import module_command
 from launcher.base.processes import ProcessId
 from launcher.records import teardown_lock
-from launcher.records.endpoint import RESULTS, drop_token
+from launcher.records.endpoint import RESULTS, delete_token
 from launcher.records.records import RUN_VARIABLE, RecordStore, RunRecord
-from launcher.records.teardown_lock import Turn
+from launcher.records.teardown_lock import LockHandle
 from launcher.teardown import giving_up, last_copy, self_ended, take_down
 from launcher.types.machine import Proof, Stopped, no_progress
 
@@ -114,7 +114,7 @@ def main(arguments: list[str]) -> int:
     try:
         if _released():
             return 0
-        return _end(RecordStore.holding(record), record.parent.name, launch, stand_in)
+        return _end(RecordStore.of_record(record), record.parent.name, launch, stand_in)
     finally:
         if stand_in is not None:
             stand_in.remove()
@@ -133,7 +133,7 @@ def _prepare(record: Path) -> tuple[ProcessId | None, StandIn | None]:
     stands by."""
     launch = None
     try:
-        found = RecordStore.holding(record).load(record.parent.name)
+        found = RecordStore.of_record(record).load(record.parent.name)
         launch = found.launch
         return launch, machine_of_record.prepare(found)
     except Exception:  # noqa: BLE001 - at the end it is tried again
@@ -146,8 +146,8 @@ def _end(store: RecordStore, run_id: str, launch: ProcessId | None, stand_in: St
     pause, until = _PAUSE_SECONDS, clock.boot_seconds() + _GIVE_UP_SECONDS
     asleep, copying = clock.asleep_seconds(), last_copy.OneLease()
     while True:
-        with teardown_lock.alone(store.folder(run_id), "guardian", _say, insist=True) as turn:
-            code = _end_alone(store, run_id, launch, stand_in, turn, copying)
+        with teardown_lock.exclusive(store.folder(run_id), "guardian", _say, insist=True) as lock:
+            code = _end_alone(store, run_id, launch, stand_in, lock, copying)
         if clock.asleep_seconds() - asleep > _SLEPT_SECONDS:
             asleep, pause = clock.asleep_seconds(), _PAUSE_SECONDS
             until = max(until, clock.boot_seconds() + _AWAKE_SECONDS)
@@ -163,7 +163,7 @@ def _end_alone(
     run_id: str,
     launch: ProcessId | None,
     stand_in: StandIn | None,
-    turn: Turn,
+    lock: LockHandle,
     copying: last_copy.OneLease,
 ) -> int:
     try:
@@ -181,15 +181,15 @@ def _end_alone(
     # From here on a full disk or a lost folder must not stop us: the machine matters, the record follows.
     _note(store, run_id, state="down", ended_by="guardian", reason=reason)
     with contextlib.suppress(Exception):
-        drop_token(store.folder(run_id))
-    turn.doing("copying results")
+        delete_token(store.folder(run_id))
+    lock.report("copying results")
     ended_before = _self_ended(record)  # before anything here is heard of by its machine
     unpulled = copying.unpulled = _bring_home(store, record, copying)
-    turn.doing("down")
+    lock.report("down")
     proof = _take_down(record, stand_in)
     _end_own_children()
     _say(f"{run_id}: {proof.detail}")
-    turn.doing("saving the record")
+    lock.report("saving the record")
     state = "verified" if proof.verified else "unverified"
     ended = time.time() if ended_before is None else ended_before
     said = {"state": state, "proof": proof.to_dict(), "ended": ended, "unpulled": unpulled}

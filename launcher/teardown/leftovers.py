@@ -106,11 +106,11 @@ def _left_alone(
     for record in records:
         if record.elsewhere:
             note(left_alone(record))
-        if not record.live or record.attended:
+        if not record.live or record.is_attended:
             continue
 
         def remove(record: RunRecord = record) -> str:
-            if not (now := store.load(record.id)).live or now.attended:
+            if not (now := store.load(record.id)).live or now.is_attended:
                 return "its run is alive after all" if now.live else "down: verified"
             give_up = not {now.id, now.name}.isdisjoint(given_up)
             ended = take_down.take_down(store, now, "gc", note, give_up=give_up)
@@ -124,7 +124,7 @@ def _left_alone(
 def left_alone(record: RunRecord) -> str:
     """What is said of a live run whose processes cannot be seen here."""
     label = record.name or record.id
-    return f"{label} lives on {record.whereabouts}: left alone; launch down {label} ends it"
+    return f"{label} lives on {record.location}: left alone; launch down {label} ends it"
 
 
 # ------------------------------------------------------------------ processes

@@ -20,10 +20,10 @@ from launcher.base.errors import LaunchError, NotPulled, PreflightError, Teardow
 from launcher.base.processes import ProcessId
 from launcher.base.units import format_money
 from launcher.records import lives, teardown_lock
-from launcher.records.endpoint import RESULTS, drop_token
+from launcher.records.endpoint import RESULTS, delete_token
 from launcher.records.lease import Limits
 from launcher.records.records import RecordStore, RunRecord
-from launcher.records.teardown_lock import Holder
+from launcher.records.teardown_lock import LockOwner
 from launcher.results.background_copy import pull_patiently
 from launcher.teardown import giving_up, self_ended
 from launcher.types.machine import (
@@ -42,7 +42,7 @@ from launcher.types.machine import (
 TRIES_SECONDS = 60.0
 _LOOK_SECONDS = 1.0
 # A guardian that is stopped does nothing any more.
-_STILL_SECONDS = teardown_lock.STILL_SECONDS
+_STILL_SECONDS = teardown_lock.STUCK_SECONDS
 # A guardian that does not hold the lock for so long rests, whatever the record could be made to say.
 _IDLE_SECONDS = 5.0
 
@@ -80,10 +80,10 @@ class Keeping:
         self._seconds = seconds
         self._since: float | None = None
 
-    def look(self, at_it: Holder | None) -> None:
+    def look(self, at_it: LockOwner | None) -> None:
         """To be called all the time, with whoever ends the run. Raises NotPulled."""
         now = time.monotonic()
-        if at_it is None or at_it.doing != teardown_lock.KEEPING:
+        if at_it is None or at_it.doing != teardown_lock.WAITING_FOR_RESULTS:
             self._since = None
         elif self._since is None:
             self._since = now
@@ -104,7 +104,7 @@ def after_guardian(store: RecordStore, record: RunRecord, note: Note) -> RunReco
     still = idle = 0.0
     while not processes.wait_for_end(guardian, _LOOK_SECONDS):
         record, is_stopped = store.load(record.id), running.is_stopped(guardian)
-        rests = not is_stopped and teardown_lock.holder(store.folder(record.id)) is None
+        rests = not is_stopped and teardown_lock.owner(store.folder(record.id)) is None
         idle = idle + _LOOK_SECONDS if rests else 0.0
         if rests and (record.state == "unverified" or idle > _IDLE_SECONDS):
             break
@@ -133,16 +133,16 @@ def take_down(
     if record.elsewhere and not record.rented:
         raise _out_of_reach(record)
     keeping = Keeping(store, record.id, TRIES_SECONDS)
-    with teardown_lock.alone(store.folder(record.id), ended_by, note, look=keeping.look) as turn:
+    with teardown_lock.exclusive(store.folder(record.id), ended_by, note, look=keeping.look) as lock:
         record = store.load(record.id)
         if not record.live:
             return record
-        turn.doing("copying results")
+        lock.report("copying results")
         latest = self_ended.at_latest(record)  # before anything here is heard of by its machine
-        brought = _bring_home(store, record, note, turn.telling("copying results", progress), give_up)
-        turn.doing("down")
+        brought = _bring_home(store, record, note, lock.reporting("copying results", progress), give_up)
+        lock.report("down")
         proof = machine_of_record.end(from_record(record), note)
-        turn.doing("saving the record")
+        lock.report("saving the record")
         ended = time.time() if latest is None or not brought.gone else min(latest, time.time())
         return _write_down(store, record, ended_by, ended, proof, brought.unpulled, note)
 
@@ -154,7 +154,7 @@ def closed_by_word(store: RecordStore, record: RunRecord) -> RunRecord:
         raise _out_of_reach(record)
     where = record.place.host if record.place else "?"
     proof = Proof(True, f"nothing here can see its processes; that {where} is gone was your word")
-    drop_token(store.folder(record.id))
+    delete_token(store.folder(record.id))
     changes = {"ended": time.time(), "ended_by": "down", "proof": proof.to_dict()}
     return store.update(record.id, state="verified", **changes)
 
@@ -223,7 +223,7 @@ def _out_of_reach(record: RunRecord) -> TeardownUnverified:
         there = " --elsewhere  # if that computer or container no longer exists"
     return TeardownUnverified(
         f"{label} cannot be ended from here",
-        f"its processes are on {record.whereabouts}",
+        f"its processes are on {record.location}",
         f"launch down {label}{there}",
     )
 
@@ -239,7 +239,7 @@ def _kept(record: RunRecord, why: str) -> NotPulled:
     )
 
 
-def _kept_by(at_it: Holder, record: RunRecord) -> NotPulled:
+def _kept_by(at_it: LockOwner, record: RunRecord) -> NotPulled:
     label = record.name or record.id
     return NotPulled(
         f"{label} is kept: its newest results could not be copied",
@@ -261,7 +261,7 @@ def _write_down(
     label = record.name or record.id
     unwritten: Exception | None = None
     try:
-        drop_token(store.folder(record.id))
+        delete_token(store.folder(record.id))
     except Exception as error:  # noqa: BLE001 - whatever it is, the record must be true
         note(f"{label}: its token is still in its folder: {described(error)}")
     try:

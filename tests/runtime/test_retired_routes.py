@@ -42,7 +42,7 @@ def test_every_retired_route_names_the_way_by_both_of_its_addresses(gateway: Tes
 def door(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     """A run's relay under each option by which this user's programs need no key."""
     with gateway_runs(tmp_path) as make:
-        relay = Relay(make().gateway.socket, 0, token=TOKEN, keyless_by=request.param)
+        relay = Relay(make().gateway.socket, 0, token=TOKEN, keyless_option=request.param)
         yield f"http://127.0.0.1:{relay.start()}"
         relay.stop()
 

@@ -101,9 +101,9 @@ class Calls:
         for name in calls_of(RecordStore) - NAMES:
             patch.setattr(RecordStore, name, _record_call(vars(RecordStore)[name], name, self))
         for place in ("run", "ending"):
-            patch.setattr(f"launcher.run.{place}.drop_token", _token_call("drop", self))
-        patch.setattr(guardian, "drop_token", _token_call("drop", self))
-        patch.setattr("launcher.run.run.keep_token", _token_call("keep", self))
+            patch.setattr(f"launcher.run.{place}.delete_token", _token_call("drop", self))
+        patch.setattr(guardian, "delete_token", _token_call("drop", self))
+        patch.setattr("launcher.run.run.save_token", _token_call("keep", self))
 
 
 def _record_call(real: Any, name: str, calls: Calls) -> Any:

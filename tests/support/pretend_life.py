@@ -33,7 +33,7 @@ from launcher.base.home import Home
 from launcher.base.log import REDACTOR, close_log
 from launcher.config.setting_sources import load
 from launcher.console.output import Output
-from launcher.records.endpoint import keep_token
+from launcher.records.endpoint import save_token
 from launcher.records.records import RecordStore, RunRecord
 from launcher.run.request import Request
 from launcher.run.run import Run
@@ -161,7 +161,7 @@ class PretendLife:
         calls = Calls(faults)
         record = self.store.create(name="dev", command=_COMMAND)
         record = self.store.update(record.id, state="work", machine=self._described, url="http://127.0.0.1:1")
-        keep_token(self.store.folder(record.id), "a-token-of-the-test")
+        save_token(self.store.folder(record.id), "a-token-of-the-test")
         calls.phase = "work"
         with pytest.MonkeyPatch.context() as patch:
             self._prepare(patch, calls, "plain")

@@ -303,7 +303,7 @@ def test_a12_a_connection_is_looked_up_once(upstream: Upstream, monkeypatch: pyt
         return looks[-1]
 
     monkeypatch.setattr(relay_peers, "is_this_users", counted)
-    relay = Relay(upstream.socket, 0, token=TOKEN, keyless_by="--arbor")
+    relay = Relay(upstream.socket, 0, token=TOKEN, keyless_option="--arbor")
     try:
         url = f"http://127.0.0.1:{relay.start()}"
         with httpx.Client(base_url=url, trust_env=False, timeout=60) as client:

@@ -18,7 +18,7 @@ from launcher.base.home import Home
 from launcher.config import earlier_run, ports, shadowing
 from launcher.config.setting_sources import load
 from launcher.proxy.relay import Relay
-from launcher.records.endpoint import ARBORS_PLACE, DEFAULT_PORT, LocalEndpoint, keep_token, wanted_port
+from launcher.records.endpoint import ARBOR_PATH, DEFAULT_PORT, LocalEndpoint, save_token, wanted_port
 from launcher.records.records import RecordStore
 from launcher.types.settings import Settings
 from tests.support import canaries
@@ -101,7 +101,7 @@ def test_a02_a_taken_port_is_refused_by_whose_it_is_and_with_what_the_program_mu
         other = f"--arbor --port {port + 1}  # and {port + 1} in your program's addresses"
         assert other in done.stderr
         with pytest.raises(PreflightError) as late:
-            Relay(tmp_path / "none.sock", port, token=TOKEN, keyless_by="--arbor").start()
+            Relay(tmp_path / "none.sock", port, token=TOKEN, keyless_option="--arbor").start()
         assert late.value.hint == f"launch {other}"
         with pytest.raises(PreflightError, match="is taken") as plain:
             ports.check_port(port, home)
@@ -118,9 +118,9 @@ def endpoint(tmp_path: Path, arbor: bool) -> LocalEndpoint:
 def test_a02_our_folder_is_first_on_the_programs_path_and_the_users_stays_behind_it(tmp_path: Path) -> None:
     mine = f"/mine{os.pathsep}/yours"
     with_it = endpoint(tmp_path, arbor=True)
-    assert with_it.environ({"PYTHONPATH": mine})["PYTHONPATH"] == f"{ARBORS_PLACE}{os.pathsep}{mine}"
-    assert with_it.environ({})["PYTHONPATH"] == str(ARBORS_PLACE)
-    assert with_it.environ({"PYTHONPATH": ""})["PYTHONPATH"] == str(ARBORS_PLACE), "no empty entry: that is ."
+    assert with_it.environ({"PYTHONPATH": mine})["PYTHONPATH"] == f"{ARBOR_PATH}{os.pathsep}{mine}"
+    assert with_it.environ({})["PYTHONPATH"] == str(ARBOR_PATH)
+    assert with_it.environ({"PYTHONPATH": ""})["PYTHONPATH"] == str(ARBOR_PATH), "no empty entry: that is ."
     without = endpoint(tmp_path, arbor=False)
     assert without.environ({"PYTHONPATH": mine})["PYTHONPATH"] == mine
     assert "PYTHONPATH" not in without.environ({})
@@ -129,7 +129,7 @@ def test_a02_our_folder_is_first_on_the_programs_path_and_the_users_stays_behind
 def test_a02_env_tells_another_terminal_the_same(home: Home, tmp_path: Path) -> None:
     store = RecordStore(home)
     record = store.create(name="dev")
-    keep_token(store.folder(record.id), TOKEN)
+    save_token(store.folder(record.id), TOKEN)
     store.update(record.id, state="work", url="http://127.0.0.1:7453", details={"arbor": True})
     printed = Typed(tmp_path / "project", home.data)("env", "dev").stdout
     for before in ({}, {"PYTHONPATH": "/mine"}):
@@ -140,7 +140,7 @@ def test_a02_env_tells_another_terminal_the_same(home: Home, tmp_path: Path) -> 
             text=True,
             check=True,
         )
-        assert shell.stdout.split() == [os.pathsep.join([str(ARBORS_PLACE), *before.values()])]
+        assert shell.stdout.split() == [os.pathsep.join([str(ARBOR_PATH), *before.values()])]
 
 
 @pytest.mark.parametrize("form", ["arbor.py", "arbor/__init__.py"])
@@ -160,11 +160,11 @@ def test_a02_a_users_own_arbor_beside_the_program_is_refused_under_arbor_alone(
     assert str(refused.value.hint).startswith(f"mv {beside}/{hidden} {beside}/my_{hidden}")
     (tmp_path / "my.py").write_text("")
     shadowing.refuse(command, tmp_path, {"PYTHONPATH": str(behind)}, arbor=True)
-    shadowing.refuse(["python", "-m", "x"], ARBORS_PLACE, {}, arbor=True)
+    shadowing.refuse(["python", "-m", "x"], ARBOR_PATH, {}, arbor=True)
 
 
 def test_a02_nothing_of_ours_but_arbor_is_importable_by_that_folder() -> None:
-    assert {path.name for path in ARBORS_PLACE.iterdir()} - {"__pycache__"} == {"arbor"}
+    assert {path.name for path in ARBOR_PATH.iterdir()} - {"__pycache__"} == {"arbor"}
 
 
 # ------------------------------------------------------------------ a whole run
@@ -191,8 +191,8 @@ def test_a02_the_program_imports_ours_though_the_real_one_is_there_and_its_keys_
     finally:
         launched.kill_tree()
     found = json.loads(result.read_text())
-    assert found["arbor"] == str(ARBORS_PLACE / "arbor" / "__init__.py")
-    assert found["path"] == [str(ARBORS_PLACE), str(REPOSITORY), str(real.parent)]
+    assert found["arbor"] == str(ARBOR_PATH / "arbor" / "__init__.py")
+    assert found["path"] == [str(ARBOR_PATH), str(REPOSITORY), str(real.parent)]
     assert found["answers"] == [200, 200, 200]
     said = launched.stdout + launched.stderr
     assert said.count(str(real / "__init__.py")) == 1, f"which one is not used is said once:\n{said}"

@@ -20,7 +20,7 @@ from launcher.config import earlier_run
 from launcher.config.setting_sources import load
 from launcher.proxy import relay_rules
 from launcher.proxy.relay import Relay
-from launcher.records.endpoint import LocalEndpoint, keep_token, keyless_by, wanted_port
+from launcher.records.endpoint import LocalEndpoint, keyless_option, save_token, wanted_port
 from launcher.records.records import RecordStore
 from launcher.types.settings import Settings
 from tests.support.environment import PROGRAMS, runtime_environ
@@ -52,16 +52,16 @@ def settings(home: Home, tmp_path: Path) -> Callable[..., Settings]:
 def door() -> Iterator[tuple[str, Upstream]]:
     """The door of a run under `--art`, and what stands behind it."""
     with upstream_in_a_folder() as upstream:
-        relay = Relay(upstream.socket, 0, token=TOKEN, keyless_by="--art")
+        relay = Relay(upstream.socket, 0, token=TOKEN, keyless_option="--art")
         yield f"http://127.0.0.1:{relay.start()}", upstream
         relay.stop()
 
 
 def test_b08_art_is_a_setting_with_arbors_port(settings: Callable[..., Settings]) -> None:
-    assert (keyless_by(settings()), wanted_port(settings())) == (None, None)
-    assert (keyless_by(settings(art=True)), wanted_port(settings(art=True))) == ("--art", 7453)
+    assert (keyless_option(settings()), wanted_port(settings())) == (None, None)
+    assert (keyless_option(settings(art=True)), wanted_port(settings(art=True))) == ("--art", 7453)
     assert wanted_port(settings(art=True, port="8123")) == 8123
-    assert keyless_by(settings(art=True, arbor=True)) == "--arbor"
+    assert keyless_option(settings(art=True, arbor=True)) == "--arbor"
 
 
 def test_b08_art_is_an_option_that_config_shows_and_a_resumed_run_keeps(
@@ -72,7 +72,7 @@ def test_b08_art_is_an_option_that_config_shows_and_a_resumed_run_keeps(
     store = RecordStore(home)
     record = store.create(name="dev", details=earlier_run.details(settings(art=True), "/models/mine"))
     assert earlier_run.settings(settings(), record).art
-    keep_token(store.folder(record.id), TOKEN)
+    save_token(store.folder(record.id), TOKEN)
     here = {"state": "work", "url": "http://127.0.0.1:7453", "details": {"art": True}}
     store.update(record.id, **here)
     found = LocalEndpoint.of(store.load("dev"), store)
@@ -83,7 +83,7 @@ def test_b08_art_is_an_option_that_config_shows_and_a_resumed_run_keeps(
 def test_b08_a_taken_port_names_arts_own_option(tmp_path: Path, door: tuple[str, Upstream]) -> None:
     port = int(door[0].rpartition(":")[2])
     with pytest.raises(PreflightError) as taken:
-        Relay(tmp_path / "none.sock", port, token=TOKEN, keyless_by="--art").start()
+        Relay(tmp_path / "none.sock", port, token=TOKEN, keyless_option="--art").start()
     assert taken.value.hint == f"launch --art --port {port + 1}  # and {port + 1} in your program's addresses"
 
 

@@ -17,7 +17,7 @@ import pytest
 from launcher.backends.local import LocalMachine
 from launcher.base.credentials import SECRETS
 from launcher.base.home import Home
-from launcher.records.endpoint import keep_token
+from launcher.records.endpoint import save_token
 from launcher.records.records import RecordStore
 from tests.support.typed import Typed
 from tests.support.waiting import wait_until
@@ -167,7 +167,7 @@ def test_down_asks_the_runs_own_launch_first(launch: Launch, store: RecordStore)
 def test_env_prints_what_a_shell_needs(launch: Launch, store: RecordStore) -> None:
     record = store.create(name="dev")
     fails(launch("env", "dev"), 2, "has no endpoint now")
-    keep_token(store.folder(record.id), "secret-token-of-the-run")
+    save_token(store.folder(record.id), "secret-token-of-the-run")
     details = {"openai_env": True, "plan": {"lease_seconds": 900.0, "rented": {"gpus": "H100:4"}}}
     store.update(record.id, state="work", url="http://127.0.0.1:7453", details=details)
     done = launch("env", "dev")
@@ -204,7 +204,7 @@ def test_g23_env_waits_for_a_run_that_starts_and_for_no_other(
         assert noted.read_text() == "dev is starting: waiting for its endpoint\n"
         for state in ("arm", "serve"):
             store.update(record.id, state=state)
-        keep_token(store.folder(record.id), "secret-token-of-the-run")
+        save_token(store.folder(record.id), "secret-token-of-the-run")
         store.update(record.id, state="connect", url="http://127.0.0.1:7453")
         said, _ = waiting.communicate(timeout=180)
     finally:

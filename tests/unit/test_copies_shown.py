@@ -75,9 +75,9 @@ def test_g28_whoever_waits_for_an_end_knows_how_far_the_copy_is_and_a_broken_scr
     def broken(line: str) -> None:
         raise ValueError("I/O operation on closed file")
 
-    with teardown_lock.alone(tmp_path, "launch", broken) as turn:
-        turn.telling("copying results", broken)(SAID)
-        holder = teardown_lock.holder(tmp_path)
+    with teardown_lock.exclusive(tmp_path, "launch", broken) as turn:
+        turn.reporting("copying results", broken)(SAID)
+        holder = teardown_lock.owner(tmp_path)
         assert holder is not None and holder.doing == f"copying results: {SAID}"
 
 
@@ -86,8 +86,8 @@ def test_g28_whoever_waits_is_told_of_a_copy_now_and_then_and_not_of_each_of_its
 ) -> None:
     said: list[str] = []
     with contextlib.ExitStack() as first:
-        turn = first.enter_context(teardown_lock.alone(tmp_path, "launch", said.append))
-        tell = turn.telling("copying results", lambda line: None)
+        turn = first.enter_context(teardown_lock.exclusive(tmp_path, "launch", said.append))
+        tell = turn.reporting("copying results", lambda line: None)
         now = 0.0
 
         class Clock:
@@ -105,7 +105,7 @@ def test_g28_whoever_waits_is_told_of_a_copy_now_and_then_and_not_of_each_of_its
 
         tell("0 MB of 50 MB")
         monkeypatch.setattr(teardown_lock, "time", Clock)
-        with teardown_lock.alone(tmp_path, "down", said.append):
+        with teardown_lock.exclusive(tmp_path, "down", said.append):
             pass
     assert len(said) == 3, said
     holder = f"launch (pid {os.getpid()}) is ending it"

@@ -22,9 +22,9 @@ from launcher.base import process_location, running
 from launcher.base.home import Home
 from launcher.base.process_location import ProcessLocation
 from launcher.base.processes import ProcessId
-from launcher.records import heartbeat, teardown_lock, whereabouts
+from launcher.records import heartbeat, reachability, teardown_lock
 from launcher.records.records import RUN_VARIABLE, RecordStore, RunRecord
-from launcher.records.teardown_lock import Holder
+from launcher.records.teardown_lock import LockOwner
 from launcher.teardown import leftovers
 from tests.support import containers, recorded_machine
 from tests.support.environment import PROGRAMS
@@ -231,17 +231,17 @@ def test_p01_whoever_attends_a_run_renews_its_heartbeat(
 ) -> None:
     monkeypatch.setattr(heartbeat, "EVERY_SECONDS", 0.01)
     path = tmp_path / HEARTBEAT
-    assert heartbeat.age_seconds(tmp_path) is None and not whereabouts.silent(tmp_path)
-    with heartbeat.beating(tmp_path):
+    assert heartbeat.age_seconds(tmp_path) is None and not reachability.is_silent(tmp_path)
+    with heartbeat.keep_beating(tmp_path):
         for _ in range(2):  # it goes on after a beat that was made long ago
             os.utime(path, (0, 0))
             wait_until(lambda: path.stat().st_mtime > 0, what="the next beat")
     os.utime(path, (0, 0))
-    assert whereabouts.silent(tmp_path)
+    assert reachability.is_silent(tmp_path)
 
 
 def test_p01_a_heartbeat_on_a_full_disk_or_in_no_folder_ends_nothing(tmp_path: Path) -> None:
-    with heartbeat.beating(tmp_path / "gone"):
+    with heartbeat.keep_beating(tmp_path / "gone"):
         assert heartbeat.age_seconds(tmp_path / "gone") is None
 
 
@@ -277,20 +277,20 @@ def test_p01_a_record_of_an_older_version_is_here_as_before(store: RecordStore) 
     del values["place"]
     store.path(record.id).write_text(json.dumps(values))
     old = store.load(record.id)
-    assert old.place is None and not old.elsewhere and old.attended and old.launch_alive
+    assert old.place is None and not old.elsewhere and old.is_attended and old.launch_alive
 
 
 @pytest.mark.quick
 def test_p01_who_ends_a_run_elsewhere_stands_still_when_the_folder_is_silent(store: RecordStore) -> None:
     record = store.create()
     there = ProcessLocation("other", "other boot", "pid:[1]", "gpubox")
-    holder = Holder("down", ProcessId(2**22, "long ago"), "copying results", there)
+    holder = LockOwner("down", ProcessId(2**22, "long ago"), "copying results", there)
     assert "on gpubox" in holder.describe()
-    (record.folder / heartbeat.ENDING).touch()
-    assert not holder.stands_still(record.folder)
+    (record.folder / heartbeat.TEARDOWN_FILE).touch()
+    assert not holder.is_stuck(record.folder)
     be_silent(store, record.id)
-    teardown_lock.make(record.folder)
+    teardown_lock.create(record.folder)
     (record.folder / teardown_lock.FILE).write_text(json.dumps(dataclasses.asdict(holder)))
     assert not record.silent, "whoever ends it there attends it"
-    os.utime(record.folder / heartbeat.ENDING, (0, 0))
-    assert holder.stands_still(record.folder) and record.silent
+    os.utime(record.folder / heartbeat.TEARDOWN_FILE, (0, 0))
+    assert holder.is_stuck(record.folder) and record.silent

@@ -17,7 +17,7 @@ from launcher.backends import machine_of_record
 from launcher.base.errors import LaunchError, NotPulled
 from launcher.cli import ending_verbs
 from launcher.console.output import Output
-from launcher.records.teardown_lock import Holder
+from launcher.records.teardown_lock import LockOwner
 from launcher.teardown.take_down import Keeping
 from launcher.types.machine import Proof
 from tests.support import pretend_machine
@@ -44,7 +44,7 @@ def test_g28_down_waits_for_a_launch_that_is_still_bringing_results_home(
     waits: set[Keeping] = set()  # each has one of its own: for launch to end it, and for a turn to do so
     look = Keeping.look
 
-    def looking(keeping: Keeping, holder: Holder | None) -> None:
+    def looking(keeping: Keeping, holder: LockOwner | None) -> None:
         looks.append(holder and holder.who)
         waits.add(keeping)
         look(keeping, holder)

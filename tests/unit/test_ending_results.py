@@ -31,7 +31,7 @@ pytestmark = pytest.mark.slow
 
 def test_g29_results_given_up_by_name_end_the_wait_of_launch(live: Lives) -> None:
     def give_up() -> None:
-        wait_until(lambda: _at_it(live) == teardown_lock.KEEPING, what="launch keeps the machine")
+        wait_until(lambda: _at_it(live) == teardown_lock.WAITING_FOR_RESULTS, what="launch keeps the machine")
         (record,) = live.store.list()
         live.store.update(record.id, given_up=True)
 
@@ -99,7 +99,7 @@ def test_g29_a_closed_terminal_gives_no_results_up(live: Lives, number: signal.S
 
 def test_g29_a_ctrl_c_gives_the_results_up(live: Lives) -> None:
     def interrupt() -> None:
-        wait_until(lambda: _at_it(live) == teardown_lock.KEEPING, what="launch keeps the machine")
+        wait_until(lambda: _at_it(live) == teardown_lock.WAITING_FOR_RESULTS, what="launch keeps the machine")
         os.kill(os.getpid(), signal.SIGINT)
 
     interrupting = threading.Thread(target=interrupt)
@@ -127,6 +127,6 @@ def test_g29_a_machine_is_not_kept_past_its_deadline(live: Lives) -> None:
 def _at_it(live: Lives) -> str | None:
     """What whoever ends the one run is doing."""
     for record in live.store.list():
-        holder = teardown_lock.holder(live.store.folder(record.id))
+        holder = teardown_lock.owner(live.store.folder(record.id))
         return None if holder is None else holder.doing
     return None

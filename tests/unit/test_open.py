@@ -21,7 +21,7 @@ from launcher.base.home import Home
 from launcher.dashboard import page_files
 from launcher.dashboard.run_page import RunPage
 from launcher.proxy.relay import Relay
-from launcher.records.endpoint import keep_token
+from launcher.records.endpoint import save_token
 from launcher.records.records import RecordStore
 from tests.support.played_run import MARKUP, played_run
 from tests.support.typed import Typed
@@ -49,7 +49,7 @@ def live(store: RecordStore) -> Iterator[str]:
     with upstream_in_a_folder() as upstream:
         relay = Relay(upstream.socket, 0, token=TOKEN, page=RunPage(store, record.id))
         url = f"http://127.0.0.1:{relay.start()}"
-        keep_token(store.folder(record.id), TOKEN)
+        save_token(store.folder(record.id), TOKEN)
         store.update(record.id, url=url)
         yield url
         relay.stop()
@@ -162,7 +162,7 @@ def test_a_run_whose_door_is_closed_already_is_shown_from_its_files(
         record = played_run(store, "dev", steps=1, ended=False)
         empty = store.create(name="empty")
         for one in (record, empty):
-            keep_token(store.folder(one.id), TOKEN)
+            save_token(store.folder(one.id), TOKEN)
             store.update(one.id, url=url)
         done = launch("open", "dev", "--no-browser")
         nothing = launch("open", "empty", "--no-browser")

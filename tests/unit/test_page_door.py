@@ -79,7 +79,9 @@ def door(store: RecordStore, patient: None) -> Iterator[Door]:
 
     record = played_run(store, "dev", steps=3, ended=False)
     with upstream_in_a_folder({"/slipway/status": status}) as upstream:
-        relay = Relay(upstream.socket, 0, token=TOKEN, keyless_by="--arbor", page=RunPage(store, record.id))
+        relay = Relay(
+            upstream.socket, 0, token=TOKEN, keyless_option="--arbor", page=RunPage(store, record.id)
+        )
         port = relay.start()
         url = f"http://127.0.0.1:{port}"
         given = link(url)

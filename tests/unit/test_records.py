@@ -40,7 +40,7 @@ def test_a_record_is_on_disk_when_create_returns(tmp_path: Path, store: RecordSt
 
     assert done.returncode == -signal.SIGKILL
     record = store.load("x")
-    assert record.command == ("a", "b") and record.live and not record.attended
+    assert record.command == ("a", "b") and record.live and not record.is_attended
 
 
 def test_a_record_comes_back_as_it_was_written(store: RecordStore) -> None:
@@ -48,7 +48,7 @@ def test_a_record_comes_back_as_it_was_written(store: RecordStore) -> None:
     updated = store.update(created.id, state="work", machine={"kind": "local"}, minder=ProcessId.own())
 
     assert store.load(created.id) == updated
-    assert updated.launch == ProcessId.own() and updated.attended
+    assert updated.launch == ProcessId.own() and updated.is_attended
 
 
 def test_ids_and_folders_are_the_agreed_ones(store: RecordStore) -> None:
@@ -165,7 +165,7 @@ def test_a_run_that_is_over_begins_another_life_under_its_own_id(store: RecordSt
     again = store.reopen(first.id, command=("b",))
 
     assert (again.id, again.name, again.created, again.command) == (first.id, "x", first.created, ("b",))
-    assert again.live and again.attended and again.state == "created"
+    assert again.live and again.is_attended and again.state == "created"
     assert (again.ended, again.ended_by, again.exit_code, again.reason) == (None, None, None, None)
     assert store.load(first.id) == again
 

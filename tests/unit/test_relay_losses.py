@@ -111,22 +111,22 @@ def test_g17_a_stream_that_is_open_when_the_door_closes_is_cut(upstream: Upstrea
 def test_g17_a_request_that_is_older_than_the_patience_is_asked_again_when_the_link_is_lost(
     upstream: Upstream,
 ) -> None:
-    patience_seconds = 0.5
+    timeout_budget_seconds = 0.5
 
     async def lost_late(request: web.Request) -> web.Response:
         if len(upstream.seen) == 1:
-            await asyncio.sleep(3 * patience_seconds)
+            await asyncio.sleep(3 * timeout_budget_seconds)
             assert request.transport is not None
             request.transport.abort()
         return web.json_response({"ok": True})
 
     upstream.handlers[CHAT] = lost_late
-    door = Relay(upstream.socket, 0, replay_seconds=patience_seconds)
+    door = Relay(upstream.socket, 0, replay_seconds=timeout_budget_seconds)
     try:
         url = f"http://127.0.0.1:{door.start()}{CHAT}"
         begun = time.monotonic()
         answer = httpx.post(url, json={}, trust_env=False, timeout=60)
-        assert time.monotonic() - begun > patience_seconds
+        assert time.monotonic() - begun > timeout_budget_seconds
         assert answer.status_code == 200, answer.text
         assert len(set(upstream.seen)) == 1 and len(upstream.seen) == 2
         assert door.stats().given_up == 0

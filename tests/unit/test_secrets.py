@@ -15,7 +15,7 @@ from launcher.base.credentials import SECRETS
 from launcher.base.home import Home
 from launcher.base.log import Redactor
 from launcher.config import preflight
-from launcher.records.endpoint import keep_token
+from launcher.records.endpoint import save_token
 from launcher.records.records import RecordStore
 from runtime.__main__ import children
 from runtime.shared.runtime_config import RuntimeConfig
@@ -105,7 +105,7 @@ def test_g14_a_command_that_crashes_shows_no_secret(
     store = RecordStore(Home.find({"LAUNCH_HOME": str(typed.home)}))
     record = store.create(name="dev")
     store.update(record.id, state="work", url="http://127.0.0.1:1")
-    keep_token(store.folder(record.id), token)
+    save_token(store.folder(record.id), token)
     if "rented" in words:
         store.update(store.create(name="rented").id, state="work", machine={"kind": "cloud"})
     (store.folder(record.id) / "launch.log").write_text("x")

@@ -157,7 +157,7 @@ def test_p05_the_guardian_goes_on_with_growing_pauses_until_a_login_is_there_aga
 
     def rest(seconds: float) -> None:
         pauses.append(seconds)
-        assert teardown_lock.holder(store.folder(record.id)) is None
+        assert teardown_lock.owner(store.folder(record.id)) is None
         assert store.load(record.id).state == "unverified"
         if len(pauses) == 12:
             (there / "unproven").unlink()
@@ -201,9 +201,9 @@ def test_p05_gc_ends_a_run_whose_guardian_rests_between_two_tries(
     rests = subprocess.Popen(["sleep", "600"])
     try:
         store.update(record.id, guardian=ProcessId.of(rests.pid), state="unverified")
-        with teardown_lock.alone(store.folder(record.id), "guardian", print):
-            assert store.load(record.id).attended
-        assert not store.load(record.id).attended
+        with teardown_lock.exclusive(store.folder(record.id), "guardian", print):
+            assert store.load(record.id).is_attended
+        assert not store.load(record.id).is_attended
         assert typed("gc", "--yes").returncode == 0
         assert store.load(record.id).state == "verified"
     finally:

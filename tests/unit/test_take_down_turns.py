@@ -67,30 +67,30 @@ def test_g28_whoever_comes_second_waits_and_says_for_whom(
         said.append(line)
         first.kill()  # the system frees what it held
 
-    with teardown_lock.alone(folder, "down", note):
-        holder = teardown_lock.holder(folder)
+    with teardown_lock.exclusive(folder, "down", note):
+        holder = teardown_lock.owner(folder)
         assert holder is not None and (holder.who, holder.process) == ("down", ProcessId.own())
     assert said[0] == f"{folder.name}: gc (pid {first.pid}) is ending it: copying results; waiting"
-    assert teardown_lock.holder(folder) is None
+    assert teardown_lock.owner(folder) is None
 
 
 @pytest.mark.parametrize("insist", [False, True])
 def test_g28_a_holder_that_is_stopped_is_not_waited_for_for_ever(
     store: RecordStore, holding: list[subprocess.Popen[str]], monkeypatch: pytest.MonkeyPatch, insist: bool
 ) -> None:
-    assert teardown_lock._SAY_EVERY_SECONDS < 30 >= teardown_lock.STILL_SECONDS
-    monkeypatch.setattr(teardown_lock, "STILL_SECONDS", 0.5)
+    assert teardown_lock._SAY_EVERY_SECONDS < 30 >= teardown_lock.STUCK_SECONDS
+    monkeypatch.setattr(teardown_lock, "STUCK_SECONDS", 0.5)
     folder = store.folder(store.create().id)
     first = hold(folder, "gc", holding)
     first.send_signal(signal.SIGSTOP)
     said: list[str] = []
     if insist:
-        with teardown_lock.alone(folder, "guardian", said.append, insist=True):
+        with teardown_lock.exclusive(folder, "guardian", said.append, insist=True):
             assert "it is stuck; continuing without it" in said[-1]
         return
     with (
         pytest.raises(TeardownUnverified, match="could not verify") as refused,
-        teardown_lock.alone(folder, "down", said.append),
+        teardown_lock.exclusive(folder, "down", said.append),
     ):
         pytest.fail("not reached")
     assert refused.value.hint == f"kill -CONT {first.pid}"
@@ -105,8 +105,8 @@ def test_g28_a_full_disk_does_not_keep_anybody_from_waiting(
     hold(folder, "gc", holding)
     assert (folder / teardown_lock.FILE).stat().st_size == size > 0
     shutil.rmtree(folder)
-    with teardown_lock.alone(folder, "down", lambda line: pytest.fail(line)) as turn:
-        turn.doing("its folder is gone: nobody could be asked")
+    with teardown_lock.exclusive(folder, "down", lambda line: pytest.fail(line)) as turn:
+        turn.report("its folder is gone: nobody could be asked")
 
 
 def test_g29_down_says_8_also_to_a_launch_that_began_its_end_late_and_keeps_the_machine(
@@ -128,7 +128,7 @@ def test_g29_down_says_8_also_to_a_launch_that_began_its_end_late_and_keeps_the_
     asked = take_down.after_guardian
 
     def begin_late(*words: Any) -> RunRecord:
-        hold(store.folder(record.id), "launch", holding, teardown_lock.KEEPING)
+        hold(store.folder(record.id), "launch", holding, teardown_lock.WAITING_FOR_RESULTS)
         return asked(*words)
 
     monkeypatch.setattr(take_down, "after_guardian", begin_late)

@@ -86,13 +86,13 @@ def test_g23_one_patience_is_told_to_the_door_the_heart_the_work_and_the_program
         told["door"] = replay_seconds
         open_door(self, socket, port, replay_seconds, *others)
 
-    def beat(self: Pulse, patience_seconds: float, *others: Any) -> None:
-        told["heart"] = patience_seconds
-        first_beat(self, patience_seconds, *others)
+    def beat(self: Pulse, timeout_budget_seconds: float, *others: Any) -> None:
+        told["heart"] = timeout_budget_seconds
+        first_beat(self, timeout_budget_seconds, *others)
 
     def work(self: Watched, *fields: Any, **named: Any) -> None:
         watch(self, *fields, **named)
-        told["work"] = self.patience_seconds
+        told["work"] = self.timeout_budget_seconds
 
     monkeypatch.setattr(Relay, "__init__", door)
     monkeypatch.setattr(Pulse, "start", beat)

@@ -9,8 +9,8 @@ from launcher.records import teardown_lock
 
 
 def main(folder: Path, who: str, doing: str) -> None:
-    with teardown_lock.alone(folder, who, print) as turn:
-        turn.doing(doing)
+    with teardown_lock.exclusive(folder, who, print) as turn:
+        turn.report(doing)
         print("held", flush=True)
         sys.stdin.read()
 

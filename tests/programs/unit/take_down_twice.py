@@ -10,7 +10,7 @@ from launcher.records.records import RecordStore
 
 if __name__ == "__main__":
     path = Path(sys.argv[1])
-    machine = from_record(RecordStore.holding(path).load(path.parent.name))
+    machine = from_record(RecordStore.of_record(path).load(path.parent.name))
     machine.down()
     machine.down()
     print(machine.proof().verified)

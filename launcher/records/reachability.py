@@ -15,7 +15,7 @@ from launcher.base.units import format_duration
 from launcher.records import heartbeat, teardown_lock
 
 
-def elsewhere(place: ProcessLocation | None, folder: Path) -> bool:
+def is_elsewhere(place: ProcessLocation | None, folder: Path) -> bool:
     """Whether processes of `place` may live though they are not seen here.
 
     None, of older versions, is here. Those of an earlier boot of this computer are dead, but for a sign of
@@ -30,14 +30,14 @@ def elsewhere(place: ProcessLocation | None, folder: Path) -> bool:
     return age is not None and age < clock.boot_seconds()
 
 
-def silent(folder: Path) -> bool:
+def is_silent(folder: Path) -> bool:
     """Whether its sign of life is so old that nobody attends it, as far as anybody can tell from here: also
     nobody elsewhere who ends it."""
     age = heartbeat.age_seconds(folder)
     if age is None or age <= heartbeat.SILENT_SECONDS:
         return False
-    at_it = teardown_lock.holder(folder)
-    return at_it is None or at_it.host is None or at_it.stands_still(folder)
+    at_it = teardown_lock.owner(folder)
+    return at_it is None or at_it.host is None or at_it.is_stuck(folder)
 
 
 def describe(place: ProcessLocation, folder: Path) -> str:
@@ -47,4 +47,4 @@ def describe(place: ProcessLocation, folder: Path) -> str:
     if age is None:
         return f"{where}, with no sign of life that can be read"
     heard = f"{format_duration(age)} ago" if age >= 1 else "just now"
-    return f"{where}, {'silent: last ' if silent(folder) else ''}heard of {heard}"
+    return f"{where}, {'silent: last ' if is_silent(folder) else ''}heard of {heard}"
