@@ -38,7 +38,12 @@ _LOG_BYTES = 8192
 def start_seconds(model_path: str, model_bytes: int | None = None) -> float:
     """How long a runtime may take to become ready: by the size of its model, as told or as the files or the
     name of `model_path` say it."""
-    size = model_bytes or model_size.of_folder(Path(model_path)) or model_size.named(model_path) or 0
+    size = (
+        model_bytes
+        or model_size.folder_weights_bytes(Path(model_path))
+        or model_size.bytes_by_name(model_path)
+        or 0
+    )
     return LEAST_START_SECONDS + size / _SLOWEST_BYTES_PER_SECOND
 
 

@@ -28,7 +28,7 @@ from launcher.config import (
 )
 from launcher.config.reading import Asked
 from launcher.models import adapter_folder, hub, model_config
-from launcher.models.model_config import Found
+from launcher.models.model_config import FoundConfig
 from launcher.records.endpoint import keyless_option, wanted_port
 from launcher.records.records import RecordStore, RunRecord
 from launcher.types.plan import refuse_rental_options, split_local_gpus
@@ -90,7 +90,7 @@ def check_planned(settings: Settings, *, asks: bool) -> None:
     """
     secrets = secret_values(settings)
     model_path = preflight.find_model(settings.model, secrets, asks=False)
-    found = model_config.of(settings.model, os.environ, secrets.get("HF_TOKEN"), asks=asks)
+    found = model_config.find_config(settings.model, os.environ, secrets.get("HF_TOKEN"), asks=asks)
     if found is not None and not os.path.isabs(model_path):
         hub.check_config(model_path, found.config)
     _check_use(settings, found)
@@ -100,10 +100,12 @@ def _check_wishes(settings: Settings, secrets: Mapping[str, str]) -> None:
     """What was asked of the model; where that is nothing, the hub is not asked for its config.json."""
     asked = runtime_config.of_user(settings.runtime)
     asks = bool(settings.adapter or asked.engine.max_model_len or asked.train.lora.target_modules)
-    _check_use(settings, model_config.of(settings.model, os.environ, secrets.get("HF_TOKEN"), asks=asks))
+    _check_use(
+        settings, model_config.find_config(settings.model, os.environ, secrets.get("HF_TOKEN"), asks=asks)
+    )
 
 
-def _check_use(settings: Settings, found: Found | None) -> None:
+def _check_use(settings: Settings, found: FoundConfig | None) -> None:
     """That the model can be used as it was asked: its adapter, its context, the layers with LoRA."""
     asked = runtime_config.of_user(settings.runtime)
     config = found.config if found else None

@@ -34,12 +34,12 @@ def of(
     `listed_bytes`: what a GPU has where its own driver said so.
     """
     token = settings.secrets.get("HF_TOKEN")
-    found = model_config.of(settings.model, os.environ, token.value if token else None)
+    found = model_config.find_config(settings.model, os.environ, token.value if token else None)
     shape = None if found is None else model_shape.shape(found.config)
     if found is None or shape is None:
         why = "its config.json is neither on this computer nor in launch's table of known models"
         why = "it has no config.json that can be read" if Path(settings.model).expanduser().is_dir() else why
-        meant = known_models.suggestion(settings.model)
+        meant = known_models.closest_model(settings.model)
         why += f"; did you mean {meant}?" if meant else ""
         said = why if found is None else "its config.json does not say how large its layers are"
         return None, f"whether {settings.model} fits is not known: {said}"
@@ -49,8 +49,8 @@ def of(
     if weighed is None:
         return None, f"whether {settings.model} fits is not known: launch has no figure for {kind}'s memory"
     remark = None
-    if found.read_on is not None:
-        remark = f"memory is planned for {settings.model}'s shape as launch knew it on {found.read_on}"
+    if found.table_date is not None:
+        remark = f"memory is planned for {settings.model}'s shape as launch knew it on {found.table_date}"
     return weighed, remark
 
 

@@ -118,7 +118,7 @@ def find_model(
     if folder.exists() or looks_like_a_path or not _HUB_NAME.fullmatch(model):
         why = "no such folder, and not a hub name (owner/name)"
         why = "it is a file, not a folder" if folder.exists() else why
-        meant = known_models.suggestion(model)
+        meant = known_models.closest_model(model)
         why += f"; did you mean {meant}?" if meant else ""
         hint = f"launch --model {meant or 'Qwen/Qwen2.5-1.5B-Instruct'}"
         raise PreflightError(f"no model {model}", why, hint)

@@ -43,7 +43,7 @@ def make(
     if gpus is None:
         return make_plan(settings)
     token = settings.secrets.get("HF_TOKEN")
-    size = model_size.of(settings.model, os.environ, token.value if token else None)
+    size = model_size.weights_bytes(settings.model, os.environ, token.value if token else None)
     if settings.own_gpus:
         return _on_own_gpus(settings, make_plan(settings, model_bytes=size), say, only_shown)
     settings, market = _look(settings, gpus, say, only_shown)

@@ -106,7 +106,7 @@ def load(
     if (flags or {}).get("from") is not None:
         values["model"] = starting_point.of(flags or {}, home)
     model = values["model"].value
-    adapter = adapter_folder.of(model)
+    adapter = adapter_folder.find_adapter(model)
     if adapter is not None:
         layers.append(_adapter_layer(model, adapter))
     if (adapter.base if adapter else model) == TINY_MODEL:

@@ -31,13 +31,13 @@ from runtime.shared.peft_form import (
 )
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
-_LONGEST_CONFIG = 1_000_000
+_MAX_CONFIG_BYTES = 1_000_000
 _RECORD = "record.json"
 # `machine/checkpoints/step-000007/adapter` below a run's folder.
-_DEEPEST = 4
+_MAX_DEPTH = 4
 
 
-def of(model: str) -> Adapter | None:
+def find_adapter(model: str) -> Adapter | None:
     """The adapter that `--model` names; None where that is something else.
 
     Raises PreflightError for one that says too little: no form that can be read, no base that is known.
@@ -71,20 +71,20 @@ def check(adapter: Adapter, lora: Lora, base_config: Mapping[str, Any] | None) -
     """
     folder = adapter.folder
     if (adapter.rank, adapter.alpha) != (lora.rank, lora.alpha):
-        _keeps_its_own(
+        _refuse_other_shape(
             folder,
             f"has rank {adapter.rank} and alpha {adapter.alpha:g}",
             f"train.lora.rank is {lora.rank} and train.lora.alpha {lora.alpha:g}",
         )
     if adapter.use_rslora != lora.use_rslora:
         asked = f"train.lora.use_rslora is {str(lora.use_rslora).lower()}"
-        _keeps_its_own(folder, f"was trained with use_rslora={str(adapter.use_rslora).lower()}", asked)
+        _refuse_other_shape(folder, f"was trained with use_rslora={str(adapter.use_rslora).lower()}", asked)
     if not adapter.target_modules:
         named = adapter.config.get("target_modules")
         _refuse(folder, f"{CONFIG} lists no target_modules by name ({named!r})")
     if sorted(lora.target_modules) != sorted(adapter.target_modules):
         asked = f"train.lora.target_modules is {', '.join(lora.target_modules)}"
-        _keeps_its_own(folder, f"is on {', '.join(adapter.target_modules)}", asked)
+        _refuse_other_shape(folder, f"is on {', '.join(adapter.target_modules)}", asked)
     try:
         check_adapter_config(dict(adapter.config), lora)
     except PolicyError as error:
@@ -95,7 +95,7 @@ def check(adapter: Adapter, lora: Lora, base_config: Mapping[str, Any] | None) -
     _check_shapes(adapter, base_config)
 
 
-def _keeps_its_own(folder: Path, what: str, asked: str) -> NoReturn:
+def _refuse_other_shape(folder: Path, what: str, asked: str) -> NoReturn:
     raise PreflightError(
         f"the adapter {folder} {what}",
         f"{asked}: an adapter keeps its own",
@@ -132,7 +132,7 @@ def _check_shapes(adapter: Adapter, base_config: Mapping[str, Any] | None) -> No
 def _read(folder: Path) -> dict[str, Any]:
     try:
         with (folder / CONFIG).open(encoding="utf-8") as file:
-            said = json.loads(file.read(_LONGEST_CONFIG))
+            said = json.loads(file.read(_MAX_CONFIG_BYTES))
     except (OSError, ValueError, RecursionError) as error:
         _refuse(folder, f"{CONFIG} cannot be read: {error}", f"less {folder / CONFIG}")
     if not isinstance(said, dict):
@@ -160,7 +160,9 @@ def _base(folder: Path, said: Mapping[str, Any]) -> str:
 
 def _base_of_its_run(folder: Path, name: str) -> str | None:
     """The model of the run in whose folder it is, among its results or its checkpoints, if it names that."""
-    above = next((place for place in list(folder.parents)[:_DEEPEST] if (place / _RECORD).is_file()), folder)
+    above = next(
+        (place for place in list(folder.parents)[:_MAX_DEPTH] if (place / _RECORD).is_file()), folder
+    )
     try:
         record = json.loads((above / _RECORD).read_text(encoding="utf-8"))
         model = record["details"]["model_path"]

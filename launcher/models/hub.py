@@ -23,7 +23,7 @@ from launcher.models import known_models, model_folder
 _ANSWER_SECONDS = 8.0
 # A plan can do without.
 _SIZE_SECONDS = 3.0
-_LONGEST_BYTES = 10_000_000
+_MAX_BYTES = 10_000_000
 
 
 def check(model: str, environ: Mapping[str, str], token: str | None, *, here: bool = True) -> None:
@@ -57,7 +57,7 @@ def check_config(model: str, config: dict[str, Any]) -> None:
     """A config.json of the hub's. Raises PreflightError when it says that the model cannot be used."""
     try:
         model_folder.check_config(config)
-    except model_folder.UnusableError as unusable:
+    except model_folder.UnusableModelError as unusable:
         raise model_folder.unusable_model(model, unusable, "launch --model FOLDER") from None
 
 
@@ -137,10 +137,10 @@ def weights_bytes(model: str, environ: Mapping[str, str], token: str | None) -> 
     if not _may_ask(environ):
         return None
     sizes = _sizes(model, environ, token or _login(environ), _SIZE_SECONDS)
-    return sum_of_weights(sizes) or None
+    return sum_weights(sizes) or None
 
 
-def sum_of_weights(sizes: Mapping[str, int]) -> int:
+def sum_weights(sizes: Mapping[str, int]) -> int:
     """Of the files of a model, those that are loaded: some have the same weights in another form beside."""
     weights = {
         name: size for name, size in sizes.items() if name.endswith(".safetensors") and "/" not in name
@@ -180,7 +180,7 @@ def _get(url: str, token: str | None, bound_seconds: float = _ANSWER_SECONDS) ->
         # Unredirected: the file itself may lie on another host, which is not to have the token.
         request.add_unredirected_header("Authorization", f"Bearer {token}")
     with urllib.request.urlopen(request, timeout=bound_seconds) as answer:
-        return answer.read(_LONGEST_BYTES)
+        return answer.read(_MAX_BYTES)
 
 
 def _fetch(model: str, environ: Mapping[str, str], token: str | None) -> bytes:
@@ -203,17 +203,17 @@ def _refused(model: str, endpoint: str, status: int, token: str | None) -> Prefl
         # The hub answers 401 for what does not exist, too, unless it knows who asks.
         why = "it does not exist, or it is gated and HF_TOKEN is not set"
         why = "it is gated, and the HF_TOKEN account has no access" if token else why
-        return PreflightError(f"the model {model} cannot be downloaded", *_meant(model, why, endpoint))
+        return PreflightError(f"the model {model} cannot be downloaded", *_not_found(model, why, endpoint))
     if status == 404:
         why = f"{endpoint} has no such model, or it has no config.json"
-        return PreflightError(f"no model {model}", *_meant(model, why, endpoint))
+        return PreflightError(f"no model {model}", *_not_found(model, why, endpoint))
     why = f"{endpoint} answered {status}"
     return PreflightError(f"the model {model} cannot be looked up", why, "try again, or --model FOLDER")
 
 
-def _meant(model: str, why: str, endpoint: str) -> tuple[str, str]:
+def _not_found(model: str, why: str, endpoint: str) -> tuple[str, str]:
     """Why there is none, and what to do: with the name that was meant, where it is one of those we know."""
-    meant = known_models.suggestion(model)
+    meant = known_models.closest_model(model)
     if meant is None:
         return why, f"look at {endpoint}/{model}"
     return f"{why}; did you mean {meant}?", f"launch --model {meant}"

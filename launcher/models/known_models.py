@@ -14,7 +14,7 @@ from typing import Any
 
 from launcher.base.suggestions import closest_match as closest
 
-_ALIKE = 0.75
+_MIN_SIMILARITY = 0.75
 _NUMBER = re.compile(r"\d+")
 _FILE = Path(__file__).parent / "known_models.json"
 
@@ -24,7 +24,7 @@ def config_of(model: str) -> dict[str, Any] | None:
     return _by_name().get(model.lower())
 
 
-def suggestion(model: str) -> str | None:
+def closest_model(model: str) -> str | None:
     """The name in the table that was meant by one that is not in it, with its owner or without; else None.
 
     Names of a family are alike, so that all numbers must be the same: Qwen3-2B is not Qwen3-32B.
@@ -37,11 +37,11 @@ def suggestion(model: str) -> str | None:
         named = {name.rpartition("/")[2]: full for name, full in named.items()}
     numbers = _NUMBER.findall(model)
     alike = [name for name in named if _NUMBER.findall(name) == numbers]
-    meant = closest(model.lower(), alike, _ALIKE)
+    meant = closest(model.lower(), alike, _MIN_SIMILARITY)
     return None if meant is None else named[meant]
 
 
-def read_on() -> str:
+def table_date() -> str:
     """The day (ISO) on which the table was put together."""
     return _table()["read"]
 

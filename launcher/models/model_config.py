@@ -16,32 +16,32 @@ from launcher.types.settings import TINY_MODEL
 
 
 @dataclass(frozen=True)
-class Found:
-    """`read_on`: the day (ISO) of the table that it is from; None where it is the model's own file."""
+class FoundConfig:
+    """`table_date`: the day (ISO) of the table that it is from; None where it is the model's own file."""
 
     config: dict[str, Any]
-    read_on: str | None = None
+    table_date: str | None = None
 
 
-def of(
+def find_config(
     model: str, environ: Mapping[str, str], token: str | None = None, *, asks: bool = True
-) -> Found | None:
+) -> FoundConfig | None:
     """The config.json of `--model MODEL`; None where it cannot be had. `asks`: the hub as well."""
     folder = model_folder.tiny_folder() if model == TINY_MODEL else Path(model).expanduser()
     if folder.is_dir():
         return _of_folder(folder)
     downloaded = hub.downloaded_config(model, environ)
     if downloaded is not None:
-        return Found(downloaded)
+        return FoundConfig(downloaded)
     known = known_models.config_of(model)
     if known is not None:
-        return Found(known, known_models.read_on())
+        return FoundConfig(known, known_models.table_date())
     asked = hub.config_of(model, environ, token) if asks else None
-    return None if asked is None else Found(asked)
+    return None if asked is None else FoundConfig(asked)
 
 
-def _of_folder(folder: Path) -> Found | None:
+def _of_folder(folder: Path) -> FoundConfig | None:
     try:
-        return Found(model_folder.read_config(folder / "config.json"))
-    except model_folder.UnusableError:
+        return FoundConfig(model_folder.read_config(folder / "config.json"))
+    except model_folder.UnusableModelError:
         return None

@@ -22,7 +22,7 @@ _HEADER_LIMIT = 100_000_000  # bytes; the safetensors format's own bound on its 
 _BYTES_PER_ADAPTER_WEIGHT = 12
 
 
-class UnusableError(Exception):
+class UnusableModelError(Exception):
     """Why a folder is not a model that can be served and trained, and what to do about it."""
 
     def __init__(self, why: str, hint: str | None = None) -> None:
@@ -42,59 +42,63 @@ def check(model: str, folder: Path) -> None:
         check_config(read_config(folder / "config.json"))
         for name in _weight_files(folder):
             if reason := broken_safetensors(folder / name):
-                raise UnusableError(f"{folder / name}: {reason}", "copy or download the model again")
+                raise UnusableModelError(f"{folder / name}: {reason}", "copy or download the model again")
         _check_tokenizer(folder)
-    except UnusableError as unusable:
+    except UnusableModelError as unusable:
         raise unusable_model(model, unusable, f"ls -l {folder}") from None
 
 
-def unusable_model(model: str, unusable: UnusableError, hint: str) -> PreflightError:
+def unusable_model(model: str, unusable: UnusableModelError, hint: str) -> PreflightError:
     """The three lines for a model that cannot be used."""
     return PreflightError(f"the model {model} cannot be used", unusable.why, unusable.hint or hint)
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """The model's configuration. Raises UnusableError."""
+    """The model's configuration. Raises UnusableModelError."""
     config = _read_object(path)
     if config is None:
-        raise UnusableError(f"no config.json in {path.parent}")
+        raise UnusableModelError(f"no config.json in {path.parent}")
     return config
 
 
 def check_config(config: dict[str, Any]) -> None:
-    """Nothing in it says that the model cannot be trained here. Raises UnusableError."""
+    """Nothing in it says that the model cannot be trained here. Raises UnusableModelError."""
     try:
         check_trainable(config)
     except PolicyError as error:
-        raise UnusableError(str(error), "launch --model Qwen/Qwen3-1.7B  # a causal language model") from None
+        raise UnusableModelError(
+            str(error), "launch --model Qwen/Qwen3-1.7B  # a causal language model"
+        ) from None
 
 
 def _check_tokenizer(folder: Path) -> None:
     names = ("tokenizer.json", "tokenizer.model", "vocab.json")
     found = next((name for name in names if (folder / name).exists()), None)
     if found is None:
-        raise UnusableError(f"no tokenizer in {folder}")
+        raise UnusableModelError(f"no tokenizer in {folder}")
     if found.endswith(".json"):
         _read_object(folder / found)
     if not _has_chat_template(folder):
-        raise UnusableError(
+        raise UnusableModelError(
             "its tokenizer has no chat template",
             "take an instruct model, which has one: launch --model MODEL",
         )
 
 
 def _read_object(path: Path) -> dict[str, Any] | None:
-    """A JSON object; None when the file is not there. Raises UnusableError for anything else."""
+    """A JSON object; None when the file is not there. Raises UnusableModelError for anything else."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError):
         return None
     except ValueError as error:
-        raise UnusableError(f"{path} is damaged: {error}", "copy or download the model again") from None
+        raise UnusableModelError(f"{path} is damaged: {error}", "copy or download the model again") from None
     except OSError as error:
-        raise UnusableError(f"{path}: {error.strerror}") from None
+        raise UnusableModelError(f"{path}: {error.strerror}") from None
     if not isinstance(found, dict):
-        raise UnusableError(f"{path} is damaged: it is not a JSON object", "copy or download the model again")
+        raise UnusableModelError(
+            f"{path} is damaged: it is not a JSON object", "copy or download the model again"
+        )
     return found
 
 
@@ -104,14 +108,14 @@ def _weight_files(folder: Path) -> list[str]:
     if described is not None:
         weight_map = described.get("weight_map")
         if not isinstance(weight_map, dict) or not weight_map:
-            raise UnusableError(f"{index} is damaged: no weight_map", "copy or download the model again")
+            raise UnusableModelError(f"{index} is damaged: no weight_map", "copy or download the model again")
         names = sorted({str(name) for name in weight_map.values()})
         if any(Path(name).name != name for name in names):
-            raise UnusableError(f"{index} names files outside its folder")
+            raise UnusableModelError(f"{index} names files outside its folder")
         return names
     names = sorted(path.name for path in folder.glob("*.safetensors"))
     if not names:
-        raise UnusableError(f"no *.safetensors in {folder}; other weight formats are not supported")
+        raise UnusableModelError(f"no *.safetensors in {folder}; other weight formats are not supported")
     return names
 
 

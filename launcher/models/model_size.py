@@ -14,33 +14,33 @@ from launcher.models import hub, model_folder
 from launcher.types.settings import TINY_MODEL
 
 # "Qwen2.5-7B-Instruct" has 7.6 billion parameters: names round down, by a tenth at most.
-_ROUNDED = 1.1
+_ROUNDING_MARGIN = 1.1
 _BYTES_PER_PARAMETER = 2
 # "8x7B" is seven billion parameters eight times, less what the experts share.
-_NAMED = re.compile(r"(?<![A-Za-z0-9.])(?:(\d+)x)?(\d+(?:\.\d+)?)([BM])(?![A-Za-z0-9])", re.IGNORECASE)
+_SIZE_IN_NAME = re.compile(r"(?<![A-Za-z0-9.])(?:(\d+)x)?(\d+(?:\.\d+)?)([BM])(?![A-Za-z0-9])", re.IGNORECASE)
 
 
-def of(model: str, environ: Mapping[str, str], token: str | None = None) -> int | None:
+def weights_bytes(model: str, environ: Mapping[str, str], token: str | None = None) -> int | None:
     """Bytes of the weights of `--model MODEL`: its files' here, the hub's figures, or what its name says.
 
     None when nothing says it.
     """
     folder = model_folder.tiny_folder() if model == TINY_MODEL else Path(model).expanduser()
     if folder.is_dir():
-        return of_folder(folder)
-    return hub.weights_bytes(model, environ, token) or named(model)
+        return folder_weights_bytes(folder)
+    return hub.weights_bytes(model, environ, token) or bytes_by_name(model)
 
 
-def named(model: str) -> int | None:
+def bytes_by_name(model: str) -> int | None:
     """What a name says in parameters: "7B" at two bytes each; None when it says nothing."""
-    found = _NAMED.findall(model.rpartition("/")[2])
+    found = _SIZE_IN_NAME.findall(model.rpartition("/")[2])
     sizes = [
         int(times or 1) * float(number) * (1e9 if unit in "bB" else 1e6) for times, number, unit in found
     ]
-    return round(max(sizes) * _BYTES_PER_PARAMETER * _ROUNDED) if sizes else None
+    return round(max(sizes) * _BYTES_PER_PARAMETER * _ROUNDING_MARGIN) if sizes else None
 
 
-def of_folder(folder: Path) -> int | None:
+def folder_weights_bytes(folder: Path) -> int | None:
     """What the weights in a folder take; None where there are none, or no such folder."""
     files = {file.name: file.stat().st_size for file in folder.glob("*.safetensors")}
-    return hub.sum_of_weights(files) or None
+    return hub.sum_weights(files) or None

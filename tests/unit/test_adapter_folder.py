@@ -70,7 +70,9 @@ def test_the_base_may_be_a_folder_of_the_users_or_a_hub_name(
         folder = write(project / "adapter", base_model_name_or_path=name)
         assert asked(home, str(folder))[1] == str(mine)
 
-    of_hub = adapter_folder.of(str(write(project / "c", base_model_name_or_path="Qwen/Qwen2.5-0.5B")))
+    of_hub = adapter_folder.find_adapter(
+        str(write(project / "c", base_model_name_or_path="Qwen/Qwen2.5-0.5B"))
+    )
     assert of_hub is not None and of_hub.base == "Qwen/Qwen2.5-0.5B"
 
 
@@ -165,9 +167,9 @@ def test_g11_another_rank_than_the_adapters_is_refused_with_the_line_that_works(
 def test_a_folder_with_a_model_in_it_is_that_model(project: Path) -> None:
     folder = write(project / "both")
     (folder / "model.safetensors").write_bytes(b"")
-    assert adapter_folder.of("both") is None
-    assert adapter_folder.of("nowhere") is None
-    assert adapter_folder.of("Qwen/Qwen2.5-0.5B") is None
+    assert adapter_folder.find_adapter("both") is None
+    assert adapter_folder.find_adapter("nowhere") is None
+    assert adapter_folder.find_adapter("Qwen/Qwen2.5-0.5B") is None
 
 
 def test_g21_a_resumed_run_goes_on_from_its_checkpoints_not_from_an_adapter(

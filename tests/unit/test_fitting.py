@@ -168,8 +168,8 @@ def test_a_name_that_is_nearly_a_known_one_is_asked_back_in_a_plan_too(typed: Ty
 
 def test_a_folder_says_its_own_shape(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"hidden_size": 64}))
-    found = model_config.of(str(tmp_path), {})
-    assert found is not None and found.read_on is None and found.config == {"hidden_size": 64}
+    found = model_config.find_config(str(tmp_path), {})
+    assert found is not None and found.table_date is None and found.config == {"hidden_size": 64}
     memory, remark = fitting.of(settings(tmp_path, str(tmp_path)), ONE, "H100")
     assert memory is None and "does not say how large its layers are" in str(remark)
 
@@ -178,10 +178,14 @@ def test_a_downloaded_model_is_read_before_the_table(tmp_path: Path) -> None:
     snapshot = tmp_path / "hf" / "hub" / "models--Qwen--Qwen3-8B" / "snapshots" / "abc"
     snapshot.mkdir(parents=True)
     (snapshot / "config.json").write_text(json.dumps({"hidden_size": 1}))
-    found = model_config.of("Qwen/Qwen3-8B", {"HF_HOME": str(tmp_path / "hf"), "HF_HUB_OFFLINE": "1"})
-    assert found is not None and found.config == {"hidden_size": 1} and found.read_on is None
-    known = model_config.of("qwen/qwen3-8b", {"HF_HOME": str(tmp_path / "none"), "HF_HUB_OFFLINE": "1"})
-    assert known is not None and known.config["hidden_size"] == 4096 and known.read_on is not None
+    found = model_config.find_config(
+        "Qwen/Qwen3-8B", {"HF_HOME": str(tmp_path / "hf"), "HF_HUB_OFFLINE": "1"}
+    )
+    assert found is not None and found.config == {"hidden_size": 1} and found.table_date is None
+    known = model_config.find_config(
+        "qwen/qwen3-8b", {"HF_HOME": str(tmp_path / "none"), "HF_HUB_OFFLINE": "1"}
+    )
+    assert known is not None and known.config["hidden_size"] == 4096 and known.table_date is not None
 
 
 # ------------------------------------------------------------------ what is handed on

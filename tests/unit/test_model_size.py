@@ -46,13 +46,15 @@ def environ(tmp_path: Path) -> Iterator[dict[str, str]]:
 
 
 def test_the_hubs_figures_count_what_is_loaded_once(environ: dict[str, str]) -> None:
-    assert model_size.of("acme/Big-7B", environ) == 7_000_000_000
+    assert model_size.weights_bytes("acme/Big-7B", environ) == 7_000_000_000
 
 
 def test_without_the_hub_the_name_says_it(environ: dict[str, str]) -> None:
-    assert model_size.of("acme/Other-1.5B", environ) == pytest.approx(3.3e9)
-    assert model_size.of("acme/Big-7B", {**environ, "HF_HUB_OFFLINE": "1"}) == pytest.approx(15.4e9)
-    assert model_size.of("acme/nameless", environ) is None
+    assert model_size.weights_bytes("acme/Other-1.5B", environ) == pytest.approx(3.3e9)
+    assert model_size.weights_bytes("acme/Big-7B", {**environ, "HF_HUB_OFFLINE": "1"}) == pytest.approx(
+        15.4e9
+    )
+    assert model_size.weights_bytes("acme/nameless", environ) is None
 
 
 @pytest.mark.parametrize(
@@ -68,15 +70,15 @@ def test_without_the_hub_the_name_says_it(environ: dict[str, str]) -> None:
     ],
 )
 def test_a_name_says_its_parameters(name: str, billions: float | None) -> None:
-    said = model_size.named(name)
+    said = model_size.bytes_by_name(name)
     assert said == (None if billions is None else pytest.approx(billions * 2.2e9))
 
 
 def test_a_folder_is_as_large_as_its_weights(tmp_path: Path) -> None:
-    assert model_size.of(str(tmp_path), {}) is None
+    assert model_size.weights_bytes(str(tmp_path), {}) is None
     (tmp_path / "model.safetensors").write_bytes(b"x" * 1000)
     (tmp_path / "consolidated.safetensors").write_bytes(b"x" * 1000)
     (tmp_path / "tokenizer.json").write_bytes(b"x" * 50)
-    assert model_size.of(str(tmp_path), {}) == 1000
-    tiny = model_size.of(TINY_MODEL, {})
+    assert model_size.weights_bytes(str(tmp_path), {}) == 1000
+    tiny = model_size.weights_bytes(TINY_MODEL, {})
     assert tiny is not None and 10**5 < tiny < 10**9

@@ -94,8 +94,8 @@ def test_a_name_that_no_address_may_hold_is_asked_for_all_the_same(hub: Hub, mod
     from launcher.models import model_config, model_size
 
     hub.status = 404
-    assert model_config.of(model, os.environ) is None
-    assert model_size.of(model, os.environ) is None
+    assert model_config.find_config(model, os.environ) is None
+    assert model_size.weights_bytes(model, os.environ) is None
     with pytest.raises(PreflightError) as refused:
         the_hub.check(model, os.environ, None)
     assert refused.value.message == f"no model {model}"
@@ -124,7 +124,7 @@ def test_a_name_that_is_nearly_a_known_one_is_asked_back(hub: Hub, place: Place)
     ],
 )
 def test_a_model_of_another_size_is_not_what_was_meant(typed: str, meant: str | None) -> None:
-    assert known_models.suggestion(typed) == meant
+    assert known_models.closest_model(typed) == meant
 
 
 def test_a_disk_too_full_for_the_download_is_3(hub: Hub, place: Place) -> None:
