@@ -2,7 +2,7 @@
 
 Neighbours: `machine.py` says what each call means, `waiting_for_runtime.py` waits for the runtime,
 `runtime/bootstrap.py` builds its environment, `runtime/keeper.py` is the process started here;
-`own_gpus.py` chooses this computer's GPUs where they are wanted, `home_copy.py` copies results. Every
+`own_gpus.py` chooses this computer's GPUs where they are wanted, `results_copy.py` copies results. Every
 process of the run inherits `SLIPWAY_RUN_ID`, so what a record does not name is still found. Knows nothing of
 the user's program, the relay or the terminal.
 """
@@ -30,7 +30,7 @@ from launcher.base.processes import ProcessId
 from launcher.records.records import RUN_VARIABLE
 
 # All that its end needs is imported with it: an upgrade of this package in mid-run must not meet an old half.
-from launcher.results import durable, home_copy, whole_checkpoints
+from launcher.results import durable, results_copy, whole_checkpoints
 from launcher.results.rollout_texts import not_closed
 from launcher.types.machine import (
     CLOSE_WANDB_SECONDS,
@@ -90,7 +90,7 @@ class LocalMachine:
         self._needs = needs
         self._keep = keep
         self._secrets = secrets or {}
-        self._securing = home_copy.Securing(self._folder)
+        self._securing = results_copy.DurableWatcher(self._folder)
         self._keeper: ProcessId | None = None
         self._python: Path | None = None
 
@@ -217,7 +217,7 @@ class LocalMachine:
         self, into: Path, progress: Progress = no_progress, stopped: Stopped = never_stopped
     ) -> PullReport:
         """See machine.py. On one disk it is done at once."""
-        return home_copy.pull(self._folder, into)
+        return results_copy.pull(self._folder, into)
 
     def committed(self) -> int | None:
         """See machine.py."""
@@ -229,7 +229,7 @@ class LocalMachine:
 
     def upload_checkpoints(self, results: Path, progress: Progress = no_progress) -> int:
         """See machine.py."""
-        return durable.seed(results, self._folder)
+        return durable.restore(results, self._folder)
 
     def down(self) -> None:
         """End the keeper, which ends the runtime in order; then whatever else carries the run's id."""

@@ -3,7 +3,7 @@
     LAUNCH_FAILPOINT=cli.armed:kill9 launch …
 
 The text's form is `runtime/shared/failpoints.py`'s; `NAMES` are all there are. Inert, and nothing is
-imported, where the variable is not set. Neighbours: `run.py`, `relay.py`, `home_copy.py`, `durable.py` and
+imported, where the variable is not set. Neighbours: `run.py`, `relay.py`, `results_copy.py`, `durable.py` and
 `backends/` pass them.
 """
 

@@ -1,6 +1,6 @@
 """Locks between processes that nobody waits for for ever: their holder may be stopped (Ctrl-Z) or hang.
 
-Neighbours: `records.py` and `home_copy.py` hold these. The system frees them when the holder dies.
+Neighbours: `records.py` and `results_copy.py` hold these. The system frees them when the holder dies.
 """
 
 from __future__ import annotations

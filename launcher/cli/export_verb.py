@@ -46,7 +46,7 @@ def export(output: Output, text: str, to: str, merge: bool, dtype: str | None, e
             f"launch export {text} --to {to} --merge --dtype float32",
         )
     home = Home.find()
-    weights = run_weights.find(RecordStore(home), text)
+    weights = run_weights.find_weights(RecordStore(home), text)
     base = base_of(weights)
     target = Path(to).expanduser().absolute()
     type_of = dtype or dtype_of(weights)

@@ -30,4 +30,4 @@ def of(flags: Mapping[str, Any], home: Home) -> Value:
             "the run's own base model is what its adapter belongs to",
             f"launch --from {text}",
         )
-    return Value(str(run_weights.find(RecordStore(home), text).folder), f"--from {text}")
+    return Value(str(run_weights.find_weights(RecordStore(home), text).folder), f"--from {text}")

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.results import report_data
-from launcher.results.journals import lines
+from launcher.results.journals import read_lines
 from launcher.results.report_data import ReportedStep
 
 _METRICS, _PUBLICATIONS = "metrics.jsonl", "publications.jsonl"
@@ -49,7 +49,7 @@ def of_run(results: Path, machine: Path | None) -> dict[str, Any]:
     data = report_data.read(results, machine, label="", run_id="", model="", state="")
     metrics = {
         line["step"]: line
-        for line in lines(report_data.longer(results, machine, _METRICS))
+        for line in read_lines(report_data.longest_copy(results, machine, _METRICS))
         if isinstance(line.get("step"), int)
     }
     rows = [_row(step, metrics.get(step.step, {})) for step in data.steps]
@@ -57,7 +57,9 @@ def of_run(results: Path, machine: Path | None) -> dict[str, Any]:
     return {
         "steps": rows,
         "validations": [asdict(it) for it in data.validations],
-        "proofs": [_proof(it) for it in lines(report_data.longer(results, machine, _PUBLICATIONS))],
+        "proofs": [
+            _proof(it) for it in read_lines(report_data.longest_copy(results, machine, _PUBLICATIONS))
+        ],
     }
 
 

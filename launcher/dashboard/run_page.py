@@ -49,7 +49,7 @@ class RunPage:
             "runtime": _runtime(runtime),
             "door": None if door is None else dict(door),
         }
-        return rollout_texts.clean(head)  # a command line may hold what looks like a secret
+        return rollout_texts.redact(head)  # a command line may hold what looks like a secret
 
     def steps(self, at_once: int | None = AT_ONCE) -> dict[str, Any]:
         """Its steps, validations, proofs; `at_once`: how many files of texts may be looked through for it."""
@@ -63,7 +63,7 @@ class RunPage:
                 row["said"] = 0 if digest is None else digest.lines
                 row["lag_mean"] = None if digest is None else digest.lag_mean
                 row["lag_most"] = None if digest is None else digest.lag_most
-            self._read = revision, found | {"proofs": rollout_texts.clean(found["proofs"])}
+            self._read = revision, found | {"proofs": rollout_texts.redact(found["proofs"])}
         waiting = len(self._rollouts.stamps()) > len(digests)
         return {"revision": revision, "more": waiting, **self._read[1]}
 
@@ -85,7 +85,7 @@ class RunPage:
         """Another one whenever a file has changed that the steps are made of."""
         digest = hashlib.sha256(repr(sorted(self._rollouts.stamps().items())).encode())
         for name in _JOURNALS:
-            path = report_data.longer(self._folder / RESULTS, _machine(record), name)
+            path = report_data.longest_copy(self._folder / RESULTS, _machine(record), name)
             try:
                 it = path.stat()
                 digest.update(f"{name} {it.st_mtime_ns} {it.st_size}".encode())

@@ -51,7 +51,7 @@ class BackgroundCopy:
         if self._thread.is_alive():
             self._thread.join(_STOP_SECONDS)
 
-    def now(self) -> DurabilityStatus:
+    def latest(self) -> DurabilityStatus:
         """Where the run stood at the last look."""
         return self._durability
 
@@ -79,7 +79,7 @@ class BackgroundCopy:
             self._durability = replace(self._durability, committed=self._machine.committed())
 
 
-def pull_patiently(
+def pull_with_retries(
     machine: Machine,
     results: Path,
     seconds: float,

@@ -1,6 +1,6 @@
 """Files of a folder that may be broken or not ours any more: opened and copied, never through a link.
 
-Neighbours: `checkpoints.py` and `whole_checkpoints.py` read checkpoints with it, `home_copy.py` and
+Neighbours: `checkpoints.py` and `whole_checkpoints.py` read checkpoints with it, `results_copy.py` and
 `rollout_texts.py` what comes home. A name that points outside its folder and a symbolic link are refused.
 """
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.base.units import format_duration
-from launcher.results.journals import lines
+from launcher.results.journals import read_lines
 
 JOURNAL = "grpo.jsonl"
 
@@ -36,7 +36,7 @@ class Compile:
     best_checkpoint: str | None = None
     alarms: int = 0
 
-    def take(self, line: dict[str, Any]) -> None:
+    def add_line(self, line: dict[str, Any]) -> None:
         """One line of its stream. Raises KeyError, TypeError or ValueError for one that is not as written."""
         match line["kind"]:
             case "compile":
@@ -79,10 +79,10 @@ class Compile:
 def of_run(results: Path) -> list[Compile]:
     """Every compile that has written a line, in the order of their first."""
     found: dict[str, Compile] = {}
-    for line in lines(results / JOURNAL):
+    for line in read_lines(results / JOURNAL):
         try:
             name = str(line["compile"])
-            found.setdefault(name, Compile(name)).take(line)
+            found.setdefault(name, Compile(name)).add_line(line)
         except (KeyError, TypeError, ValueError):
             continue
     return list(found.values())

@@ -5,9 +5,9 @@
     durable/rewound.json   the least step that a rewind of this run went back to, where there was one
 
 Two words. *Committed*: on the machine's disk. *Durable*: here. `bring` makes the newest committed step and
-the pinned ones durable, `seed` begins a new machine with them: a rewind. Of a rented one `to_seed` says what
-goes there.
-Neighbours: `whole_checkpoints.py` copies one; `home_copy.py` and `backends/local.py` call;
+the pinned ones durable, `seed` begins a new machine with them: a rewind. Of a rented one
+`checkpoints_to_upload` says what goes there.
+Neighbours: `whole_checkpoints.py` copies one; `results_copy.py` and `backends/local.py` call;
 `background_copy.py` does it while the run lives. Knows nothing of processes or of the network.
 """
 
@@ -34,8 +34,8 @@ FOLDER = "durable"
 REWOUND = "rewound.json"
 # What a runtime keeps of steps and samples; of a machine that is seeded anew none of it holds any more.
 JOURNALS = ("metrics.jsonl", "publications.jsonl", "validations.jsonl")
-SEEDING = ".seeding"
-STATE_OF_STEPS = ("steps", "samples", "checkpoints", "serving.json", *JOURNALS)
+UPLOADING = ".seeding"
+STEP_STATE = ("steps", "samples", "checkpoints", "serving.json", *JOURNALS)
 
 
 @dataclass
@@ -49,7 +49,7 @@ class DownloadedCheckpoints:
 
 
 @dataclass(frozen=True)
-class Seed:
+class CheckpointUpload:
     """What a new machine begins with. `folders`: whole checkpoints, the newest first, then pinned ones; of
     step 0 the adapter alone. `journals`: what was written line by line. `texts`: the content of small files,
     by their name beside the checkpoints, and `rewound` of the one that tells the runtime, if any."""
@@ -66,7 +66,7 @@ def durability_status(state_dir: Path, results: Path) -> DurabilityStatus:
     return DurabilityStatus(checkpoints.newest_step(state_dir / "checkpoints"), newest_step(results))
 
 
-def none_whole(there: Path, skipped: list[str]) -> NotPulled:
+def no_whole_checkpoint(there: Path, skipped: list[str]) -> NotPulled:
     """The error for checkpoints that are all broken."""
     return NotPulled("no checkpoint of the run is complete", "; ".join(skipped), f"ls -lR {there}")
 
@@ -82,13 +82,13 @@ def is_current(state_dir: Path, results: Path) -> bool:
     names = checkpoints.names(there)
     wanted = {*names[:1], *(checkpoints.pinned(there) & set(names))}
     return (
-        all(_same(there / name, home / name) for name in wanted)
+        all(_same_manifest(there / name, home / name) for name in wanted)
         and checkpoints.pinned(there) & set(names) <= checkpoints.pinned(home)
         and _best_among(there, set(names)) in (None, checkpoints.best(home))
     )
 
 
-def bring(state_dir: Path, results: Path, incoming: Path, last: bool = False) -> DownloadedCheckpoints:
+def download(state_dir: Path, results: Path, incoming: Path, last: bool = False) -> DownloadedCheckpoints:
     """Make the newest whole checkpoint and the pinned ones durable. `incoming` is a folder on the same disk.
 
     What was durable before stays until the new one is whole and in place. Raises NotPulled when there are
@@ -96,30 +96,30 @@ def bring(state_dir: Path, results: Path, incoming: Path, last: bool = False) ->
     place.
     """
     there, home = state_dir / "checkpoints", results / FOLDER
-    brought = DownloadedCheckpoints()
+    downloaded = DownloadedCheckpoints()
     if there.is_symlink():
         raise NotWholeError(f"{there.name} is a symbolic link")
     names = checkpoints.names(there)
     if not names:
-        return brought
+        return downloaded
     home.mkdir(mode=0o700, exist_ok=True)
-    newest = next((name for name in names if _bring_one(there, home, name, incoming, brought)), None)
+    newest = next((name for name in names if _download_one(there, home, name, incoming, downloaded)), None)
     if newest is None:
         if last:
-            return brought
-        raise none_whole(there, brought.skipped)
+            return downloaded
+        raise no_whole_checkpoint(there, downloaded.skipped)
     kept = {newest}
     for name in sorted(checkpoints.pinned(there) & set(names)):
-        if name == newest or _bring_one(there, home, name, incoming, brought):
+        if name == newest or _download_one(there, home, name, incoming, downloaded):
             kept.add(name)
-    _keep_pins(home, sorted(checkpoints.pinned(there) & kept))
-    _keep_best(home, _best_among(there, kept))
+    _write_pins(home, sorted(checkpoints.pinned(there) & kept))
+    _write_best(home, _best_among(there, kept))
     _remove_older(home, newest, kept, incoming)
-    brought.step = checkpoints.step_of(newest)
-    return brought
+    downloaded.step = checkpoints.step_of(newest)
+    return downloaded
 
 
-def seed(results: Path, state_dir: Path) -> int:
+def restore(results: Path, state_dir: Path) -> int:
     """Begin a new machine at the last durable step, which is returned; `rewound.json` tells the runtime.
 
     Before there is any, with the adapter that the run begins with: that is step 0, and a rewind where the run
@@ -127,21 +127,21 @@ def seed(results: Path, state_dir: Path) -> int:
     leaves a machine that has nothing to resume from, or all of it. Raises PreflightError.
     """
     home = results / FOLDER
-    newest = _newest_to_seed(results)
+    newest = _newest_to_restore(results)
     try:
-        for name in (*STATE_OF_STEPS, SEEDING):
+        for name in (*STEP_STATE, UPLOADING):
             _remove(state_dir / name)
         if newest is None:
-            return _seed_start(results, state_dir)
-        _fill(state_dir / SEEDING, home, newest)
+            return _restore_initial_adapter(results, state_dir)
+        _copy_checkpoints(state_dir / UPLOADING, home, newest)
         for journal in JOURNALS:
             with contextlib.suppress(FileNotFoundError):
                 checked_files.copy_file(results, journal, state_dir / journal)
-        state = checkpoints.read_state(state_dir / SEEDING / newest)
+        state = checkpoints.read_state(state_dir / UPLOADING / newest)
         step = checkpoints.step_of(newest)
-        _tell_rewound(home, state_dir, step, state.get("client_state"))
+        _write_rewound(home, state_dir, step, state.get("client_state"))
         failpoint("durable.seeding")
-        (state_dir / SEEDING).rename(state_dir / "checkpoints")
+        (state_dir / UPLOADING).rename(state_dir / "checkpoints")
         atomic.sync(state_dir)
     except (OSError, NotWholeError) as error:
         raise PreflightError(
@@ -150,26 +150,28 @@ def seed(results: Path, state_dir: Path) -> int:
     return step
 
 
-def to_seed(results: Path) -> Seed:
+def checkpoints_to_upload(results: Path) -> CheckpointUpload:
     """What `seed` puts on a machine, for one that is not on this computer. Raises PreflightError."""
     home = results / FOLDER
-    newest = _newest_to_seed(results)
+    newest = _newest_to_restore(results)
     try:
         if newest is None:
             again = (home / REWOUND).exists()
-            return Seed(0, (results / START,), rewound=_rewound(home, 0, None) if again else None)
-        pins = [name for name in _pins_to_seed(home, newest) if whole_checkpoints.is_whole(home / name)]
+            return CheckpointUpload(0, (results / START,), rewound=_rewound(home, 0, None) if again else None)
+        pins = [name for name in _pins_to_restore(home, newest) if whole_checkpoints.is_whole(home / name)]
         state = checkpoints.read_state(home / newest)
-        texts = _beside(home, {newest, *pins})
+        texts = _small_files(home, {newest, *pins})
         journals = tuple(results / name for name in JOURNALS if (results / name).is_file())
         step = checkpoints.step_of(newest)
         folders = tuple(home / name for name in (newest, *pins))
-        return Seed(step, folders, journals, texts, _rewound(home, step, state.get("client_state")))
+        return CheckpointUpload(
+            step, folders, journals, texts, _rewound(home, step, state.get("client_state"))
+        )
     except (OSError, NotWholeError) as error:
         raise PreflightError(f"cannot restart the run from {home}", str(error), f"ls -lR {home}") from error
 
 
-def lived(results: Path) -> None:
+def mark_served(results: Path) -> None:
     """Note at home that versions of this run were given out, before any of its steps is durable.
 
     Raises PreflightError.
@@ -182,16 +184,16 @@ def lived(results: Path) -> None:
         raise PreflightError(f"cannot write in {home}", str(error), f"df -h {results}") from error
 
 
-def _seed_start(results: Path, state_dir: Path) -> int:
+def _restore_initial_adapter(results: Path, state_dir: Path) -> int:
     """The adapter itself comes last: a machine without it has nothing to begin with."""
     if (results / FOLDER / REWOUND).exists():
         state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-        _tell_rewound(results / FOLDER, state_dir, 0, None)
-    _copy_start(results / START, state_dir / START)
+        _write_rewound(results / FOLDER, state_dir, 0, None)
+    _copy_initial_adapter(results / START, state_dir / START)
     return 0
 
 
-def _tell_rewound(home: Path, state_dir: Path, step: int, client_state: Any) -> None:
+def _write_rewound(home: Path, state_dir: Path, step: int, client_state: Any) -> None:
     _write(state_dir / REWOUND, _rewound(home, step, client_state))
 
 
@@ -209,13 +211,13 @@ def _reused_after(home: Path, step: int) -> int:
     return step
 
 
-def keep_start(results: Path, adapter: Path) -> None:
+def save_initial_adapter(results: Path, adapter: Path) -> None:
     """Keep at home the adapter that a run begins with, for `seed`. Raises PreflightError."""
     results.mkdir(mode=0o700, exist_ok=True)
-    _copy_start(adapter, results / START)
+    _copy_initial_adapter(adapter, results / START)
 
 
-def _copy_start(adapter: Path, target: Path) -> None:
+def _copy_initial_adapter(adapter: Path, target: Path) -> None:
     """Whole or absent: the rename comes last."""
     aside = target.with_name(f".{target.name}.tmp")
     try:
@@ -233,23 +235,23 @@ def _copy_start(adapter: Path, target: Path) -> None:
         ) from error
 
 
-def _fill(there: Path, home: Path, newest: str) -> None:
+def _copy_checkpoints(there: Path, home: Path, newest: str) -> None:
     """Copy the newest durable checkpoint and the pinned ones before it that are whole.
 
     Copies, no links: what is at home must not change with what a machine does to its own.
     """
     there.mkdir(mode=0o700)
     whole_checkpoints.copy(home / newest, there / newest)
-    brought = {newest}
-    for name in _pins_to_seed(home, newest):
+    downloaded = {newest}
+    for name in _pins_to_restore(home, newest):
         with contextlib.suppress(NotWholeError):
             whole_checkpoints.copy(home / name, there / name)
-            brought.add(name)
-    for name, text in _beside(home, brought).items():
+            downloaded.add(name)
+    for name, text in _small_files(home, downloaded).items():
         _write(there / name, text)
 
 
-def _newest_to_seed(results: Path) -> str | None:
+def _newest_to_restore(results: Path) -> str | None:
     """The newest durable checkpoint; None where the adapter of the start is all. Raises PreflightError."""
     home = results / FOLDER
     newest = whole_checkpoints.newest_whole(home)
@@ -260,7 +262,7 @@ def _newest_to_seed(results: Path) -> str | None:
     return newest
 
 
-def _pins_to_seed(home: Path, newest: str) -> list[str]:
+def _pins_to_restore(home: Path, newest: str) -> list[str]:
     """The pinned checkpoints before the newest, the newer ones first."""
     pins = checkpoints.pinned(home)
     return [
@@ -270,15 +272,15 @@ def _pins_to_seed(home: Path, newest: str) -> list[str]:
     ]
 
 
-def _beside(home: Path, brought: set[str]) -> dict[str, str]:
+def _small_files(home: Path, downloaded: set[str]) -> dict[str, str]:
     """What stands beside these checkpoints: which of them are pinned, and the one that was named best."""
-    texts = {checkpoints.PINNED: json.dumps(sorted(checkpoints.pinned(home) & brought))}
-    if (best := _best_among(home, brought)) is not None:
+    texts = {checkpoints.PINNED: json.dumps(sorted(checkpoints.pinned(home) & downloaded))}
+    if (best := _best_among(home, downloaded)) is not None:
         texts[checkpoints.BEST] = json.dumps(asdict(best))
     return texts
 
 
-def _same(one: Path, other: Path) -> bool:
+def _same_manifest(one: Path, other: Path) -> bool:
     """Whether two checkpoints have the same manifest, and so the same bytes once both were whole."""
     try:
         return (one / checkpoints.MANIFEST).read_bytes() == (other / checkpoints.MANIFEST).read_bytes()
@@ -286,26 +288,28 @@ def _same(one: Path, other: Path) -> bool:
         return False
 
 
-def _bring_one(there: Path, home: Path, name: str, incoming: Path, brought: DownloadedCheckpoints) -> bool:
+def _download_one(
+    there: Path, home: Path, name: str, incoming: Path, downloaded: DownloadedCheckpoints
+) -> bool:
     """Have one checkpoint at home, whole; False, and why in `skipped`, when it is not."""
-    if _same(there / name, home / name):
+    if _same_manifest(there / name, home / name):
         return True
     aside = incoming / f"durable-{name}"
     try:
         manifest, size = whole_checkpoints.copy(there / name, aside, link=True)
     except NotWholeError as error:  # or the trainer removed it as we looked
-        brought.skipped.append(f"{name}: {error}")
+        downloaded.skipped.append(f"{name}: {error}")
         return False
     if (home / name).exists():  # the same step of a run that was rewound and took it again
         (home / name).rename(incoming / f"durable-{name}-before")
     aside.rename(home / name)
     atomic.sync(home)
-    brought.files += len(manifest.files) + 1
-    brought.bytes += size + len(manifest.text)
+    downloaded.files += len(manifest.files) + 1
+    downloaded.bytes += size + len(manifest.text)
     return True
 
 
-def _keep_pins(home: Path, pins: list[str]) -> None:
+def _write_pins(home: Path, pins: list[str]) -> None:
     if checkpoints.pinned(home) == set(pins):
         return
     _write(home / checkpoints.PINNED, json.dumps(pins))
@@ -317,7 +321,7 @@ def _best_among(folder: Path, names: set[str]) -> Best | None:
     return best if best is not None and best.checkpoint in names else None
 
 
-def _keep_best(home: Path, best: Best | None) -> None:
+def _write_best(home: Path, best: Best | None) -> None:
     if best is None or checkpoints.best(home) == best:
         return
     _write(home / checkpoints.BEST, json.dumps(asdict(best)))

@@ -1,6 +1,6 @@
 """Files of lines that only grow, such as `metrics.jsonl`, at home: what is new is added, the rest is left.
 
-Neighbours: `home_copy.py` brings a run's own home by these, `backends/over_ssh/fetching.py` those of a
+Neighbours: `results_copy.py` brings a run's own home by these, `backends/over_ssh/fetching.py` those of a
 machine. Whole lines only; a kill may leave half a line at the end, which the next addition removes. Where
 what is here is not the beginning of what is there (the machine began again at an earlier step), the whole
 file takes its place.
@@ -21,7 +21,7 @@ from launcher.base import atomic
 _CHUNK_BYTES = 1 << 20
 
 
-def known(path: Path) -> tuple[int, str]:
+def known_prefix(path: Path) -> tuple[int, str]:
     """How many bytes of whole lines are here, and their sha256."""
     try:
         with path.open("rb") as file:
@@ -53,16 +53,16 @@ def extend(path: Path, at: int, lines: bytes) -> int:
     return len(lines)
 
 
-def bring(there: BinaryIO, home: Path) -> int:
+def append_new_lines(there: BinaryIO, home: Path) -> int:
     """Have at home the whole lines that an open file has; how many bytes were written. Raises OSError."""
-    count, sha256 = known(home)
+    count, sha256 = known_prefix(home)
     same = count > 0 and _digest(there, count) == sha256
     there.seek(count if same else 0)
     more = there.read()
     return extend(home, count if same else 0, more[: more.rfind(b"\n") + 1])
 
 
-def lines(path: Path) -> Iterator[dict[str, Any]]:
+def read_lines(path: Path) -> Iterator[dict[str, Any]]:
     """Its objects, in their order; a line that is cut short or damaged is passed over."""
     try:
         file = path.open(encoding="utf-8", errors="replace")

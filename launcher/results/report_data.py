@@ -14,11 +14,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from launcher.results.journals import lines
+from launcher.results.journals import read_lines
 
 _METRICS, _JOURNAL, _VALIDATIONS = "metrics.jsonl", "grpo.jsonl", "validations.jsonl"
 _REWARD = "reward/"
-_LAG = re.compile(r"lag(\d{1,6})/trained_tokens")
+_STALENESS = re.compile(r"lag(\d{1,6})/trained_tokens")
 
 
 @dataclass(frozen=True)
@@ -83,20 +83,20 @@ class RunData:
 
 def read(results: Path, machine: Path | None, *, label: str, run_id: str, model: str, state: str) -> RunData:
     """Of the run whose results are in `results`; `machine`: its machine's folder, while that is here."""
-    journal = list(lines(results / _JOURNAL))
-    found = _validations(journal, lines(longer(results, machine, _VALIDATIONS)))
+    journal = list(read_lines(results / _JOURNAL))
+    found = _validations(journal, read_lines(longest_copy(results, machine, _VALIDATIONS)))
     return RunData(
         label,
         run_id,
         model,
         state,
-        _steps(lines(longer(results, machine, _METRICS)), journal),
+        _steps(read_lines(longest_copy(results, machine, _METRICS)), journal),
         found,
         list(_trained(found, journal)),
     )
 
 
-def longer(results: Path, machine: Path | None, name: str) -> Path:
+def longest_copy(results: Path, machine: Path | None, name: str) -> Path:
     """A journal: of a live run on this computer its machine's file is ahead of what came home."""
     return max((folder / name for folder in (results, machine) if folder is not None), key=_size)
 
@@ -109,7 +109,7 @@ def _size(path: Path) -> int:
 
 
 def _steps(metrics: Iterable[Mapping[str, Any]], journal: Iterable[Mapping[str, Any]]) -> list[ReportedStep]:
-    rates = _of_versions(journal)
+    rates = _lines_by_version(journal)
     steps: dict[int, ReportedStep] = {}
     for line in metrics:
         number, measured = line.get("step"), line.get("metrics")
@@ -128,17 +128,17 @@ def _steps(metrics: Iterable[Mapping[str, Any]], journal: Iterable[Mapping[str, 
             _number(measured.get("learning_rate")),
             _number(rated.get("parse_rate")),
             _number(rated.get("cut_off_rate")),
-            _stopped(measured),
+            _clipped_by_staleness(measured),
         )
         if step != ReportedStep(number):  # a checkpoint that is served again has measured nothing
             steps[number] = step
     return [steps[number] for number in sorted(steps)]
 
 
-def _stopped(measured: Mapping[str, Any]) -> dict[int, float]:
+def _clipped_by_staleness(measured: Mapping[str, Any]) -> dict[int, float]:
     """By the clip and by `dual_clip`; of a step whose answers all were of the newest version nothing."""
     found: dict[int, float] = {}
-    for lag in sorted(int(it[1]) for it in map(_LAG.fullmatch, measured) if it):
+    for lag in sorted(int(it[1]) for it in map(_STALENESS.fullmatch, measured) if it):
         tokens, clipped, masked = (
             _number(measured.get(f"lag{lag}/{name}"))
             for name in ("trained_tokens", "clip_fraction", "masked_tokens")
@@ -148,7 +148,7 @@ def _stopped(measured: Mapping[str, Any]) -> dict[int, float]:
     return found
 
 
-def _of_versions(journal: Iterable[Mapping[str, Any]]) -> dict[int, Mapping[str, Any]]:
+def _lines_by_version(journal: Iterable[Mapping[str, Any]]) -> dict[int, Mapping[str, Any]]:
     """By version, an optimizer's line of that step; a run that lost its machine takes some of them again."""
     found: dict[int, Mapping[str, Any]] = {}
     for line in journal:

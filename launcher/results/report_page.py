@@ -26,7 +26,7 @@ _MOST_PREDICTORS = 6
 
 def svg(runs: Sequence[RunData]) -> str:
     """All charts in one picture."""
-    return page(list(charts(runs)), _title(runs), [_about(run) for run in runs])
+    return page(list(charts(runs)), _title(runs), [_details(run) for run in runs])
 
 
 def html(runs: Sequence[RunData]) -> str:
@@ -105,7 +105,7 @@ def _of_run(run: RunData, name: str) -> Iterator[Chart]:
     if ages:
         lines = [
             ChartLine(
-                _old(age),
+                _staleness(age),
                 [Point(it.step, it.stopped[age]) for it in run.steps if age in it.stopped],
                 colour=at,
             )
@@ -142,7 +142,7 @@ def _point(one: Validation) -> Point:
     return Point(one.version, one.score, one.standard_error)
 
 
-def _old(age: int) -> str:
+def _staleness(age: int) -> str:
     return "newest" if age == 0 else f"{age} step{'s' if age > 1 else ''} old"
 
 
@@ -154,7 +154,7 @@ def _title(runs: Sequence[RunData]) -> str:
     return " and ".join(run.label for run in runs) if len(runs) < 4 else f"{len(runs)} runs"
 
 
-def _about(run: RunData) -> str:
+def _details(run: RunData) -> str:
     steps = f"{len(run.steps)} steps" if len(run.steps) != 1 else "1 step"
     named = f"{run.label} ({run.id})" if run.label != run.id else run.id
     return f"{named} · {run.model} · {steps} · {run.state}"

@@ -1,6 +1,6 @@
 """Brings home what was said: `results/rollouts`, a file a step, and `results/wandb`, wandb's offline runs.
 
-Neighbours: `home_copy.py` calls, `runtime/gateway/steps/rollout_log.py` writes the files of steps and has
+Neighbours: `results_copy.py` calls, `runtime/gateway/steps/rollout_log.py` writes the files of steps and has
 their form, `runtime/shared/wandb_log.py` has wandb write its own. Whatever is known or looks like a secret is
 hidden on the way. What is written down on a machine may be damaged, or anybody's: it is read by line, within
 bounds.
@@ -47,25 +47,25 @@ class DownloadedTexts:
     skipped: list[str] = field(default_factory=list)
 
 
-def bring(state_dir: Path, results: Path, incoming: Path) -> DownloadedTexts:
+def download(state_dir: Path, results: Path, incoming: Path) -> DownloadedTexts:
     """Every step's file that is new, or was written anew, with its secrets hidden. Raises OSError."""
     # The guardian, which brings the last ones home, was told of no secret.
     credentials.hide_secrets_of(os.environ)
-    brought = DownloadedTexts()
+    downloaded = DownloadedTexts()
     there, home = state_dir / _LOGS / ROLLOUTS, results / ROLLOUTS
     for path in _files(there):
         if not _STEP.fullmatch(path.name) or _stamp(path) == _stamp(home / path.name):
             continue
-        with _noting(brought, f"{ROLLOUTS}/{path.name}"):
+        with _noting_skipped(downloaded, f"{ROLLOUTS}/{path.name}"):
             stamp = _stamp(path)
             lines = _read(state_dir, path, _STEP_BYTES).splitlines()
-            content = b"".join(line for text in lines if (line := _cleaned(text)) is not None)
+            content = b"".join(line for text in lines if (line := _redacted_line(text)) is not None)
             home.mkdir(mode=0o700, exist_ok=True)
-            _put(content, home / path.name, incoming, stamp)
-            brought.files += 1
-            brought.bytes += len(content)
+            _write_whole(content, home / path.name, incoming, stamp)
+            downloaded.files += 1
+            downloaded.bytes += len(content)
     _keep_newest(home)
-    return brought
+    return downloaded
 
 
 def not_closed(why: str | None = None) -> NotPulled:
@@ -75,9 +75,9 @@ def not_closed(why: str | None = None) -> NotPulled:
     )
 
 
-def bring_wandb(state_dir: Path, results: Path, incoming: Path) -> DownloadedTexts:
+def download_wandb(state_dir: Path, results: Path, incoming: Path) -> DownloadedTexts:
     """wandb's offline runs, for `wandb sync`; a file of them with a known secret stays. Raises OSError."""
-    brought = DownloadedTexts()
+    downloaded = DownloadedTexts()
     there = state_dir / _LOGS / WANDB
     for run in _files(there):
         if not _OFFLINE.fullmatch(run.name) or run.is_symlink():
@@ -86,27 +86,27 @@ def bring_wandb(state_dir: Path, results: Path, incoming: Path) -> DownloadedTex
             place = path.relative_to(there)
             if path.name == _WANDBS_LINK and path.is_symlink():
                 continue
-            with _noting(brought, f"{WANDB}/{place}"):
+            with _noting_skipped(downloaded, f"{WANDB}/{place}"):
                 content = _read(state_dir, path, _WANDB_BYTES)
                 if REDACTOR.redact(text := content.decode("latin-1")) != text:
                     raise NotWholeError("it holds a secret")
                 (results / WANDB / place.parent).mkdir(mode=0o700, parents=True, exist_ok=True)
-                _put(content, results / WANDB / place, incoming, _stamp(path))
-                brought.files += 1
-                brought.bytes += len(content)
-    return brought
+                _write_whole(content, results / WANDB / place, incoming, _stamp(path))
+                downloaded.files += 1
+                downloaded.bytes += len(content)
+    return downloaded
 
 
-def clean(value: Any) -> Any:
+def redact(value: Any) -> Any:
     """A value of JSON with the secrets in all of its texts hidden."""
     if isinstance(value, str):
         return redaction.hide(REDACTOR.redact(value))
     if isinstance(value, dict):
-        return {clean(name): clean(it) for name, it in value.items()}
-    return [clean(it) for it in value] if isinstance(value, list) else value
+        return {redact(name): redact(it) for name, it in value.items()}
+    return [redact(it) for it in value] if isinstance(value, list) else value
 
 
-def _cleaned(line: bytes) -> bytes | None:
+def _redacted_line(line: bytes) -> bytes | None:
     """A line without its secrets: of a value, not of its escapes. None where it is no JSON object."""
     try:
         said = json.loads(line)
@@ -114,17 +114,17 @@ def _cleaned(line: bytes) -> bytes | None:
         return None
     if not isinstance(said, dict):
         return None
-    return json.dumps(clean(said), ensure_ascii=False).encode(errors="replace") + b"\n"
+    return json.dumps(redact(said), ensure_ascii=False).encode(errors="replace") + b"\n"
 
 
 @contextlib.contextmanager
-def _noting(brought: DownloadedTexts, name: str) -> Iterator[None]:
+def _noting_skipped(downloaded: DownloadedTexts, name: str) -> Iterator[None]:
     try:
         yield
     except FileNotFoundError:  # removed as we looked: the oldest go
         return
     except NotWholeError as error:
-        brought.skipped.append(f"{name}: {error}")
+        downloaded.skipped.append(f"{name}: {error}")
 
 
 def _files(folder: Path) -> list[Path]:
@@ -146,7 +146,7 @@ def _read(state_dir: Path, path: Path, most_bytes: int) -> bytes:
     return content
 
 
-def _put(content: bytes, target: Path, incoming: Path, stamp: int | None) -> None:
+def _write_whole(content: bytes, target: Path, incoming: Path, stamp: int | None) -> None:
     """Whole or as it was; with the time of the file that it was made of, by which it is known again."""
     aside = incoming / f"texts-{target.name}"
     aside.write_bytes(content)

@@ -37,7 +37,7 @@ class RunWeights:
         return f"{self.record.name or self.record.id}@{self.step}"
 
 
-def find(store: RecordStore, text: str) -> RunWeights:
+def find_weights(store: RecordStore, text: str) -> RunWeights:
     """The adapter that `RUN`, `RUN@STEP` or `RUN@best` means; without a step the newest that is whole.
 
     Raises UsageError for a run, a step or a best that is not known here.
@@ -59,7 +59,7 @@ def find(store: RecordStore, text: str) -> RunWeights:
         for place in found.get(step, ()):
             if _is_whole(place):
                 return RunWeights(record, step, place)
-    raise _not_here(record, text, sorted(found))
+    raise _no_such_step(record, text, sorted(found))
 
 
 def _best(record: RunRecord, folder: Path, text: str) -> RunWeights:
@@ -111,7 +111,7 @@ def _is_whole(adapter: Path) -> bool:
     return adapter.is_dir()
 
 
-def _not_here(record: RunRecord, text: str, steps: list[int]) -> UsageError:
+def _no_such_step(record: RunRecord, text: str, steps: list[int]) -> UsageError:
     label = record.name or record.id
     if not steps:
         return UsageError(

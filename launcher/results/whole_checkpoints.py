@@ -1,6 +1,6 @@
 """Checkpoints of which every byte is as promised: the newest, and a copy of one that is whole or is not made.
 
-Neighbours: `checkpoints.py` has their names and manifests, `checked_files.py` the files; `home_copy.py`
+Neighbours: `checkpoints.py` has their names and manifests, `checked_files.py` the files; `results_copy.py`
 brings adapters home, `durable.py` whole checkpoints, both ways. Reads no tensors.
 """
 

@@ -17,7 +17,7 @@ from launcher.base.units import format_duration, format_money
 from launcher.console import consent
 from launcher.console.output import Output
 from launcher.records.lease import Limits
-from launcher.results.background_copy import pull_patiently
+from launcher.results.background_copy import pull_with_retries
 from launcher.types.machine import Machine, Progress, PullReport
 from launcher.types.plan import MEMORY_SETTINGS, GpuSplit, Plan
 
@@ -81,7 +81,7 @@ def pull_later(
         f"the machine is kept for {format_duration(seconds)} at most to copy its results, "
         f"{price}; Ctrl-C here or launch down {label} --give-up-results gives them up"
     )
-    return pull_patiently(machine, results, seconds, given_up)
+    return pull_with_retries(machine, results, seconds, given_up)
 
 
 def runtime_overrides(gpus: GpuSplit) -> dict[str, Any]:

@@ -181,11 +181,11 @@ class Run:
         resumed, results = self._request.resumed, self._folder / RESULTS
         if resumed is not None and resumed.rewinds:
             if resumed.step == 0 and resumed.record.may_have_results:
-                durable.lived(results)
+                durable.mark_served(results)
             machine.upload_checkpoints(results, progress)
         elif resumed is None and (adapter := self._request.settings.adapter) is not None:
             progress(f"starting from the adapter {adapter.folder}")
-            durable.keep_start(results, adapter.folder)
+            durable.save_initial_adapter(results, adapter.folder)
             machine.upload_checkpoints(results, progress)
 
     def _serve(self, machine: Machine) -> tuple[str, Path]:
@@ -273,7 +273,7 @@ class Run:
         assert self._parts.background_copy is not None
         return Watched(
             self._label, self._begun_at, self._limits, self._request.plan.budget, self._parts.pulse,
-            machine.ended, self._parts.background_copy.now, self._timeout_budget_seconds,
+            machine.ended, self._parts.background_copy.latest, self._timeout_budget_seconds,
             self._request.settings.grace_seconds,
         )  # fmt: skip
 

@@ -24,7 +24,7 @@ from launcher.records.endpoint import RESULTS, delete_token
 from launcher.records.lease import Limits
 from launcher.records.records import RecordStore, RunRecord
 from launcher.records.teardown_lock import LockOwner
-from launcher.results.background_copy import pull_patiently
+from launcher.results.background_copy import pull_with_retries
 from launcher.teardown import giving_up, self_ended
 from launcher.types.machine import (
     CLOSE_WANDB_SECONDS,
@@ -191,7 +191,7 @@ def _bring_home(
         note(f"{why}; trying for a minute")
         results = store.folder(record.id) / RESULTS
         tries = (cast("Machine", machine), results, TRIES_SECONDS, given_up, progress)
-        if (report := pull_patiently(*tries)) is not None:
+        if (report := pull_with_retries(*tries)) is not None:
             return _missing(record, report, note)
         if not given_up():
             raise _kept(record, why)

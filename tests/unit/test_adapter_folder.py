@@ -193,8 +193,8 @@ def test_the_adapter_goes_to_a_new_machine_and_is_kept_at_home(project: Path, tm
     folder = write(project / "adapter")
     (folder / "README.md").write_text("not for a machine")
     results, state_dir = tmp_path / "results", tmp_path / "machine"
-    durable.keep_start(results, folder)
-    assert durable.seed(results, state_dir) == 0
+    durable.save_initial_adapter(results, folder)
+    assert durable.restore(results, state_dir) == 0
     for place in (results, state_dir):
         assert sorted(path.name for path in (place / "start").iterdir()) == [
             "adapter_config.json", "adapter_model.safetensors",
@@ -203,7 +203,7 @@ def test_the_adapter_goes_to_a_new_machine_and_is_kept_at_home(project: Path, tm
         assert weights.read_bytes() == (folder / "adapter_model.safetensors").read_bytes()
     assert not (state_dir / "rewound.json").exists()
     with pytest.raises(PreflightError, match="cannot copy the adapter"):
-        durable.keep_start(results, project / "nowhere")
+        durable.save_initial_adapter(results, project / "nowhere")
 
 
 @pytest.mark.parametrize(

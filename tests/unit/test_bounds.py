@@ -30,7 +30,7 @@ from launcher.base.unix_http import get_json
 from launcher.console import output
 from launcher.console.output import Output
 from launcher.records.records import RecordStore
-from launcher.results import home_copy
+from launcher.results import results_copy
 from launcher.teardown import guardian
 from runtime import bootstrap, health, supervision
 from tests.support.typed import Typed
@@ -174,7 +174,7 @@ def test_g23_a_pull_that_waits_for_another_says_so_and_ends(
 ) -> None:
     assert output.QUIET_SECONDS < A_MESSAGE_SECONDS
     monkeypatch.setattr(output, "QUIET_SECONDS", 0.1)
-    monkeypatch.setattr(home_copy, "_PULL_SECONDS", 0.5)
+    monkeypatch.setattr(results_copy, "_PULL_SECONDS", 0.5)
     typed = Typed(tmp_path / "project", tmp_path / "home")
     store = RecordStore(Home.find({"LAUNCH_HOME": str(typed.home)}))
     record = store.create(name="dev")

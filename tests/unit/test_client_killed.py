@@ -22,7 +22,7 @@ import pytest
 
 from launcher.records.endpoint import LocalEndpoint
 from launcher.results import compile_records
-from launcher.results.journals import lines
+from launcher.results.journals import read_lines
 from runtime.shared.schema import StepRequest
 from tests.programs.e2e import train_ahead as program
 from tests.support.ahead_history import History, Rollout, Step
@@ -182,7 +182,7 @@ def test_a_step_that_is_committed_after_its_program_died_has_its_line_once(
 
 def step_lines(folder: Path) -> list[dict[str, Any]]:
     """What the program has written down of its steps."""
-    return [it for it in lines(folder / "grpo.jsonl") if it["kind"] == "step"]
+    return [it for it in read_lines(folder / "grpo.jsonl") if it["kind"] == "step"]
 
 
 def said(folder: Path) -> str:

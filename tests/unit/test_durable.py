@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from launcher.base.errors import NotPulled, PreflightError
-from launcher.results import checkpoints, durable, home_copy, whole_checkpoints
+from launcher.results import checkpoints, durable, results_copy, whole_checkpoints
 from launcher.results.background_copy import BackgroundCopy
 from launcher.types.durability import MAX_STEPS_BEHIND, DurabilityStatus
 from launcher.types.machine import Stopped, never_stopped
@@ -51,7 +51,7 @@ def test_the_newest_and_the_pinned_checkpoints_become_durable_with_every_file(
     for step in (1, 2, 3, 4):
         commit(state_dir, step)
     pin(state_dir, 1, 3)
-    assert home_copy.make_durable(state_dir, results) == DurabilityStatus(4, 4)
+    assert results_copy.make_durable(state_dir, results) == DurabilityStatus(4, 4)
 
     assert _durable(results) == ["pinned.json", "step-000001", "step-000003", "step-000004"]
     for name in ("step-000001", "step-000003", "step-000004"):
@@ -64,7 +64,7 @@ def test_the_newest_and_the_pinned_checkpoints_become_durable_with_every_file(
 
 def test_a_local_run_has_its_durable_bytes_once_on_the_disk(state_dir: Path, results: Path) -> None:
     folder = commit(state_dir, 1)
-    home_copy.make_durable(state_dir, results)
+    results_copy.make_durable(state_dir, results)
 
     assert (folder / "optimizer.safetensors").stat().st_nlink == 2
     shutil.rmtree(state_dir)
@@ -79,7 +79,7 @@ def test_where_the_disk_has_no_links_it_is_a_copy(
 
     monkeypatch.setattr(os, "link", refuse)
     folder = commit(state_dir, 1)
-    home_copy.make_durable(state_dir, results)
+    results_copy.make_durable(state_dir, results)
 
     assert (folder / "optimizer.safetensors").stat().st_nlink == 1
     assert whole_checkpoints.newest_whole(results / "durable") == "step-000001"
@@ -88,7 +88,7 @@ def test_where_the_disk_has_no_links_it_is_a_copy(
 def test_a_new_step_takes_the_place_of_the_one_before(state_dir: Path, results: Path) -> None:
     for step in (1, 2, 3):
         commit(state_dir, step)
-        assert home_copy.make_durable(state_dir, results).durable == step
+        assert results_copy.make_durable(state_dir, results).durable == step
         assert _durable(results) == [f"step-{step:06d}"]
     assert not list(results.glob(".incoming-*"))
 
@@ -96,10 +96,10 @@ def test_a_new_step_takes_the_place_of_the_one_before(state_dir: Path, results: 
 def test_a_checkpoint_pinned_later_is_brought_as_well(state_dir: Path, results: Path) -> None:
     commit(state_dir, 1)
     commit(state_dir, 2)
-    home_copy.make_durable(state_dir, results)
+    results_copy.make_durable(state_dir, results)
     pin(state_dir, 1)
     assert not durable.is_current(state_dir, results)
-    home_copy.make_durable(state_dir, results)
+    results_copy.make_durable(state_dir, results)
     assert _durable(results) == ["pinned.json", "step-000001", "step-000002"]
     assert durable.is_current(state_dir, results)
 
@@ -108,16 +108,16 @@ def test_c54_what_was_named_best_survives_the_machine(state_dir: Path, results: 
     for step in (1, 2, 3):
         commit(state_dir, step)
     pin(state_dir, 1, 2)
-    home_copy.make_durable(state_dir, results)
+    results_copy.make_durable(state_dir, results)
     name_best(state_dir, 1, "a compile")
     assert not durable.is_current(state_dir, results)
-    home_copy.make_durable(state_dir, results)
+    results_copy.make_durable(state_dir, results)
     assert durable.is_current(state_dir, results)
 
     another = tmp_path / "another machine"
     another.mkdir()
-    durable.seed(results, another)
-    home_copy.pull(another, results)
+    durable.restore(results, another)
+    results_copy.pull(another, results)
     assert json.loads((results / "best" / "state.json").read_text())["step"] == 1
 
 
@@ -126,7 +126,7 @@ def test_g20_what_is_durable_stays_until_the_next_one_is_whole(
     state_dir: Path, results: Path, damage: str
 ) -> None:
     commit(state_dir, 1)
-    home_copy.make_durable(state_dir, results)
+    results_copy.make_durable(state_dir, results)
     broken = commit(state_dir, 2)
     if damage == "flip":
         content = (broken / "optimizer.safetensors").read_bytes()
@@ -135,7 +135,7 @@ def test_g20_what_is_durable_stays_until_the_next_one_is_whole(
         (broken / "optimizer.safetensors").unlink()
     else:
         (broken / "manifest.json").write_text("{")
-    standing = home_copy.make_durable(state_dir, results)
+    standing = results_copy.make_durable(state_dir, results)
 
     assert (standing.committed, standing.durable, standing.steps_behind) == (2, 1, 1)
     assert _durable(results) == ["step-000001"]
@@ -143,10 +143,10 @@ def test_g20_what_is_durable_stays_until_the_next_one_is_whole(
 
 def test_a_step_taken_again_after_a_rewind_replaces_its_namesake(state_dir: Path, results: Path) -> None:
     commit(state_dir, 1)
-    home_copy.make_durable(state_dir, results)
+    results_copy.make_durable(state_dir, results)
     shutil.rmtree(state_dir / "checkpoints")
     again = commit(state_dir, 1, b"another")
-    home_copy.make_durable(state_dir, results)
+    results_copy.make_durable(state_dir, results)
     home = results / "durable" / "step-000001" / "adapter" / "adapter_model.safetensors"
     assert home.read_bytes() == (again / "adapter" / "adapter_model.safetensors").read_bytes()
 
@@ -155,7 +155,7 @@ def test_a_kill_at_any_instant_of_securing_leaves_a_whole_checkpoint(tmp_path: P
     program = PROGRAMS / "unit" / "secure_for_ever.py"
     state_dir, results = tmp_path / "machine", tmp_path / "results"
     commit(state_dir, 1)
-    home_copy.make_durable(state_dir, results)
+    results_copy.make_durable(state_dir, results)
     step = 2
     for number in range(6):
         process = subprocess.Popen(
@@ -187,12 +187,12 @@ def test_a_new_machine_begins_at_the_durable_step_and_knows_that_it_was_rewound(
         commit(state_dir, step)
     pin(state_dir, 1)
     (state_dir / "metrics.jsonl").write_text('{"step": 3}\n')
-    home_copy.make_durable(state_dir, results)
+    results_copy.make_durable(state_dir, results)
     fresh = state_dir.with_name("fresh")
     (fresh / "steps").mkdir(parents=True)
     (fresh / "samples").mkdir()
     (fresh / "serving.json").write_text("{}")
-    assert durable.seed(results, fresh) == 3
+    assert durable.restore(results, fresh) == 3
 
     said = json.loads((fresh / "rewound.json").read_text())
     assert (said["to_step"], said["reused_after"], said["client_state"]) == (3, 3, {"done": 3})
@@ -213,10 +213,10 @@ def test_c55_after_several_losses_it_is_known_since_when_numbers_are_given_out_a
         there = state_dir.with_name(machine)
         for step in steps:
             commit(there, step)
-        home_copy.make_durable(there, results)
+        results_copy.make_durable(there, results)
         fresh = state_dir.with_name(f"after-the-{machine}")
         fresh.mkdir()
-        durable.seed(results, fresh)
+        durable.restore(results, fresh)
         said.append(json.loads((fresh / "rewound.json").read_text()))
     assert [(it["to_step"], it["reused_after"]) for it in said] == [(3, 3), (5, 3)]
 
@@ -230,22 +230,22 @@ def test_c55_a_loss_before_the_first_durable_step_goes_back_to_the_adapter_and_s
     adapter.mkdir()
     for name in FILES:
         (adapter / name).write_text("{}")
-    durable.keep_start(results, adapter)
-    durable.seed(results, state_dir)
+    durable.save_initial_adapter(results, adapter)
+    durable.restore(results, state_dir)
     assert Rewind.read(state_dir) is None, "in its first life there is nobody to tell"
 
-    durable.lived(results)
+    durable.mark_served(results)
     (state_dir / "steps" / "000001").mkdir(parents=True)
-    assert durable.seed(results, state_dir) == 0
+    assert durable.restore(results, state_dir) == 0
     assert Rewind.read(state_dir) == Rewind(to_step=0, client_state=None, reused_after=0)
     assert sorted(path.name for path in state_dir.iterdir()) == ["rewound.json", "start"]
 
     for step in (1, 2, 3):
         commit(state_dir, step)
-    home_copy.make_durable(state_dir, results)
+    results_copy.make_durable(state_dir, results)
     fresh = tmp_path / "fresh"
     fresh.mkdir()
-    assert durable.seed(results, fresh) == 3
+    assert durable.restore(results, fresh) == 3
     assert Rewind.read(fresh) == Rewind(to_step=3, client_state={"done": 3}, reused_after=0)
 
 
@@ -253,17 +253,17 @@ def test_a_damaged_durable_checkpoint_is_passed_over(state_dir: Path, results: P
     commit(state_dir, 1)
     commit(state_dir, 2)
     pin(state_dir, 1)
-    home_copy.make_durable(state_dir, results)
+    results_copy.make_durable(state_dir, results)
     (results / "durable" / "step-000002" / "optimizer.safetensors").write_bytes(b"no")
     fresh = state_dir.with_name("fresh")
     fresh.mkdir()
-    assert durable.seed(results, fresh) == 1
+    assert durable.restore(results, fresh) == 1
 
 
 def test_nothing_durable_is_an_error_and_nothing_is_removed(state_dir: Path, results: Path) -> None:
     (state_dir / "samples").mkdir()
     with pytest.raises(PreflightError, match="the run has no durable checkpoint"):
-        durable.seed(results, state_dir)
+        durable.restore(results, state_dir)
     assert (state_dir / "samples").exists()
 
 
@@ -293,8 +293,8 @@ def _long_ago(*folders: Path) -> None:
 def test_what_is_durable_is_not_read_again_until_a_folder_is_touched(
     state_dir: Path, results: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(home_copy, "_READ_EVERY_SECONDS", 3600.0)
-    reads, securing = _Reads(monkeypatch), home_copy.Securing(state_dir)
+    monkeypatch.setattr(results_copy, "_READ_EVERY_SECONDS", 3600.0)
+    reads, securing = _Reads(monkeypatch), results_copy.DurableWatcher(state_dir)
     commit(state_dir, 1)
     assert securing.look(results) == DurabilityStatus(1, 1)
     _long_ago(state_dir / "checkpoints", results / "durable")
@@ -314,7 +314,7 @@ def test_what_is_durable_is_not_read_again_until_a_folder_is_touched(
 
 
 def test_what_changes_within_a_tick_of_the_disks_clock_is_seen(state_dir: Path, results: Path) -> None:
-    securing, at = home_copy.Securing(state_dir), time.time_ns() + 10**10
+    securing, at = results_copy.DurableWatcher(state_dir), time.time_ns() + 10**10
     for step in (1, 2):
         commit(state_dir, step)
         os.utime(state_dir / "checkpoints", ns=(at, at))
@@ -324,8 +324,8 @@ def test_what_changes_within_a_tick_of_the_disks_clock_is_seen(state_dir: Path, 
 def test_once_in_a_while_all_is_read_whatever_the_folders_times_say(
     state_dir: Path, results: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(home_copy, "_READ_EVERY_SECONDS", 0.0)
-    reads, securing = _Reads(monkeypatch), home_copy.Securing(state_dir)
+    monkeypatch.setattr(results_copy, "_READ_EVERY_SECONDS", 0.0)
+    reads, securing = _Reads(monkeypatch), results_copy.DurableWatcher(state_dir)
     commit(state_dir, 1)
     for _ in range(3):
         securing.look(results)
@@ -337,8 +337,8 @@ class _Disk(PretendMachine):
     """A machine with a folder: its `make_durable` is the real one."""
 
     @functools.cached_property
-    def securing(self) -> home_copy.Securing:
-        return home_copy.Securing(self.folder)
+    def securing(self) -> results_copy.DurableWatcher:
+        return results_copy.DurableWatcher(self.folder)
 
     def committed(self) -> int | None:
         newest = whole_checkpoints.newest_whole(self.folder / "checkpoints")
@@ -355,8 +355,8 @@ def test_each_committed_step_becomes_durable_while_the_run_lives(state_dir: Path
     try:
         for step in (1, 2, 3):
             commit(state_dir, step)
-            wait_until(lambda: background_copy.now().durable == step, what="the step is durable")  # noqa: B023
-            assert background_copy.now().steps_behind == 0
+            wait_until(lambda: background_copy.latest().durable == step, what="the step is durable")  # noqa: B023
+            assert background_copy.latest().steps_behind == 0
     finally:
         background_copy.stop()
     commit(state_dir, 4)
@@ -381,13 +381,13 @@ def test_falling_behind_is_known_with_its_reason_and_is_caught_up(
     try:
         commit(state_dir, 1)
         commit(state_dir, 2)
-        wait_until(lambda: background_copy.now().steps_behind == 2, what="two steps behind")
-        now = background_copy.now()
+        wait_until(lambda: background_copy.latest().steps_behind == 2, what="two steps behind")
+        now = background_copy.latest()
         assert now.steps_behind > now.bound_steps
         assert now.trouble == "the disk is full (0 bytes free)"
         assert now.describe() == "committed step 2, nothing durable (at most 1 behind, 2 behind)"
         full["full"] = False
-        wait_until(lambda: background_copy.now() == DurabilityStatus(2, 2), what="caught up")
+        wait_until(lambda: background_copy.latest() == DurabilityStatus(2, 2), what="caught up")
     finally:
         background_copy.stop()
 
@@ -403,11 +403,12 @@ def test_a_checkpoint_that_is_broken_is_not_read_again_and_again(
     background_copy = BackgroundCopy(machine, results, look_every_seconds=0.01)
     background_copy.start()
     try:
-        wait_until(lambda: background_copy.now().trouble, what="it is known")
+        wait_until(lambda: background_copy.latest().trouble, what="it is known")
         assert (
-            background_copy.now().trouble == "step-000002: optimizer.safetensors does not match its manifest"
+            background_copy.latest().trouble
+            == "step-000002: optimizer.safetensors does not match its manifest"
         )
-        assert (background_copy.now().committed, background_copy.now().durable) == (2, 1)
+        assert (background_copy.latest().committed, background_copy.latest().durable) == (2, 1)
         wait_until(lambda: len(looks) >= 2 and time.monotonic() - looks[-1] > 0.3, what="it is let rest")
         assert len(looks) <= 3
     finally:

@@ -43,13 +43,13 @@ def test_g22_results_that_are_not_home_are_asked_for_again(
 ) -> None:
     monkeypatch.setattr(background_copy, "_AGAIN_SECONDS", 0.01)
     machine = _Reluctant()
-    report = background_copy.pull_patiently(cast("Machine", machine), tmp_path, 20.0, lambda: False)
+    report = background_copy.pull_with_retries(cast("Machine", machine), tmp_path, 20.0, lambda: False)
     assert report is not None and report.step == 7 and machine.attempts == 3
 
 
 def test_g22_whoever_gives_the_results_up_does_not_wait(tmp_path: Path) -> None:
     machine = _Reluctant()
-    assert background_copy.pull_patiently(cast("Machine", machine), tmp_path, 20.0, lambda: True) is None
+    assert background_copy.pull_with_retries(cast("Machine", machine), tmp_path, 20.0, lambda: True) is None
     assert machine.attempts == 0
 
 

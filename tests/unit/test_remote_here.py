@@ -17,7 +17,7 @@ from launcher.backends.over_ssh.link import Host, run_on
 from launcher.backends.over_ssh.remote_folder import RemoteFolder, _unpack
 from launcher.base import locks
 from launcher.base.errors import JobFailed, NotPulled
-from launcher.results import home_copy
+from launcher.results import results_copy
 from tests.support.environment import PROGRAMS
 from tests.support.own_sshd import OwnSshd
 
@@ -116,9 +116,9 @@ def test_g22_results_are_pulled_on_a_disk_that_locks_only_what_is_open_for_writi
     monkeypatch.setattr(fcntl, "flock", as_nfs_does)
     (tmp_path / "machine").mkdir()
     (tmp_path / "machine" / "metrics.jsonl").write_text("{}\n")
-    assert home_copy.pull(tmp_path / "machine", tmp_path / "results").files == 1
+    assert results_copy.pull(tmp_path / "machine", tmp_path / "results").files == 1
     assert sorted(path.name for path in (tmp_path / "results").iterdir()) == ["logs", "metrics.jsonl"]
     # It is a lock all the same.
-    monkeypatch.setattr(home_copy, "_PULL_SECONDS", 0.0)
+    monkeypatch.setattr(results_copy, "_PULL_SECONDS", 0.0)
     with locks.exclusive(tmp_path / "results"), pytest.raises(NotPulled, match="could not copy the results"):
-        home_copy.pull(tmp_path / "machine", tmp_path / "results")
+        results_copy.pull(tmp_path / "machine", tmp_path / "results")

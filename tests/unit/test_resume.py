@@ -21,7 +21,7 @@ from launcher.config import earlier_run
 from launcher.config.setting_sources import load
 from launcher.console.output import Output
 from launcher.records.records import RecordStore, RunRecord
-from launcher.results import durable, home_copy
+from launcher.results import durable, results_copy
 from launcher.run import launching, taking_up
 from launcher.run.launching import launch_run
 from launcher.run.request import Request
@@ -85,7 +85,7 @@ def test_where_the_machine_is_gone_it_is_rewound_to_the_durable_step(store: Reco
     record = ended(store)
     folder = store.folder(record.id)
     commit(folder / "machine", 7)
-    home_copy.make_durable(folder / "machine", folder / "results")
+    results_copy.make_durable(folder / "machine", folder / "results")
     shutil.rmtree(folder / "machine")
     found = find(store)
     assert (found.step, found.rewinds) == (7, True)
@@ -100,7 +100,7 @@ def test_g21_without_a_durable_step_a_run_goes_back_to_the_adapter_that_it_began
     adapter.mkdir()
     for name in FILES:
         (adapter / name).write_text("{}")
-    durable.keep_start(store.folder(record.id) / "results", adapter)
+    durable.save_initial_adapter(store.folder(record.id) / "results", adapter)
     found = find(store)
     assert (found.step, found.rewinds) == (0, True)
     assert found.describe() == "resuming with the adapter it started with: what the machine had is gone"

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from launcher.base.log import REDACTOR
-from launcher.results import home_copy, rollout_texts
+from launcher.results import results_copy, rollout_texts
 from runtime.shared import redaction
 from tests.support.committed import commit
 
@@ -42,18 +42,18 @@ def test_g22_what_was_said_is_home_with_each_durable_step(state_dir: Path, tmp_p
     for step in (1, 2):
         write(state_dir, step, line | {"step": step})
         commit(state_dir, step)
-        home_copy.make_durable(state_dir, results)
+        results_copy.make_durable(state_dir, results)
         assert at_home(results, step) == [line | {"step": step}]
-    report = home_copy.pull(state_dir, results)
+    report = results_copy.pull(state_dir, results)
     assert not report.skipped
     again = results / "rollouts" / "step-000001.jsonl"
     before = again.stat().st_ino
-    home_copy.pull(state_dir, results)
+    results_copy.pull(state_dir, results)
     assert again.stat().st_ino == before, "what is at home is not brought again"
     assert again.stat().st_mode & 0o077 == 0 or (results / "rollouts").stat().st_mode & 0o077 == 0
 
     os.utime(write(state_dir, 2, line | {"reward": 0.25}), ns=(7, 7))  # a rewound run takes the step again
-    home_copy.pull(state_dir, results)
+    results_copy.pull(state_dir, results)
     assert at_home(results, 2)[0]["reward"] == 0.25
 
 
@@ -64,7 +64,7 @@ def test_g14_secrets_in_what_was_said_stay_where_they_are(
     REDACTOR.hide([KNOWN])
     tools = [{"said": f"token {SHAPED}."}]
     write(state_dir, 1, {"prompt": f"log in with {KNOWN}", "tools": tools, "reward": 1.0})
-    home_copy.pull(state_dir, tmp_path / "results")
+    results_copy.pull(state_dir, tmp_path / "results")
     assert at_home(tmp_path / "results", 1) == [
         {"prompt": "log in with ***", "tools": [{"said": "token ***."}], "reward": 1.0}
     ]
@@ -72,7 +72,7 @@ def test_g14_secrets_in_what_was_said_stay_where_they_are(
     (offline / "files").mkdir(parents=True)
     (offline / "files" / "output.log").write_text("nothing")
     (offline / "run-slip.wandb").write_bytes(b"\0\1" + KNOWN.encode("latin-1"))
-    report = home_copy.pull(state_dir, tmp_path / "results")
+    report = results_copy.pull(state_dir, tmp_path / "results")
     home = (tmp_path / "results" / "wandb").rglob("*")
     assert [path.name for path in home if path.is_file()] == ["output.log"]
     assert any("it holds a secret" in line for line in report.skipped)
@@ -88,7 +88,7 @@ def test_g22_wandbs_offline_runs_come_home_byte_for_byte(state_dir: Path, tmp_pa
     (offline / "files" / "outside").symlink_to(tmp_path)
     (offline / "files" / "debug-core.log").symlink_to(tmp_path / "core.log")
     (wandb / "run-20261122_100000-online").mkdir()
-    report = home_copy.pull(state_dir, tmp_path / "results")
+    report = results_copy.pull(state_dir, tmp_path / "results")
 
     home = tmp_path / "results" / "wandb"
     assert sorted(str(path.relative_to(home)) for path in home.rglob("*") if path.is_file()) == [
@@ -119,7 +119,7 @@ def test_g24_what_a_machine_put_in_their_place_is_not_brought(
     else:
         monkeypatch.setattr(rollout_texts, "_STEP_BYTES", 100)
         (rollouts / "step-000001.jsonl").write_text('{"a": 1}\n' * 100)
-    report = home_copy.pull(state_dir, tmp_path / "results")
+    report = results_copy.pull(state_dir, tmp_path / "results")
 
     home = tmp_path / "results" / "rollouts"
     assert sorted(path.name for path in home.glob("*")) == (["step-000001.jsonl"] if what == "damage" else [])
@@ -134,7 +134,7 @@ def test_g22_at_home_too_the_oldest_go_first(
     monkeypatch.setattr(rollout_texts, "TOTAL_BYTES", 250)
     for step in (1, 2, 3):
         write(state_dir, step, {"completion": "x" * 80})
-    home_copy.pull(state_dir, tmp_path / "results")
+    results_copy.pull(state_dir, tmp_path / "results")
     home = sorted(path.name for path in (tmp_path / "results" / "rollouts").iterdir())
     assert home == ["step-000002.jsonl", "step-000003.jsonl"]
 

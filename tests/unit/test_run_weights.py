@@ -61,10 +61,10 @@ def checkpoint(store: RecordStore, run: RunRecord, step: int) -> Path:
 def test_b19_a_runs_weights_are_named_by_step_or_as_its_best(
     store: RecordStore, run: RunRecord, text: str, step: int
 ) -> None:
-    found = run_weights.find(store, text)
+    found = run_weights.find_weights(store, text)
     assert (found.step, found.label) == (step, f"demo@{step}")
     assert found.folder == checkpoint(store, run, step) / "adapter"
-    assert run_weights.find(store, text.replace("demo", run.id)).folder == found.folder
+    assert run_weights.find_weights(store, text.replace("demo", run.id)).folder == found.folder
 
 
 def test_b19_what_is_damaged_is_passed_over_and_what_is_durable_stands_in(
@@ -74,9 +74,9 @@ def test_b19_what_is_damaged_is_passed_over_and_what_is_durable_stands_in(
     shutil.copytree(checkpoint(store, run, 3), durable)
     weights = checkpoint(store, run, 3) / "adapter" / "adapter_model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1] + b"x")
-    assert run_weights.find(store, "demo").folder == durable / "adapter"
+    assert run_weights.find_weights(store, "demo").folder == durable / "adapter"
     shutil.rmtree(durable)
-    assert run_weights.find(store, "demo").step == 2
+    assert run_weights.find_weights(store, "demo").step == 2
 
 
 def test_b19_what_came_home_of_a_machine_that_is_gone_is_found(store: RecordStore, run: RunRecord) -> None:
@@ -85,8 +85,8 @@ def test_b19_what_came_home_of_a_machine_that_is_gone_is_found(store: RecordStor
         shutil.copytree(checkpoint(store, run, step) / "adapter", results / name)
         (results / name / "state.json").write_text(json.dumps({"step": step}))
     shutil.rmtree(store.folder(run.id) / "machine")
-    assert run_weights.find(store, "demo").folder == results / "adapter"
-    assert run_weights.find(store, "demo@best").folder == results / "best"
+    assert run_weights.find_weights(store, "demo").folder == results / "adapter"
+    assert run_weights.find_weights(store, "demo@best").folder == results / "best"
 
 
 @pytest.mark.parametrize("text", ["demo@", "demo@newest", "demo@-1", "demo@7", "nobody@1", "demo@1@2"])
@@ -94,7 +94,7 @@ def test_b19_a_step_that_is_not_here_is_refused_with_those_that_are(
     store: RecordStore, run: RunRecord, text: str
 ) -> None:
     with pytest.raises(UsageError) as caught:
-        run_weights.find(store, text)
+        run_weights.find_weights(store, text)
     assert caught.value.hint and caught.value.hint.startswith("launch status")
     if text == "demo@7":
         assert caught.value.why and "1, 2, 3" in caught.value.why

@@ -24,7 +24,7 @@ from launcher.base.log import close_log
 from launcher.config.setting_sources import load
 from launcher.console.output import Output
 from launcher.records.records import RecordStore
-from launcher.results import checkpoints, durable, home_copy, whole_checkpoints
+from launcher.results import checkpoints, durable, results_copy, whole_checkpoints
 from launcher.run.request import Request
 from launcher.run.run import Run
 from launcher.run.taking_up import Resumed
@@ -101,7 +101,7 @@ def durable_steps(new: NewMachine, tmp_path: Path, steps: int = 3) -> None:
         commit(old, step, os.urandom(LARGE_BYTES))
     pin(old, 1, 2)
     (old / "metrics.jsonl").write_text('{"step": 3}\n')
-    home_copy.make_durable(old, new.results)
+    results_copy.make_durable(old, new.results)
 
 
 def sha256(folder: Path) -> dict[str, str]:
@@ -145,7 +145,7 @@ def test_p02_the_newest_comes_first_and_nothing_is_staged(
     assert all(sha256(there / name) == sha256(home / name) for name in checkpoints.names(there))
     assert (new.state_dir / "metrics.jsonl").read_text() == '{"step": 3}\n'
     assert '"to_step": 3' in (new.state_dir / "rewound.json").read_text()
-    assert not (new.state_dir / durable.SEEDING).exists()
+    assert not (new.state_dir / durable.UPLOADING).exists()
     weights = there / "step-000003" / "optimizer.safetensors"
     assert weights.stat().st_mode == (home / "step-000003" / "optimizer.safetensors").stat().st_mode
 
@@ -180,7 +180,7 @@ def test_p02_an_adapter_that_a_run_starts_from_is_sent_as_well(new: NewMachine, 
     adapter.mkdir()
     for name in FILES:
         (adapter / name).write_text("{}")
-    durable.keep_start(new.results, adapter)
+    durable.save_initial_adapter(new.results, adapter)
     (new.state_dir / "checkpoints").mkdir()
     assert new.machine.upload_checkpoints(new.results) == 0
     assert sorted(path.name for path in (new.state_dir / "start").iterdir()) == sorted(FILES)

@@ -86,7 +86,9 @@ def test_g29_results_that_do_not_come_are_tried_for_a_minute_and_a_copy_has_one(
     (there / "pull-fails").touch()
     tried: list[float] = []
     monkeypatch.setattr(take_down, "TRIES_SECONDS", AS_IT_IS)
-    monkeypatch.setattr(take_down, "pull_patiently", lambda machine, into, seconds, *_: tried.append(seconds))
+    monkeypatch.setattr(
+        take_down, "pull_with_retries", lambda machine, into, seconds, *_: tried.append(seconds)
+    )
     monkeypatch.setattr(giving_up, "after", lambda seconds, given_up: tried.append(seconds) or given_up)
     with pytest.raises(NotPulled):
         take_down.take_down(store, record, "down")
@@ -99,14 +101,14 @@ def test_g29_results_that_are_given_up_while_they_are_tried_for_go_with_their_ma
 ) -> None:
     record = left_alone(store, there)
     (there / "pull-fails").touch()
-    tries = background_copy.pull_patiently
+    tries = background_copy.pull_with_retries
 
     def given_up_meanwhile(*words: Any) -> None:
         store.update(record.id, given_up=True)
         assert tries(*words) is None
 
     monkeypatch.setattr(take_down, "TRIES_SECONDS", 3600.0)
-    monkeypatch.setattr(take_down, "pull_patiently", given_up_meanwhile)
+    monkeypatch.setattr(take_down, "pull_with_retries", given_up_meanwhile)
     done = typed("gc", "--yes")
     assert done.returncode == 0, done.stderr
     assert "its newest results are lost with it: they were given up" in done.stderr

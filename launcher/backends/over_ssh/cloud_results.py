@@ -1,7 +1,7 @@
 """The results of a rented machine: brought home at its end, made durable while it lives, sent to a new one.
 
 Neighbours: `cloud.py` is the machine, `fetching.py` copies to the run's folder here, from where
-`home_copy.py` and `durable.py` take them as from a run on this computer; `timer_setback.py` keeps the
+`results_copy.py` and `durable.py` take them as from a run on this computer; `timer_setback.py` keeps the
 machine there meanwhile. Knows nothing of how a machine comes and goes.
 """
 
@@ -21,7 +21,7 @@ from launcher.base.errors import LaunchError, NotPulled
 from launcher.base.unix_http import get_json
 
 # All that its end needs is imported with it: an upgrade of this package in mid-run must not meet an old half.
-from launcher.results import durable, home_copy, whole_checkpoints
+from launcher.results import durable, results_copy, whole_checkpoints
 from launcher.types.durability import DurabilityStatus
 from launcher.types.machine import Progress, PullReport, Stopped
 
@@ -67,11 +67,11 @@ class CloudResults:
 
         try:
             self._fetch(bring)
-            return home_copy.pull(self._here, into)
+            return results_copy.pull(self._here, into)
         except NotPulled:
             if not self._gone():
                 raise
-        report = home_copy.pull(self._here, into, last=True)
+        report = results_copy.pull(self._here, into, last=True)
         since = "all that it had" if report.step is None else f"what it had after step {report.step}"
         return replace(report, lost=f"the machine is gone, with {since}")
 
@@ -79,7 +79,7 @@ class CloudResults:
         """See machine.py. Meanwhile the machine does not end itself: no runtime is there to keep it."""
         remote = self._remote()
         with setting_timer_back(remote.set_timer_back, self._may_stay):
-            return seeding.send(remote, durable.to_seed(results), progress, if_lost)
+            return seeding.send(remote, durable.checkpoints_to_upload(results), progress, if_lost)
 
     def committed(self) -> int | None:
         """The newest whole step, as it was seen last."""
@@ -94,7 +94,7 @@ class CloudResults:
         step = self._step_there()
         if step is None or step > (self._seen.durable or 0):
             self._fetch(lambda remote: self._beside_the_rollouts(remote, into, stopped).bring())
-            self._seen = home_copy.make_durable(self._here, into)
+            self._seen = results_copy.make_durable(self._here, into)
         # What is committed there now, not what it was when the copy began.
         committed = max(
             (found for found in (self._step_there(), self._seen.committed) if found), default=None
@@ -118,7 +118,7 @@ class CloudResults:
             remote,
             stopped=stopped,
             copy_rate=self._copy_rate,
-            weights_home=lambda: home_copy.secure_weights(self._here, into),
+            weights_home=lambda: results_copy.copy_newest_adapter(self._here, into),
             logs=logs,
         )
 

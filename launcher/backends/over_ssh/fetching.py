@@ -4,7 +4,7 @@ weights first, then what a resume needs besides and what was said; metrics line 
 Neighbours: `cloud.py` asks for it, at the end at full speed and while the run lives at `copy_rate.py`'s;
 what to bring is laid out there by `outgoing.py`; `rsync.py` copies, over an ssh connection of the copy's
 own: never the one that the rollouts go through (`link.py`). Here it lies as on the machine, for
-`home_copy.py` to check.
+`results_copy.py` to check.
 """
 
 from __future__ import annotations
@@ -105,7 +105,10 @@ class Fetching:
     def _lay_out(self, newest: int) -> dict[str, int]:
         """What is to come, by path, with sizes; the journals have come."""
         here = self.remote.here
-        asked = {"newest": newest, "journals": {name: journals.known(here / name) for name in JOURNALS}}
+        asked = {
+            "newest": newest,
+            "journals": {name: journals.known_prefix(here / name) for name in JOURNALS},
+        }
         said = self.remote.shell(
             f"umask 077 && cd {shlex.quote(self.remote.there)} && python3 - {shlex.quote(json.dumps(asked))}",
             "list its files",

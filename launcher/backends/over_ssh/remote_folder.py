@@ -1,9 +1,9 @@
 """A run's folder on a machine, seen from here over ssh: written to, looked at, copied.
 
 Neighbours: `cloud.py` owns one, `link.py` says how the machine is reached, `fetching.py` brings its results;
-what was copied here is read by `waiting_for_runtime.py`, `home_copy.py` and `durable.py` as if the run were
-on this computer. What is written goes over ssh's stdin, never into a command line; secrets go into no file
-at all (`remote_job.py`). Knows nothing of SkyPilot.
+what was copied here is read by `waiting_for_runtime.py`, `results_copy.py` and `durable.py` as if the run
+were on this computer. What is written goes over ssh's stdin, never into a command line; secrets go into no
+file at all (`remote_job.py`). Knows nothing of SkyPilot.
 """
 
 from __future__ import annotations

@@ -23,30 +23,32 @@ _FILES = "-rtp"
 _MAKE_SECONDS = 60.0
 
 
-def send(remote: RemoteFolder, seed: durable.Seed, progress: Progress, if_lost: Callable[[], object]) -> int:
+def send(
+    remote: RemoteFolder, seed: durable.CheckpointUpload, progress: Progress, if_lost: Callable[[], object]
+) -> int:
     """Have the machine begin with `seed`; its step. Whatever its folder had of other steps goes. `if_lost`
     is asked whenever the connection breaks, and may raise. Raises JobFailed, LaunchError."""
     there = shlex.quote(remote.there)
-    old = shlex.join([*durable.STATE_OF_STEPS, durable.SEEDING])
-    make = f"umask 077 && cd {there} && rm -rf -- {old} && mkdir {durable.SEEDING}"
+    old = shlex.join([*durable.STEP_STATE, durable.UPLOADING])
+    make = f"umask 077 && cd {there} && rm -rf -- {old} && mkdir {durable.UPLOADING}"
     remote.shell(make, "make room for its checkpoints", bound_seconds=_MAKE_SECONDS)
     _send_files(remote, seed, progress, if_lost)
     for name, text in seed.texts.items():
-        remote.write(f"{durable.SEEDING}/{name}", text.encode())
+        remote.write(f"{durable.UPLOADING}/{name}", text.encode())
     if seed.rewound is not None:
         remote.write(durable.REWOUND, seed.rewound.encode())
     failpoint("cloud.seeding")
     place = shlex.quote("checkpoints" if seed.step else seed.folders[0].name)
-    come = durable.SEEDING if seed.step else f"{durable.SEEDING}/{place}"
-    begin = f"cd {there} && rm -rf -- {place} && mv {come} {place} && rm -rf -- {durable.SEEDING}"
+    come = durable.UPLOADING if seed.step else f"{durable.UPLOADING}/{place}"
+    begin = f"cd {there} && rm -rf -- {place} && mv {come} {place} && rm -rf -- {durable.UPLOADING}"
     remote.shell(begin, "begin with its checkpoints", bound_seconds=_MAKE_SECONDS)
     return seed.step
 
 
 def _send_files(
-    remote: RemoteFolder, seed: durable.Seed, progress: Progress, if_lost: Callable[[], object]
+    remote: RemoteFolder, seed: durable.CheckpointUpload, progress: Progress, if_lost: Callable[[], object]
 ) -> None:
-    parts = [([folder], durable.SEEDING) for folder in seed.folders]
+    parts = [([folder], durable.UPLOADING) for folder in seed.folders]
     parts += [([*seed.journals], ".")] if seed.journals else []
     sizes = [sum(map(_size, paths)) for paths, _ in parts]
     what = f"step {seed.step}" if seed.step else "the adapter"

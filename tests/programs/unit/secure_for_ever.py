@@ -6,16 +6,16 @@ import itertools
 import sys
 from pathlib import Path
 
-from launcher.results import home_copy
+from launcher.results import results_copy
 from tests.support.committed import commit
 
 
 def main(state_dir: Path, results: Path, first_step: int) -> None:
     print("ready", flush=True)
-    home_copy.make_durable(state_dir, results)  # what the life before this one had committed
+    results_copy.make_durable(state_dir, results)  # what the life before this one had committed
     for step in itertools.count(first_step):
         commit(state_dir, step)
-        home_copy.make_durable(state_dir, results)
+        results_copy.make_durable(state_dir, results)
 
 
 if __name__ == "__main__":

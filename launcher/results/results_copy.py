@@ -57,20 +57,20 @@ def pull(state_dir: Path, into: Path, last: bool = False) -> PullReport:
     """
     begun = time.monotonic()
     tally = _Tally()
-    with _receiving(state_dir, into) as incoming:
-        brought = durable.bring(state_dir, into, incoming, last)
-        tally.files, tally.bytes, tally.skipped = brought.files, brought.bytes, brought.skipped
+    with _incoming_folder(state_dir, into) as incoming:
+        downloaded = durable.download(state_dir, into, incoming, last)
+        tally.files, tally.bytes, tally.skipped = downloaded.files, downloaded.bytes, downloaded.skipped
         step = _pull_adapters(state_dir / "checkpoints", into, incoming, tally, last)
         failpoint("cli.pulling")
         for name in durable.JOURNALS:
             _pull_journal(state_dir, name, into, tally)
-        for brought in (
-            rollout_texts.bring(state_dir, into, incoming),
-            rollout_texts.bring_wandb(state_dir, into, incoming),
+        for downloaded in (
+            rollout_texts.download(state_dir, into, incoming),
+            rollout_texts.download_wandb(state_dir, into, incoming),
         ):
-            tally.files += brought.files
-            tally.bytes += brought.bytes
-            tally.skipped += brought.skipped
+            tally.files += downloaded.files
+            tally.bytes += downloaded.bytes
+            tally.skipped += downloaded.skipped
         _pull_logs(state_dir, into / "logs", incoming, tally)
     return PullReport(into, tally.files, tally.bytes, time.monotonic() - begun, step, tuple(tally.skipped))
 
@@ -82,15 +82,15 @@ def make_durable(state_dir: Path, into: Path) -> DurabilityStatus:
     """
     if durable.is_current(state_dir, into):
         return durable.durability_status(state_dir, into)
-    with _receiving(state_dir, into) as incoming:
-        brought = durable.bring(state_dir, into, incoming)
+    with _incoming_folder(state_dir, into) as incoming:
+        downloaded = durable.download(state_dir, into, incoming)
         for name in durable.JOURNALS:
             _pull_journal(state_dir, name, into, _Tally())
-        rollout_texts.bring(state_dir, into, incoming)
-    return replace(durable.durability_status(state_dir, into), trouble="; ".join(brought.skipped) or None)
+        rollout_texts.download(state_dir, into, incoming)
+    return replace(durable.durability_status(state_dir, into), trouble="; ".join(downloaded.skipped) or None)
 
 
-class Securing:
+class DurableWatcher:
     """`make_durable`, many times a second: what nobody has touched since it was found durable is not read
     again.
 
@@ -125,22 +125,22 @@ def _times(state_dir: Path, into: Path) -> _Times | None:
     return there.st_mtime_ns, home.st_mtime_ns
 
 
-def secure_weights(state_dir: Path, into: Path) -> None:
+def copy_newest_adapter(state_dir: Path, into: Path) -> None:
     """Have the newest adapter at home before what else a resume needs of its checkpoint has come.
 
     Raises NotPulled.
     """
     there = state_dir / "checkpoints"
-    with _receiving(state_dir, into) as incoming:
+    with _incoming_folder(state_dir, into) as incoming:
         _pull_first_whole(there, checkpoints.names(there)[:1], into / "adapter", incoming, _Tally())
 
 
 @contextlib.contextmanager
-def _receiving(state_dir: Path, into: Path) -> Iterator[Path]:
+def _incoming_folder(state_dir: Path, into: Path) -> Iterator[Path]:
     """A folder for what is not whole yet, one pull at a time; what a killed one left behind is removed."""
     try:
         into.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with _only_pull(into), tempfile.TemporaryDirectory(prefix=".incoming-", dir=into) as incoming:
+        with _pull_lock(into), tempfile.TemporaryDirectory(prefix=".incoming-", dir=into) as incoming:
             yield Path(incoming)
     except (OSError, NotWholeError) as error:
         why = str(error)
@@ -154,10 +154,10 @@ def _receiving(state_dir: Path, into: Path) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def _only_pull(into: Path) -> Iterator[None]:
+def _pull_lock(into: Path) -> Iterator[None]:
     with locks.exclusive(into, _PULL_SECONDS):
-        for debris in into.glob(".incoming-*"):
-            shutil.rmtree(debris)
+        for leftover in into.glob(".incoming-*"):
+            shutil.rmtree(leftover)
         yield
 
 
@@ -166,7 +166,7 @@ def _pull_adapters(there: Path, into: Path, incoming: Path, tally: _Tally, last:
     names = checkpoints.names(there)
     step = _pull_first_whole(there, names, into / "adapter", incoming, tally)
     if names and step is None and not last:
-        raise durable.none_whole(there, tally.skipped)
+        raise durable.no_whole_checkpoint(there, tally.skipped)
     _pull_best(there, names, into / "best", incoming, tally)
     return step
 
@@ -190,7 +190,7 @@ def _pull_first_whole(
     for name in names:
         aside = incoming / f"{target.name}-{name}"
         try:
-            manifest, size = whole_checkpoints.copy(there / name, aside, _as_adapter)
+            manifest, size = whole_checkpoints.copy(there / name, aside, _adapter_files)
         except NotWholeError as error:  # or the trainer removed it as we looked
             reason = f"{name}: {error}"
             if reason not in tally.skipped:
@@ -199,13 +199,13 @@ def _pull_first_whole(
         if target.exists():
             target.rename(incoming / f"{target.name}-before")
         aside.rename(target)
-        tally.files += sum(_as_adapter(file) is not None for file in manifest.files)
+        tally.files += sum(_adapter_files(file) is not None for file in manifest.files)
         tally.bytes += size
         return manifest.step
     return None
 
 
-def _as_adapter(name: str) -> str | None:
+def _adapter_files(name: str) -> str | None:
     """What PEFT needs, flat in one folder, and the checkpoint's state."""
     if name.startswith(_ADAPTER):
         return name.removeprefix(_ADAPTER)
@@ -216,7 +216,7 @@ def _pull_journal(state_dir: Path, name: str, into: Path, tally: _Tally) -> None
     """Bring what a file of lines, which may be growing, has beyond what is at home: whole lines only."""
     try:
         with checked_files.opened(state_dir, name) as file:
-            journals.bring(file, into / name)
+            journals.append_new_lines(file, into / name)
     except FileNotFoundError:
         return
     except NotWholeError as error:

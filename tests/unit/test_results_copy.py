@@ -1,4 +1,4 @@
-"""launcher/results/home_copy.py: what comes home is whole, or what was there stays."""
+"""launcher/results/results_copy.py: what comes home is whole, or what was there stays."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from launcher.base.errors import NotPulled
 from launcher.results import durable
-from launcher.results.home_copy import pull
+from launcher.results.results_copy import pull
 from tests.support.committed import commit, name_best, pin, write_said
 
 
