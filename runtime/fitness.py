@@ -4,8 +4,8 @@
 
 GPUs by type and number, the driver against the CUDA that the pinned packages are built for, memory, what
 processes share of it, and disk for the environment and the model. Neighbours:
-`nvidia_smi.py` lists the GPUs, `launcher/backends/over_ssh/machine_scripts.py` runs it first of all on a
-rented machine, `launcher/backends/own_gpus.py` asks it of this computer, `bootstrap.py` builds what is
+`nvidia_smi.py` lists the GPUs, `launcher/backends/ssh/machine_scripts.py` runs it first of all on a
+rented machine, `launcher/backends/local_gpus.py` asks it of this computer, `bootstrap.py` builds what is
 checked for here.
 Standard library only. Knows nothing of how a machine was rented.
 """

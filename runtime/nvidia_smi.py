@@ -1,7 +1,7 @@
 """The GPUs of this machine, as nvidia-smi lists them.
 
-Neighbours: `fitness.py` and `launcher/backends/own_gpus.py` ask. Standard library only. Knows nothing of what
-a run needs.
+Neighbours: `fitness.py` and `launcher/backends/local_gpus.py` ask. Standard library only. Knows nothing of
+what a run needs.
 """
 
 from __future__ import annotations

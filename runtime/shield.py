@@ -8,7 +8,7 @@ machine's firewall refuses that group. `no-new-privs` takes sudo from it, with w
 Whether it worked is not believed but tried, from inside; where it did not (a container, no sudo), one line on
 stderr says so and the command runs all the same. What is not kept out: code that is run in the runtime and
 rewrites the user's own files, which skylet reads.
-Neighbours: `launcher/backends/over_ssh/machine_scripts.py` starts the keeper through it. Standard library
+Neighbours: `launcher/backends/ssh/machine_scripts.py` starts the keeper through it. Standard library
 only.
 """
 

@@ -1,11 +1,11 @@
 """A machine rented through SkyPilot: armed before anything else, taken down by the provider's own word.
 
 Neighbours: `machine.py` says what each call means; `sky_home.py` is SkyPilot's private home, `sky_process.py`
-its bounded calls; `remote_machine.py` is the machine by ssh, `link.py` the way to the runtime; `teardown.py`
-its end. `teardown/guardian.py` ends it from its description.
+its bounded calls; `remote_machine.py` is the machine by ssh, `link.py` the way to the runtime;
+`cluster_teardown.py` its end. `teardown/guardian.py` ends it from its description.
 Knows nothing of prices, programs or the terminal.
 
-    arm     an empty launch: provisioned, and autodown armed and read back; until then see `unarmed.py`
+    arm     an empty launch: provisioned, and autodown armed and read back; until then see `boot_timer.py`
     push    the runtime's code, by rsync; never a second launch, which would re-arm autodown differently
     setup   the runtime's environment; serve: its keeper and the link to its gateway (`remote_job.py`)
     down    by name, also in mid-launch; proven by the provider's list of the cluster's machines
@@ -22,20 +22,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from launcher.backends.local import make_own_folder, short_folder
-from launcher.backends.over_ssh import machine_scripts, model_upload, ssh_config
-from launcher.backends.over_ssh.cloud_results import CloudResults
-from launcher.backends.over_ssh.link import Host, Link
-from launcher.backends.over_ssh.remote_folder import RemoteFolder
-from launcher.backends.over_ssh.remote_job import RemoteJob
-from launcher.backends.over_ssh.remote_machine import RemoteMachine
-from launcher.backends.skypilot import forgotten_machines, sky_cache, unarmed
-from launcher.backends.skypilot.order import Order
+from launcher.backends.machine_presence import MachinePresence
+from launcher.backends.runtime_start import RuntimeStart, last_lines, reason_of_end
+from launcher.backends.skypilot import boot_timer, orphaned_machines, sky_cache
+from launcher.backends.skypilot.cluster_request import ClusterRequest
+from launcher.backends.skypilot.cluster_teardown import ClusterTeardown
 from launcher.backends.skypilot.provision import Provisioning
 from launcher.backends.skypilot.sky_home import SkyHome
 from launcher.backends.skypilot.sky_process import SkyProcess
-from launcher.backends.skypilot.teardown import Teardown
-from launcher.backends.still_there import StillThere
-from launcher.backends.waiting_for_runtime import RuntimeStart, last_lines, reason_of_end
+from launcher.backends.ssh import machine_scripts, model_upload, ssh_config
+from launcher.backends.ssh.link import Link, SshHost
+from launcher.backends.ssh.remote_folder import RemoteFolder
+from launcher.backends.ssh.remote_job import RemoteJob
+from launcher.backends.ssh.remote_machine import RemoteMachine
+from launcher.backends.ssh.remote_results import RemoteResults
 from launcher.base import clock
 from launcher.base.errors import LaunchError, PreflightError, described
 from launcher.base.failpoints import failpoint
@@ -58,11 +58,11 @@ from launcher.types.machine import (
 from runtime.fitness import Needs
 
 if TYPE_CHECKING:
-    from launcher.backends.skypilot.spare_home import SpareHome
+    from launcher.backends.skypilot.standby_home import StandbyHome
     from runtime.shared.runtime_config import RuntimeConfig
 
 SETUP_SECONDS = 3600.0
-_DOOR = "gateway.sock"
+_SOCKET_NAME = "gateway.sock"
 _PLAIN = ("infra", "gpus", "idle_minutes", "disk_gb", "variant")  # of a description, as they are
 
 
@@ -101,7 +101,7 @@ class CloudMachine:
     ) -> None:
         self._run_id = run_id
         self._folder = folder.absolute()
-        self._order = Order(
+        self._order = ClusterRequest(
             cluster=run_id, infra=infra, gpus=gpus, disk_gb=disk_gb, idle_minutes=idle_minutes,
             max_price_per_hour=max_price_per_hour,
         )  # fmt: skip
@@ -123,15 +123,17 @@ class CloudMachine:
         self._cluster_status: dict[str, Any] | None = None
         self._home = SkyHome(self._folder / "skypilot", infra, run_id.removeprefix("slip-"))
         self._sky = SkyProcess(self._home, self._folder / "skypilot.log")
-        self._teardown = Teardown(self._order, lambda: self._tried, self._home, self._sky, self._learned)
-        self._still_there = StillThere(run_id, lambda: self._teardown.listed(self._cluster_status))
-        door = short_folder(run_id) / _DOOR
+        self._teardown = ClusterTeardown(
+            self._order, lambda: self._tried, self._home, self._sky, self._keep_cluster_status
+        )
+        self._presence = MachinePresence(run_id, lambda: self._teardown.listed(self._cluster_status))
+        door = short_folder(run_id) / _SOCKET_NAME
         there = self._there = RemoteMachine(run_id, self._folder, lambda: self._cluster_status)
-        where = (run_id, there.seen, there.run_folder, self._still_there.gone, door)
-        self._results = CloudResults(*where, self._may_stay, copy_rate)
+        where = (run_id, there.seen, there.run_folder, self._presence.is_gone, door)
+        self._results = RemoteResults(*where, self._within_limits, copy_rate)
 
     @classmethod
-    def described(cls, description: dict[str, Any], stand_in: SpareHome | None = None) -> Self:
+    def from_description(cls, description: dict[str, Any], standby: StandbyHome | None = None) -> Self:
         """The machine that `describe` described, perhaps in another process. It can be ended and pulled;
         `stand_in` asks its provider where nothing else can."""
         plain = {name: description[name] for name in _PLAIN}
@@ -144,7 +146,7 @@ class CloudMachine:
         machine.unarmed_seconds = description.get("unarmed_seconds")
         # Older versions wrote down that somebody was asked, and not where.
         machine._tried = description.get("tried") or (plain["infra"] if description["asked"] else [])
-        machine._teardown.stand_in = stand_in
+        machine._teardown.standby = standby
         return machine
 
     def describe(self) -> dict[str, Any]:
@@ -154,7 +156,7 @@ class CloudMachine:
             "run_id": self._run_id,
             "folder": str(self._folder),
             "limits": asdict(self._limits),
-            **self._order.described(),
+            **self._order.description(),
             "variant": self._variant,
             "asked": bool(self._tried),
             "tried": self._tried,
@@ -173,7 +175,7 @@ class CloudMachine:
         return True
 
     @property
-    def host(self) -> Host:
+    def host(self) -> SshHost:
         """How the machine is reached by ssh, once armed."""
         return self._there.host
 
@@ -197,21 +199,21 @@ class CloudMachine:
     def provision(self, progress: Progress = no_progress) -> None:
         """Provision, with autodown armed. Raises PreflightError, CapacityError; leaves nothing then."""
         self._there.forget()  # an earlier life's
-        self._order.labels[forgotten_machines.LABEL] = forgotten_machines.mark(self._folder.parent)
+        self._order.labels[orphaned_machines.LABEL] = orphaned_machines.home_label(self._folder.parent)
         provisioning = Provisioning(self._order, self._home, self._sky, self._trying, self._warn, progress)
         with inhibit_sleep("a machine is being rented"):
             self._cluster_status = provisioning.run()
             failpoint("cloud.launched")
             self._keep(self.describe())
-            unarmed.close(self.host, self._cluster_status["where"])
+            boot_timer.cancel(self.host, self._cluster_status["where"])
         if self._asked_at is not None:
             self.unarmed_seconds = clock.boot_seconds() - self._asked_at
         self._keep(self.describe())
-        sky_cache.keep(self._home.folder, Path.home())
+        sky_cache.save(self._home.folder, Path.home())
         ssh_config.write(self._folder, self.host, [self._run_id, *([self._alias] if self._alias else [])])
         self._there.run_folder().make(self.socket_dir)
-        # SkyPilot's server is asked nothing until the end, which starts it again (`teardown.py`).
-        self._tidy_up("ending SkyPilot's server", self._sky.rest)
+        # SkyPilot's server is asked nothing until the end, which starts it again (`cluster_teardown.py`).
+        self._tidy_up("ending SkyPilot's server", self._sky.pause_server)
 
     def _trying(self, places: list[str]) -> None:
         self._tried = list(places)
@@ -235,14 +237,14 @@ class CloudMachine:
         self.run_job("setup", machine_scripts.setup(self.state_dir, needs), SETUP_SECONDS, progress)
         if self._model is not None:
             models = RemoteFolder(self.host, self._there.model_path(str(self._model)), self._folder)
-            model_upload.bring(models, self._model, progress, self._still_there.check)
+            model_upload.upload(models, self._model, progress, self._presence.check)
         failpoint("cloud.prepared")
 
     def run_job(self, name: str, script: str, bound_seconds: float, progress: Progress = no_progress) -> None:
         """A script on the machine, to its end. Raises JobFailed with its last line."""
         job = RemoteJob(self._there.run_folder(), name)
         job.start(script, bound_seconds)
-        job.wait(bound_seconds, progress, self._still_there.check)
+        job.wait(bound_seconds, progress, self._presence.check)
 
     def serve(self, config: RuntimeConfig, token: str, progress: Progress = no_progress) -> Path:
         """Start the keeper, wait for the gateway through the link; the link's socket here."""
@@ -250,22 +252,22 @@ class CloudMachine:
         place = {"run_id": self._run_id, "state_dir": self.state_dir, "socket_dir": self.socket_dir}
         place["model_path"] = self._there.model_path(config.model_path)
         remote.write("runtime.json", config.model_copy(update=place).model_dump_json(indent=1).encode())
-        given = machine_scripts.given(token, self._secrets)
+        given = machine_scripts.stdin_text(token, self._secrets)
         RemoteJob(remote, "serve").start(machine_scripts.serve(self.state_dir), stdin=given)
         failpoint("cloud.serving")
         sockets = short_folder(self._run_id)
         make_own_folder(sockets)
-        gateway = sockets / _DOOR
-        link = self._link = Link(self.host, gateway, f"{self.socket_dir}/{_DOOR}")
+        gateway = sockets / _SOCKET_NAME
+        link = self._link = Link(self.host, gateway, f"{self.socket_dir}/{_SOCKET_NAME}")
         link.start()
 
         def keeper_code() -> int | None:
             try:
-                remote.look()
+                remote.refresh()
             except PreflightError:  # another machine answers there
                 raise
             except LaunchError as error:  # the runtime starts without us
-                self._still_there.check()
+                self._presence.check()
                 progress(f"{error.message}: {error.why}")
             return remote.exit_code()
 
@@ -284,9 +286,9 @@ class CloudMachine:
             raise self._link.failure
         remote = self._there.run_folder()
         try:
-            remote.look()
+            remote.refresh()
         except LaunchError:  # a machine that cannot be reached may well be running
-            self._still_there.check()
+            self._presence.check()
             return None
         return None if remote.exit_code() is None else reason_of_end(remote.here)
 
@@ -316,9 +318,9 @@ class CloudMachine:
 
     def upload_checkpoints(self, results: Path, progress: Progress = no_progress) -> int:
         """See machine.py."""
-        return self._results.upload_checkpoints(results, progress, self._still_there.check)
+        return self._results.upload_checkpoints(results, progress, self._presence.check)
 
-    def _may_stay(self) -> bool:
+    def _within_limits(self) -> bool:
         """Whether no limit is reached, at what it costs."""
         limits = replace(self._limits, price_per_hour=self.price_per_hour or 0.0)
         return limits.reached(time.time()) is None
@@ -336,7 +338,7 @@ class CloudMachine:
                 self._teardown.down(self._cluster_status)
 
     def proof(self) -> Proof:
-        """See machine.py: `teardown.py` asks the provider."""
+        """See machine.py: `cluster_teardown.py` asks the provider."""
         if not self._tried:
             self._tidy_up("removing SkyPilot's home", self._home.remove)
             return Proof(True, "no provider had been asked for anything")
@@ -352,6 +354,6 @@ class CloudMachine:
         except Exception as error:  # noqa: BLE001 - nothing of it is paid for
             LOGGER.warning("%s: %s failed: %s", self._run_id, what, described(error))
 
-    def _learned(self, cluster_status: dict[str, Any]) -> None:
+    def _keep_cluster_status(self, cluster_status: dict[str, Any]) -> None:
         self._cluster_status = cluster_status
         self._keep(self.describe())

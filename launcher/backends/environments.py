@@ -34,7 +34,7 @@ SILENT = "the package index did not answer"
 _NAME = re.compile(r"(?P<sets>.+)-py(?P<version>\d+\.\d+)-[0-9a-f]{12}")
 
 
-def missing(root: Path, variant: str = "cpu", extras: Sequence[str] = ()) -> list[str]:
+def missing_packages(root: Path, variant: str = "cpu", extras: Sequence[str] = ()) -> list[str]:
     """The pinned packages that are not installed in a built environment, as its own folders say."""
     environment = Environment(root.absolute(), variant, tuple(extras))
     installed = {
@@ -59,7 +59,7 @@ def _canonical(name_and_version: str) -> str:
 # ------------------------------------------------------------------ the package index
 
 
-def unreachable(
+def why_unreachable(
     variant: str = "cpu",
     *,
     requirements: Path = REQUIREMENTS,

@@ -1,8 +1,8 @@
 """A machine made of processes on this computer: the same calls as a rented one, no account.
 
-Neighbours: `machine.py` says what each call means, `waiting_for_runtime.py` waits for the runtime,
+Neighbours: `machine.py` says what each call means, `runtime_start.py` waits for the runtime,
 `runtime/bootstrap.py` builds its environment, `runtime/keeper.py` is the process started here;
-`own_gpus.py` chooses this computer's GPUs where they are wanted, `results_copy.py` copies results. Every
+`local_gpus.py` chooses this computer's GPUs where they are wanted, `results_copy.py` copies results. Every
 process of the run inherits `SLIPWAY_RUN_ID`, so what a record does not name is still found. Knows nothing of
 the user's program, the relay or the terminal.
 """
@@ -22,7 +22,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from launcher.backends.waiting_for_runtime import RuntimeStart, reason_of_end
+from launcher.backends.runtime_start import RuntimeStart, reason_of_end
 from launcher.base import credentials, processes, running
 from launcher.base.errors import PreflightError
 from launcher.base.module_command import module_command
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from runtime.shared.runtime_config import RuntimeConfig
 
 # What an earlier life of the run said of itself: it must not be taken for what this one says.
-_LAST_WORDS = ("keeper.json", "supervisor.json", "trainer.json")
+_STATE_FILES = ("keeper.json", "supervisor.json", "trainer.json")
 # The runtime's orderly end: the trainer finishes its step, then gateway and engines stop.
 KEEPER_SECONDS = 50.0
 STRAGGLER_SECONDS = 2.0
@@ -95,7 +95,7 @@ class LocalMachine:
         self._python: Path | None = None
 
     @classmethod
-    def described(cls, description: dict[str, Any]) -> Self:
+    def from_description(cls, description: dict[str, Any]) -> Self:
         """The machine that `describe` described, perhaps in another process. It can be ended and pulled."""
         machine = cls(
             description["run_id"],
@@ -185,7 +185,7 @@ class LocalMachine:
         """Start the keeper and wait for the gateway; its socket."""
         place = {"run_id": self._run_id, "state_dir": self.state_dir, "socket_dir": self.socket_dir}
         path = self._folder / "runtime.json"
-        for name in _LAST_WORDS:
+        for name in _STATE_FILES:
             (self._folder / name).unlink(missing_ok=True)
         path.write_text(config.model_copy(update=place).model_dump_json(indent=1) + "\n")
         keeper = self._start_keeper(path, token)
@@ -236,13 +236,13 @@ class LocalMachine:
         if self._keeper is not None and self._keeper.alive():
             self._keeper.send(signal.SIGTERM)
             processes.wait_for_end(self._keeper, KEEPER_SECONDS)
-        processes.end(self._left, STRAGGLER_SECONDS)
+        processes.end(self._leftovers, STRAGGLER_SECONDS)
         with contextlib.suppress(FileNotFoundError):
             shutil.rmtree(self._sockets)
 
     def proof(self) -> Proof:
         """Look for the keeper, for processes with the run's id, and for its sockets."""
-        left = sorted(process.pid for process in self._left())
+        left = sorted(process.pid for process in self._leftovers())
         if left:
             return Proof(False, f"processes of {self._run_id} still run: {', '.join(map(str, left))}")
         if self._sockets.exists():
@@ -263,9 +263,9 @@ class LocalMachine:
             "PATH": f"{self._python.parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}",
         }
         if self._needs is not None:
-            from launcher.backends import own_gpus
+            from launcher.backends import local_gpus
 
-            environ |= own_gpus.variables(own_gpus.choose(self._needs, os.environ))
+            environ |= local_gpus.variables(local_gpus.choose(self._needs, os.environ))
         with (self._folder / "logs" / "keeper.log").open("ab") as log:
             keeper = subprocess.Popen(
                 [*module_command("runtime.keeper", self._python), "--config", str(config)],
@@ -284,7 +284,7 @@ class LocalMachine:
             keeper.stdin.close()
         return keeper
 
-    def _left(self) -> set[ProcessId]:
+    def _leftovers(self) -> set[ProcessId]:
         named = {self._keeper} if self._keeper is not None else set()
         return processes.tree(named) | running.with_variable(RUN_VARIABLE, self._run_id)
 

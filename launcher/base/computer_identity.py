@@ -1,6 +1,6 @@
 """Which computer this is, as a text that stays the same: by it a forgotten machine is known to be ours.
 
-Neighbours: `forgotten_machines.py` labels machines with it. The host's name is none: it changes with a
+Neighbours: `orphaned_machines.py` labels machines with it. The host's name is none: it changes with a
 laptop's network and with every container. Nobody else learns it: only a digest of it leaves this computer.
 """
 

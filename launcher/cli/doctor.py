@@ -188,12 +188,12 @@ def _memory() -> Check:
 
 def _gpus() -> Check:
     """Only `--gpus local` needs them; whether a model fits on them, only its plan says."""
-    from launcher.backends import own_gpus
+    from launcher.backends import local_gpus
     from runtime.fitness import Needs
     from runtime.nvidia_smi import HostError
 
     try:
-        found = own_gpus.fit(Needs("cuda", f"{LOCAL_GPUS}:1"), os.environ)
+        found = local_gpus.usable(Needs("cuda", f"{LOCAL_GPUS}:1"), os.environ)
     except HostError as unfit:
         return Check("gpus", "info", f"{unfit}; needed only for --gpus {LOCAL_GPUS}")
     names = ", ".join(f"{count}×{name}" for name, count in Counter(gpu.name for gpu in found).items())
@@ -239,7 +239,7 @@ def _environment(home: Home) -> Check:
     if not environment.whole():
         detail = "not built yet; the first run builds it, which takes minutes and needs the network"
         return Check("environment", "info", detail)
-    missing = environments.missing(home.environments)
+    missing = environments.missing_packages(home.environments)
     if missing:
         few = ", ".join(missing[:3]) + (", …" if len(missing) > 3 else "")
         detail = f"{len(missing)} packages are missing: {few}"
@@ -252,7 +252,7 @@ def _network(home: Home, bound_seconds: float) -> Check:
     from runtime import bootstrap
 
     ready = bootstrap.is_ready(home.environments)
-    trouble = environments.unreachable(bound_seconds=bound_seconds)
+    trouble = environments.why_unreachable(bound_seconds=bound_seconds)
     if trouble is None:
         return Check("network", "ok", "the package index answers, or uv's cache has all packages")
     if ready:
@@ -340,7 +340,7 @@ def _clouds() -> Check:
     known = _with_credentials()
     if not known:
         return Check("clouds", "info", "no cloud account; needed only for rented machines (sky check)")
-    priced = prices.at_hand(Path.home())
+    priced = prices.with_catalog(Path.home())
     without = [cloud for cloud in known if cloud not in priced and cloud not in clouds.SELF_HOSTED]
     said = f"; prices of {', '.join(without)} are not on this computer" if without else "; prices are here"
     return Check("clouds", "info", f"credentials for {', '.join(known)}{said}")

@@ -33,7 +33,7 @@ from launcher.records.records import RecordStore, RunRecord
 from launcher.teardown import leftovers, take_down
 
 if TYPE_CHECKING:
-    from launcher.backends.skypilot.forgotten_machines import Look
+    from launcher.backends.skypilot.orphaned_machines import OrphanReport
 
 # The run's own `launch` has so long to begin its end once it was told to: its program may be saving.
 _ORDERLY_SECONDS = 180.0
@@ -182,7 +182,7 @@ def _given_up(output: Output, store: RecordStore, record: RunRecord) -> RunRecor
 
 def _at_providers(
     output: Output, home: Home, infra: Sequence[str]
-) -> tuple[list[leftovers.Find], Look | None]:
+) -> tuple[list[leftovers.Find], OrphanReport | None]:
     """Machines at providers, and who answered: nobody is asked where nothing was ever rented."""
     from launcher.teardown import rented_leftovers
 
@@ -201,14 +201,14 @@ def _agreed(output: Output, shown: str, count: int) -> bool:
     return consent.confirm(output, f"remove {'this' if count == 1 else f'these {count}'}?")
 
 
-def _who_answered(seen: Look | None) -> dict[str, Any]:
+def _who_answered(seen: OrphanReport | None) -> dict[str, Any]:
     """As `--json` shows it."""
     if seen is None:
         return {"unasked": [], "answered": [], "denied": []}
     return {"unasked": sorted(seen.unasked), "answered": list(seen.answered), "denied": sorted(seen.denied)}
 
 
-def _unasked(seen: Look | None) -> LaunchError | None:
+def _unasked(seen: OrphanReport | None) -> LaunchError | None:
     """What is not known of machines at providers: silence is no emptiness."""
     if seen is None or not seen.unasked:
         return None
@@ -226,7 +226,7 @@ def _ended(output: Output, failure: LaunchError | None) -> int:
     return failure.exit_code if failure is not None else EXIT_OK
 
 
-def _remove(output: Output, finds: list[leftovers.Find], seen: Look | None) -> int:
+def _remove(output: Output, finds: list[leftovers.Find], seen: OrphanReport | None) -> int:
     """Take each away and say how it went; the first failure decides the exit code."""
     failure: LaunchError | None = None
     described: list[dict[str, Any]] = []

@@ -13,9 +13,9 @@ import time
 from pathlib import PurePosixPath
 
 from launcher.backends.cloud import CloudMachine
-from launcher.backends.over_ssh import machine_scripts, ssh_config
-from launcher.backends.over_ssh.link import run_on
-from launcher.backends.over_ssh.remote_log import MachineState, RemoteLog
+from launcher.backends.ssh import machine_scripts, ssh_config
+from launcher.backends.ssh.link import run_on
+from launcher.backends.ssh.remote_log import MachineState, RemoteLog
 from launcher.base.errors import EXIT_OK, JobFailed, LaunchError, UsageError
 from launcher.base.home import Home
 from launcher.config import remote_tools, shadowing
@@ -126,4 +126,4 @@ def _machine(record: RunRecord) -> CloudMachine:
     remote_tools.check_tools("ssh")
     if not record.live:
         raise UsageError(f"{label} is over", "its machine is gone", f"launch --resume {label}")
-    return CloudMachine.described(record.machine)
+    return CloudMachine.from_description(record.machine)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from launcher.backends import own_gpus
+from launcher.backends import local_gpus
 from launcher.base import credentials
 from launcher.base.errors import ConfigError, PreflightError, UsageError
 from launcher.base.home import Home
@@ -52,7 +52,7 @@ def check(asked: Asked, home: Home, say: Callable[[str], None] = lambda line: No
     else:
         preflight.check_platform()
     if settings.own_gpus:
-        own_gpus.choose(split_local_gpus(settings).needs("cuda"), os.environ)
+        local_gpus.choose(split_local_gpus(settings).needs("cuda"), os.environ)
     if earlier is None:
         RecordStore(home).check_name(settings.name)
     else:

@@ -189,7 +189,7 @@ def check_environment(home: Home, variant: str = "cpu") -> None:
             "free some space, or set LAUNCH_HOME to a folder on a larger disk",
         )
     try:
-        trouble = environments.unreachable(variant)
+        trouble = environments.why_unreachable(variant)
     except bootstrap.BootstrapError as error:
         raise PreflightError(
             "the runtime's environment cannot be built", str(error), "pip install uv"

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from launcher.backends import own_gpus
+from launcher.backends import local_gpus
 from launcher.base.errors import PreflightError, UsageError
 from launcher.base.units import format_money
 from launcher.config import fitting, session_end
@@ -98,11 +98,11 @@ def _on_own_gpus(settings: Settings, plan: Plan, say: Callable[[str], None], onl
     """The plan with the memory of this computer's own GPUs. One that is `only_shown` may do without any."""
     assert plan.own is not None
     try:
-        chosen = own_gpus.choose(replace(plan.own, model_bytes=None).needs("cuda"), os.environ)
+        chosen = local_gpus.choose(replace(plan.own, model_bytes=None).needs("cuda"), os.environ)
         smallest = min(chosen, key=lambda gpu: gpu.memory_bytes or 0)
         memory, remark = fitting.of(settings, plan.own, smallest.name, smallest.memory_bytes)
         if memory is None:
-            own_gpus.choose(plan.own.needs("cuda"), os.environ)  # the weights alone, then
+            local_gpus.choose(plan.own.needs("cuda"), os.environ)  # the weights alone, then
     except PreflightError as error:
         if not only_shown:
             raise
@@ -122,7 +122,9 @@ def _look(
     from launcher.backends.skypilot import price_snapshot, prices
 
     asked = tuple(settings.infra)
-    if not prices.at_hand(Path.home()) and not SELF_HOSTED & {place.partition("/")[0] for place in asked}:
+    if not prices.with_catalog(Path.home()) and not SELF_HOSTED & {
+        place.partition("/")[0] for place in asked
+    }:
         refuse_unknown(settings)
     infra = prices.places_to_show(asked) if only_shown else prices.places(asked)
     if not infra:

@@ -1,6 +1,6 @@
 """Files of lines that only grow, such as `metrics.jsonl`, at home: what is new is added, the rest is left.
 
-Neighbours: `results_copy.py` brings a run's own home by these, `backends/over_ssh/fetching.py` those of a
+Neighbours: `results_copy.py` brings a run's own home by these, `backends/ssh/results_download.py` those of a
 machine. Whole lines only; a kill may leave half a line at the end, which the next addition removes. Where
 what is here is not the beginning of what is there (the machine began again at an earlier step), the whole
 file takes its place.

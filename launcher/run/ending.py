@@ -1,7 +1,7 @@
 """The end of a run: results home, everything down, proof, record; each step whatever became of the others.
 
 Neighbours: `run.py` begins it when the run's life is over, however that ended; `rented_run.py` keeps a
-machine whose results are not home, `backends/machine_of_record.py` ends it, `summary.py` says how it was.
+machine whose results are not home, `backends/machine_from_record.py` ends it, `summary.py` says how it was.
 Whatever a step raises is that step's own failure: it is said, and in the record as one of its `troubles`.
 What cannot be proven or written here is left to the guardian, which is let go only when both are done.
 Knows nothing of how a run lives.
@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
-from launcher.backends import machine_of_record
+from launcher.backends import machine_from_record
 from launcher.base import clock
 from launcher.base.errors import LaunchError, NotPulled, TeardownUnverified, as_launch_error, described
 from launcher.base.failpoints import failpoint
@@ -171,7 +171,7 @@ class Ending:
     def _take_down(self, machine: Machine, shown: bool) -> None:
         with self._shown(machine, "down") if shown else contextlib.nullcontext():
             self._close_doors()
-            self._proof = machine_of_record.end(machine, self._trouble)
+            self._proof = machine_from_record.end_machine(machine, self._trouble)
 
     def _close_doors(self) -> None:
         """No renewal, no request and no token after this; harmless when repeated."""

@@ -72,7 +72,7 @@ def machine_of(record: RunRecord, store: RecordStore, home: Home) -> Machine:
     if record.machine.get("kind") == "cloud":
         from launcher.backends.cloud import CloudMachine
 
-        return CloudMachine.described(record.machine)
+        return CloudMachine.from_description(record.machine)
     return local_machine(record, store, home)
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from launcher.backends.over_ssh import ssh_config
+from launcher.backends.ssh import ssh_config
 from launcher.base import clock
 from launcher.base.errors import PreflightError
 from launcher.base.units import format_duration, format_money

@@ -23,7 +23,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from launcher.backends.waiting_for_runtime import start_seconds
+from launcher.backends.runtime_start import start_seconds
 from launcher.base import clock, log, timeout_budget
 from launcher.base.errors import (
     JobFailed,

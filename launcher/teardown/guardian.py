@@ -4,10 +4,10 @@
 
 `launch` holds the other end of a pipe on its standard input. The line "released" lets it go; the end of the
 pipe without that line means that the launcher is dead, and the system says so within milliseconds.
-Neighbours: `run.py` starts it before the machine is armed; `backends/machine_of_record.py` finds the machine
-again. Imports little, so that it stands before anything else does; then at once what its machine's end
-takes, which at the moment of death may be another version's: of a rented one also who asks its provider, in
-a process of its own that rests until then. Knows nothing of the terminal.
+Neighbours: `run.py` starts it before the machine is armed; `backends/machine_from_record.py` finds the
+machine again. Imports little, so that it stands before anything else does; then at once what its machine's
+end takes, which at the moment of death may be another version's: of a rented one also who asks its provider,
+in a process of its own that rests until then. Knows nothing of the terminal.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from launcher.backends import machine_of_record
-from launcher.backends.machine_of_record import NoMachine, StandIn, from_record
+from launcher.backends import machine_from_record
+from launcher.backends.machine_from_record import NoMachine, StandbyHelper, from_record
 from launcher.base import clock, descriptors, processes, running
 from launcher.base.errors import JobFailed, PreflightError, described
 from launcher.base.module_command import module_command
@@ -110,14 +110,14 @@ def main(arguments: list[str]) -> int:
     os.write(1, _READY)
     os.dup2(2, 1)  # nothing of ours may hang on a pipe to the launcher
     os.chdir("/")
-    launch, stand_in = _prepare(record)
+    launch, standby = _prepare(record)
     try:
         if _released():
             return 0
-        return _end(RecordStore.of_record(record), record.parent.name, launch, stand_in)
+        return _end(RecordStore.of_record(record), record.parent.name, launch, standby)
     finally:
-        if stand_in is not None:
-            stand_in.remove()
+        if standby is not None:
+            standby.remove()
 
 
 def _released() -> bool:
@@ -128,26 +128,28 @@ def _released() -> bool:
     return said.endswith(_RELEASE)
 
 
-def _prepare(record: Path) -> tuple[ProcessId | None, StandIn | None]:
+def _prepare(record: Path) -> tuple[ProcessId | None, StandbyHelper | None]:
     """Have ready what the end of this machine takes, while nobody is dead; whose guardian this is, and who
     stands by."""
     launch = None
     try:
         found = RecordStore.of_record(record).load(record.parent.name)
         launch = found.launch
-        return launch, machine_of_record.prepare(found)
+        return launch, machine_from_record.prepare_teardown(found)
     except Exception:  # noqa: BLE001 - at the end it is tried again
         _say(traceback.format_exc())
         return launch, None
 
 
-def _end(store: RecordStore, run_id: str, launch: ProcessId | None, stand_in: StandIn | None = None) -> int:
+def _end(
+    store: RecordStore, run_id: str, launch: ProcessId | None, standby: StandbyHelper | None = None
+) -> int:
     """End the run, unless somebody does already and proves it, or another launch has taken it up."""
     pause, until = _PAUSE_SECONDS, clock.boot_seconds() + _GIVE_UP_SECONDS
     asleep, copying = clock.asleep_seconds(), last_copy.OneLease()
     while True:
         with teardown_lock.exclusive(store.folder(run_id), "guardian", _say, insist=True) as lock:
-            code = _end_alone(store, run_id, launch, stand_in, lock, copying)
+            code = _end_alone(store, run_id, launch, standby, lock, copying)
         if clock.asleep_seconds() - asleep > _SLEPT_SECONDS:
             asleep, pause = clock.asleep_seconds(), _PAUSE_SECONDS
             until = max(until, clock.boot_seconds() + _AWAKE_SECONDS)
@@ -162,7 +164,7 @@ def _end_alone(
     store: RecordStore,
     run_id: str,
     launch: ProcessId | None,
-    stand_in: StandIn | None,
+    standby: StandbyHelper | None,
     lock: LockHandle,
     copying: last_copy.OneLease,
 ) -> int:
@@ -186,7 +188,7 @@ def _end_alone(
     ended_before = _self_ended(record)  # before anything here is heard of by its machine
     unpulled = copying.unpulled = _bring_home(store, record, copying)
     lock.report("down")
-    proof = _take_down(record, stand_in)
+    proof = _take_down(record, standby)
     _end_own_children()
     _say(f"{run_id}: {proof.detail}")
     lock.report("saving the record")
@@ -251,11 +253,11 @@ def _bring(store: RecordStore, record: RunRecord, stopped: Stopped) -> str | Non
     return cast("Machine", machine).pull(store.folder(record.id) / RESULTS, no_progress, stopped).lost
 
 
-def _take_down(record: RunRecord, stand_in: StandIn | None) -> Proof:
+def _take_down(record: RunRecord, standby: StandbyHelper | None) -> Proof:
     """End the machine and the user's command, with proof."""
     try:
-        machine = from_record(record, stand_in)
-        return machine_of_record.end(machine, _say, lambda: _end_command(record))
+        machine = from_record(record, standby)
+        return machine_from_record.end_machine(machine, _say, lambda: _end_command(record))
     except Exception as error:  # noqa: BLE001 - whatever it is: said in the record, and tried again
         _say(traceback.format_exc())
         return Proof(False, f"the guardian failed: {error!r}")

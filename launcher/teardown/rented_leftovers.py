@@ -1,6 +1,6 @@
 """Rented machines that nobody looks after, asked for at their providers: for `launch gc`.
 
-Neighbours: `backends/skypilot/forgotten_machines.py` finds them, `leftovers.py` has what is left on this
+Neighbours: `backends/skypilot/orphaned_machines.py` finds them, `leftovers.py` has what is left on this
 computer, `records.py` the ledger, which may have been deleted. Only ours: a machine is offered when its
 label or this ledger says that a run of this home began it; what is another home's or another computer's is
 named and left alone.
@@ -13,8 +13,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from launcher.backends.skypilot import forgotten_machines
-from launcher.backends.skypilot.forgotten_machines import ForgottenMachine, Look
+from launcher.backends.skypilot import orphaned_machines
+from launcher.backends.skypilot.orphaned_machines import OrphanedMachine, OrphanReport
 from launcher.base import atomic
 from launcher.base.home import Home
 from launcher.base.units import format_duration
@@ -45,10 +45,10 @@ def clouds(home: Home) -> list[str]:
     return sorted(used - SELF_HOSTED)
 
 
-def look(home: Home, infra: Iterable[str], note: Callable[[str], None]) -> tuple[list[Find], Look]:
+def look(home: Home, infra: Iterable[str], note: Callable[[str], None]) -> tuple[list[Find], OrphanReport]:
     """What the providers list of runs of this home that are over or unknown; and who answered."""
     # Providers before records: the run of a machine that is listed has its record by now.
-    seen = forgotten_machines.find(clouds_of(list(infra)), home.runs)
+    seen = orphaned_machines.find(clouds_of(list(infra)), home.runs)
     if seen.answered:
         note(f"asked {', '.join(seen.answered)}")
     for cloud, why in sorted(seen.unasked.items()):
@@ -59,7 +59,7 @@ def look(home: Home, infra: Iterable[str], note: Callable[[str], None]) -> tuple
 
 
 def _finds(
-    store: RecordStore, found: Iterable[ForgottenMachine], note: Callable[[str], None]
+    store: RecordStore, found: Iterable[OrphanedMachine], note: Callable[[str], None]
 ) -> Iterator[Find]:
     records = {record.id: record for record in store.list()}
     unreadable = {record.id for record in store.unreadable()}
@@ -78,10 +78,10 @@ def _finds(
             continue
         why = "the run is over" if record else f"no record of the run is left in {store.runs}"
 
-        def remove(machine: ForgottenMachine = machine) -> str:
+        def remove(machine: OrphanedMachine = machine) -> str:
             if any(known.live for known in store.list() if known.id == machine.run_id):
                 return "its run is alive after all"
-            return forgotten_machines.end(machine)
+            return orphaned_machines.end(machine)
 
         why += f"; it{age and f'{age} and'} costs money; its data cannot be copied"
         yield Find("machine", what, why, remove, machine.run_id)

@@ -13,8 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import cast
 
-from launcher.backends import machine_of_record
-from launcher.backends.machine_of_record import NoMachine, from_record
+from launcher.backends import machine_from_record
+from launcher.backends.machine_from_record import NoMachine, from_record
 from launcher.base import processes, running
 from launcher.base.errors import LaunchError, NotPulled, PreflightError, TeardownUnverified, described
 from launcher.base.processes import ProcessId
@@ -141,7 +141,7 @@ def take_down(
         latest = self_ended.at_latest(record)  # before anything here is heard of by its machine
         brought = _bring_home(store, record, note, lock.reporting("copying results", progress), give_up)
         lock.report("down")
-        proof = machine_of_record.end(from_record(record), note)
+        proof = machine_from_record.end_machine(from_record(record), note)
         lock.report("saving the record")
         ended = time.time() if latest is None or not brought.gone else min(latest, time.time())
         return _write_down(store, record, ended_by, ended, proof, brought.unpulled, note)

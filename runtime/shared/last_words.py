@@ -1,6 +1,6 @@
 """Why a process ended, by its log: the error that it ended with, not what was said around it or after.
 
-Neighbours: supervision.py asks of a child, `launcher/backends/waiting_for_runtime.py` of one that does not
+Neighbours: supervision.py asks of a child, `launcher/backends/runtime_start.py` of one that does not
 start. Pure but for reading the log.
 """
 

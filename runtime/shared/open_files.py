@@ -1,6 +1,6 @@
 """How many files a process here may have open: raised as far as the system lets it, and never an error.
 
-Neighbours: `backends/over_ssh/link.py` asks for it before its first ssh, which inherits the limit, the
+Neighbours: `backends/ssh/link.py` asks for it before its first ssh, which inherits the limit, the
 launcher's `relay.py` and the gateway for their own connections. A Mac gives 256 where nobody asks.
 """
 

@@ -64,7 +64,7 @@ def old_logprobs(
     batch: Batch,
     packs: Sequence[Pack],
     past: Past | None,
-    lay_out: Callable[[list[int]], list[Pack]],
+    stage: Callable[[list[int]], list[Pack]],
     trust: Trust | None = None,
 ) -> Old:
     """One more forward pass for every earlier version in these packs, over the sequences that it is in.
@@ -81,7 +81,7 @@ def old_logprobs(
         return Old(old_N, 0)
 
     def fill(chosen: list[int], theirs_N: Tensor) -> None:
-        for one in lay_out(chosen) if chosen else ():
+        for one in stage(chosen) if chosen else ():
             here_T = theirs_N[one.source_T]
             found = pack_logprobs(policy, one, batch).logprob_T.cpu()
             old_N[one.source_T[here_T]] = found[here_T]

@@ -214,7 +214,7 @@ def gradients(
     out from `past` where nobody gives it.
     """
     packs = own_packs(policy, batch, selected.sequences, settings, ranks)
-    place = partial(lay_out, policy, batch, settings)
+    place = partial(stage, policy, batch, settings)
     if old is None:
         trust = None if past is None else Trust.of(policy, settings, selected.sequences, ranks)
         old = old_logprobs(policy, batch, packs, past, place, trust)
@@ -242,10 +242,10 @@ def own_packs(
     policy: Policy, batch: Batch, chosen: list[int], settings: UpdateSettings, ranks: Ranks
 ) -> list[Pack]:
     """This rank's packs of the chosen sequences."""
-    return lay_out(policy, batch, settings, chosen)[ranks.rank :: ranks.size]
+    return stage(policy, batch, settings, chosen)[ranks.rank :: ranks.size]
 
 
-def lay_out(policy: Policy, batch: Batch, settings: UpdateSettings, chosen: list[int]) -> list[Pack]:
+def stage(policy: Policy, batch: Batch, settings: UpdateSettings, chosen: list[int]) -> list[Pack]:
     """The chosen sequences in packs."""
     fixed_rows = policy.device.type == "cuda"
     return pack(sequences(batch), chosen, settings.pack_tokens, fixed_rows=fixed_rows, alone=policy.alone)

@@ -6,7 +6,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from launcher.backends.over_ssh.link import Host, run_on
+from launcher.backends.ssh.link import SshHost, run_on
 from launcher.base.errors import LaunchError
 from tests.support.waiting import wait_until
 
@@ -15,7 +15,7 @@ SOCKET = "/tmp/answering.sock"
 _LOG = "/tmp/answering.log"
 
 
-def rent(folder: Path) -> tuple[str, Host]:
+def rent(folder: Path) -> tuple[str, SshHost]:
     """A new machine that answers ssh, and its instance id; keys and known hosts go to `folder`."""
     import boto3
 
@@ -29,12 +29,12 @@ def rent(folder: Path) -> tuple[str, Host]:
     ec2: Any = boto3.client("ec2")
     wanted = {"ImageId": AMI, "InstanceType": "m6i.large", "MinCount": 1, "MaxCount": 1}
     made = ec2.run_instances(UserData=cloud_init, **wanted)["Instances"][0]
-    host = Host(made["PrivateIpAddress"], _LOGIN, key, folder / f"known-{made['InstanceId']}")
+    host = SshHost(made["PrivateIpAddress"], _LOGIN, key, folder / f"known-{made['InstanceId']}")
     wait_until(lambda: trouble(host) is None, what=lambda: str(trouble(host)))
     return made["InstanceId"], host
 
 
-def trouble(host: Host, bound_seconds: float = 60.0) -> str | None:
+def trouble(host: SshHost, bound_seconds: float = 60.0) -> str | None:
     """Why the machine cannot be reached by ssh; None where it can."""
     try:
         run_on(host, "true", bound_seconds=bound_seconds)
@@ -43,7 +43,7 @@ def trouble(host: Host, bound_seconds: float = 60.0) -> str | None:
     return None
 
 
-def answer(host: Host) -> None:
+def answer(host: SshHost) -> None:
     """Start `inside/answering.py` there and wait for its socket."""
     run_on(host, f"setsid python3.11 /opt/rig/inside/answering.py {SOCKET} >{_LOG} 2>&1 </dev/null &")
     wait_until(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from launcher.backends.over_ssh.machine_scripts import ENVIRONMENTS
+from launcher.backends.ssh.machine_scripts import ENVIRONMENTS
 from tests.support.warm import warm_environment
 
 

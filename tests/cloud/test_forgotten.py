@@ -9,7 +9,7 @@ import json
 
 import pytest
 
-from launcher.backends.skypilot import forgotten_machines
+from launcher.backends.skypilot import orphaned_machines
 from tests.cloud.launched import collect
 from tests.cloud.rig import Rig
 
@@ -48,14 +48,14 @@ def test_g01_a_machine_the_books_never_had_is_found_in_any_region_and_ended_befo
 def test_g08_gc_finds_a_machine_whose_record_is_gone_and_leaves_everyone_elses_alone(rig: Rig) -> None:
     run_id, cluster = _names(rig)
     home = rig.folder / "launch"
-    label = {forgotten_machines.LABEL: forgotten_machines.mark(home / "runs")}
+    label = {orphaned_machines.LABEL: orphaned_machines.home_label(home / "runs")}
     mine, *others = _rent(
         rig,
         (_WEST, cluster, label),
         (_EAST, f"theirs-{rig.id}", label),
         (_EAST, f"{run_id}-deadbeef", label),
         (_EAST, f"x{cluster}", label),
-        (_EAST, "slip-89abcdef-89abcdef", {forgotten_machines.LABEL: "another home's"}),
+        (_EAST, "slip-89abcdef-89abcdef", {orphaned_machines.LABEL: "another home's"}),
         (_EAST, "slip-76543210-76543210", {}),
     )
     # Nothing was ever rented from here, says what is left of the ledger: nobody is asked.

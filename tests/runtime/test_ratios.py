@@ -180,11 +180,11 @@ def test_c51_what_an_older_version_sampled_is_compared_with_that_version(dtype: 
     before = {name: weight.detach().clone() for name, weight in everything(now).items()}
     laid_out: list[int] = []
 
-    def lay_out(rows: list[int]) -> list[Pack]:
+    def stage(rows: list[int]) -> list[Pack]:
         laid_out.extend(rows)
         return pack(sequences(batch), rows, 4096)
 
-    found = old_logprobs(now, batch, packs_of(batch), Past(3, {2: tmp_path}.get), lay_out)
+    found = old_logprobs(now, batch, packs_of(batch), Past(3, {2: tmp_path}.get), stage)
     assert laid_out == [0, 4, 2, 6], "only what a version has sampled is computed again under it"
     assert all(torch.equal(weight, before[name]) for name, weight in everything(now).items())
     with now.reference():

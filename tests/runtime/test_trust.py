@@ -63,12 +63,12 @@ def test_c51_the_engines_word_is_taken_where_it_was_exact_on_another_group_of_th
     batch = replace(batch, version=np.full(12, 2), logprobs=said)
     laid_out: list[list[int]] = []
 
-    def lay_out(rows: list[int]) -> list[Pack]:
+    def stage(rows: list[int]) -> list[Pack]:
         laid_out.append(rows)
         return pack(sequences(batch), rows, 4096)
 
     trust = Trust.of(now, settings_of("grpo"), range(12), ALONE)
-    found = old_logprobs(now, batch, packs_of(batch), Past(3, {2: tmp_path}.get), lay_out, trust)
+    found = old_logprobs(now, batch, packs_of(batch), Past(3, {2: tmp_path}.get), stage, trust)
     theirs_N = torch.from_numpy(batch.sampled).bool()
     torch.testing.assert_close(found.logprob_N[theirs_N], torch.from_numpy(own)[theirs_N], rtol=0, atol=1e-5)
     expected = {True: [asked], False: [asked, others]}[trusts] if dtype == "float32" else [[*range(12)]]

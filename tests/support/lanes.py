@@ -145,12 +145,12 @@ def _start(name: str, nodeids: list[str]) -> Lane:
 
 def _refuse_without_gpu() -> None:
     """Before the CUDA build, which is large, is fetched for nothing."""
-    from launcher.backends import own_gpus
+    from launcher.backends import local_gpus
     from launcher.base.errors import PreflightError
     from runtime.fitness import Needs
 
     try:
-        own_gpus.choose(Needs("cuda", "local:1"), os.environ)
+        local_gpus.choose(Needs("cuda", "local:1"), os.environ)
     except PreflightError as error:
         raise pytest.UsageError(f"{GPU} needs a GPU: {error.why}") from None
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.backends import machine_of_record
+from launcher.backends import machine_from_record
 from launcher.base.home import Home
 from launcher.base.processes import ProcessId
 from launcher.records.records import RecordStore, RunRecord
@@ -31,7 +31,9 @@ PRICE = 12.0
 def typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Typed:
     monkeypatch.setattr(leftovers, "socket_parents", lambda: [])
     monkeypatch.setitem(
-        machine_of_record._KINDS, recorded_machine.KIND, ("tests.support.recorded_machine", "RecordedMachine")
+        machine_from_record._KINDS,
+        recorded_machine.KIND,
+        ("tests.support.recorded_machine", "RecordedMachine"),
     )
     monkeypatch.setattr(take_down, "TRIES_SECONDS", 0.5)
     monkeypatch.setattr(background_copy, "_AGAIN_SECONDS", 0.05)

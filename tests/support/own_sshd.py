@@ -13,7 +13,7 @@ import signal
 import subprocess
 from pathlib import Path
 
-from launcher.backends.over_ssh.link import Host
+from launcher.backends.ssh.link import SshHost
 from launcher.records.records import RecordStore, RunRecord
 from tests.support import descendants
 
@@ -41,9 +41,9 @@ class OwnSshd:
         self._config = folder / "sshd_config"
         self._config.write_text("".join(f"{key} {value}\n" for key, value in said.items()))
 
-    def host(self) -> Host:
+    def host(self) -> SshHost:
         """How it is reached."""
-        return Host("machine", getpass.getuser(), self.key, self.known_hosts, proxy_command=self._way)
+        return SshHost("machine", getpass.getuser(), self.key, self.known_hosts, proxy_command=self._way)
 
     def rented(self, store: RecordStore, name: str) -> RunRecord:
         """A live run of this name whose machine this is; its logs are in `logs`."""

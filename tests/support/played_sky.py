@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from launcher.backends.skypilot import sky_process
-from launcher.backends.skypilot.order import Order
+from launcher.backends.skypilot.cluster_request import ClusterRequest
+from launcher.backends.skypilot.provider_listings import ProviderListings
 from launcher.backends.skypilot.sky_home import SkyHome
 from launcher.backends.skypilot.sky_process import SkyProcess
 from launcher.backends.skypilot.task_file import task_file
-from launcher.backends.skypilot.verdicts import Verdicts
 from launcher.base.processes import ProcessId
 from tests.support import played_gcp
 from tests.support.environment import PROGRAMS
@@ -171,8 +171,8 @@ class PlayedSky:
 
     def listed(self, cloud: str, cluster: str) -> list[str]:
         """What a teardown makes of a cloud's own list, where the cluster was tried. Raises LaunchError."""
-        asked, order = self.providers(cloud, cluster), Order(cluster, [cloud], "H100:1")
-        said = Verdicts(order, lambda: [cloud]).ask(self.sky, asked)
+        asked, order = self.providers(cloud, cluster), ClusterRequest(cluster, [cloud], "H100:1")
+        said = ProviderListings(order, lambda: [cloud]).ask(self.sky, asked)
         return [one for _, some in said.complete() for one in some]
 
     def launch(self, cluster: str, *infra: str, **more: Any) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from typing import Any
 
 import pytest
 
-from launcher.backends import machine_of_record
+from launcher.backends import machine_from_record
 from launcher.base import clock
 from launcher.base.errors import NotPulled, as_launch_error
 from launcher.base.home import Home
@@ -206,7 +206,7 @@ class PretendLife:
             patch.delenv(name)
         calls.watch(patch)
         self._machine.acts = self._acts(calls, life)
-        patch.setitem(machine_of_record._KINDS, pretend_machine.KIND, pretend_machine.PLACE)
+        patch.setitem(machine_from_record._KINDS, pretend_machine.KIND, pretend_machine.PLACE)
         patch.setattr(guardian, "start", self._guard)
         program = functools.partial(calls.met, "work")
         patch.setattr("launcher.teardown.minder.start", lambda *words: PretendProgram(program))

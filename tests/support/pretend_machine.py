@@ -59,7 +59,7 @@ class PretendMachine:
         _MACHINES[str(folder)] = self
 
     @classmethod
-    def described(cls, description: dict[str, Any]) -> PretendMachine:
+    def from_description(cls, description: dict[str, Any]) -> PretendMachine:
         """The machine of a record, by whoever ends it in this process."""
         return _MACHINES[description["folder"]]
 

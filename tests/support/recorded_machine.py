@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from typing import Any, Self
 
-from launcher.backends import machine_of_record
+from launcher.backends import machine_from_record
 from launcher.base.errors import JobFailed, NotPulled
 from launcher.types.machine import Progress, Proof, PullReport, Stopped, never_stopped, no_progress
 
@@ -21,7 +21,7 @@ KIND = "folder"
 
 def register() -> None:
     """From now on, in this process."""
-    machine_of_record._KINDS[KIND] = (__name__, RecordedMachine.__name__)
+    machine_from_record._KINDS[KIND] = (__name__, RecordedMachine.__name__)
 
 
 def describe(folder: Path, price: float) -> dict[str, Any]:
@@ -46,7 +46,7 @@ class RecordedMachine:
         self._folder = folder
 
     @classmethod
-    def described(cls, description: dict[str, Any]) -> Self:
+    def from_description(cls, description: dict[str, Any]) -> Self:
         return cls(Path(description["folder"]))
 
     def pull(

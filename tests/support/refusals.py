@@ -80,5 +80,5 @@ def check(refused: Refused, place: Place) -> None:
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
     # Whatever is typed here is refused before the network would be asked.
-    monkeypatch.setattr(environments, "unreachable", lambda variant: pytest.fail("asked the network"))
+    monkeypatch.setattr(environments, "why_unreachable", lambda variant: pytest.fail("asked the network"))
     return Place(tmp_path, monkeypatch)

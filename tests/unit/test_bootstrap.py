@@ -96,8 +96,8 @@ def test_each_use_of_an_environment_is_remembered(tmp_path: Path, requirements: 
 def test_whether_it_could_be_built_is_asked_of_uv_as_it_is_configured(
     tmp_path: Path, requirements: Path
 ) -> None:
-    assert environments.unreachable("tiny", requirements=requirements) is None
-    assert "slipway-no" in str(environments.unreachable("broken", requirements=requirements))
+    assert environments.why_unreachable("tiny", requirements=requirements) is None
+    assert "slipway-no" in str(environments.why_unreachable("broken", requirements=requirements))
     assert not (tmp_path / "root").exists()
 
 

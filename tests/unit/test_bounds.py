@@ -19,9 +19,9 @@ from pathlib import Path
 
 import pytest
 
-from launcher.backends import environments, waiting_for_runtime
+from launcher.backends import environments, runtime_start
 from launcher.backends.local import LocalMachine
-from launcher.backends.waiting_for_runtime import RuntimeStart
+from launcher.backends.runtime_start import RuntimeStart
 from launcher.base import locks
 from launcher.base.errors import NotStarted, PreflightError
 from launcher.base.home import Home
@@ -58,7 +58,7 @@ def test_g23_a_package_index_that_says_nothing_is_said_before_anything_starts(
     environ |= {"UV_DEFAULT_INDEX": silent_index, "UV_NO_CONFIG": "1"}
     begun = time.monotonic()
     (tmp_path / "cpu.txt").write_text("slipway-nowhere==1.0\n")
-    trouble = environments.unreachable(requirements=tmp_path, environ=environ, bound_seconds=1.0)
+    trouble = environments.why_unreachable(requirements=tmp_path, environ=environ, bound_seconds=1.0)
     assert time.monotonic() - begun < 25
     assert trouble == "the package index did not answer in 1 s"
     assert environments.LOOK_SECONDS < A_MESSAGE_SECONDS
@@ -82,7 +82,7 @@ def test_g23_an_index_that_falls_silent_while_it_installs_is_said_and_bounded(
 @pytest.fixture
 def frozen_gateway(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A gateway's socket that accepts and says nothing; each question's own bound is shortened."""
-    monkeypatch.setattr(waiting_for_runtime, "get_json", functools.partial(get_json, timeout_seconds=0.2))
+    monkeypatch.setattr(runtime_start, "get_json", functools.partial(get_json, timeout_seconds=0.2))
     folder = Path(tempfile.mkdtemp(prefix="frozen-"))
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(str(folder / "gateway.sock"))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.backends.skypilot import forgotten_machines
+from launcher.backends.skypilot import orphaned_machines
 from launcher.base import computer_identity
 
 
@@ -20,10 +20,10 @@ def home(tmp_path: Path) -> Path:
 def test_g08_a_machine_stays_ours_when_the_computer_is_given_another_name(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before = forgotten_machines.mark(home / "runs")
+    before = orphaned_machines.home_label(home / "runs")
     monkeypatch.setattr(platform, "node", lambda: "another-name.of.another-network")
-    assert forgotten_machines.mark(home / "runs") == before
-    assert forgotten_machines.mark(home / "other" / "runs") != before
+    assert orphaned_machines.home_label(home / "runs") == before
+    assert orphaned_machines.home_label(home / "other" / "runs") != before
 
 
 def test_g08_a_computer_is_the_same_again_when_the_home_was_deleted(
@@ -32,9 +32,9 @@ def test_g08_a_computer_is_the_same_again_when_the_home_was_deleted(
     (tmp_path / "machine-id").write_text("0123456789abcdef\n")
     monkeypatch.setattr(computer_identity, "_MACHINE_IDS", (tmp_path / "none", tmp_path / "machine-id"))
     monkeypatch.setattr(computer_identity, "_CONTAINER", ())
-    before = forgotten_machines.mark(home / "runs")
+    before = orphaned_machines.home_label(home / "runs")
     shutil.rmtree(home)
-    assert forgotten_machines.mark(home / "runs") == before
+    assert orphaned_machines.home_label(home / "runs") == before
 
 
 def test_g08_containers_of_one_image_are_not_taken_for_one_another(
@@ -45,10 +45,10 @@ def test_g08_containers_of_one_image_are_not_taken_for_one_another(
     (tmp_path / ".dockerenv").touch()
     monkeypatch.setattr(computer_identity, "_MACHINE_IDS", (tmp_path / "machine-id",))
     monkeypatch.setattr(computer_identity, "_CONTAINER", (tmp_path / ".dockerenv",))
-    before = forgotten_machines.mark(home / "runs")
-    assert forgotten_machines.mark(home / "runs") == before
+    before = orphaned_machines.home_label(home / "runs")
+    assert orphaned_machines.home_label(home / "runs") == before
     shutil.rmtree(home)
-    assert forgotten_machines.mark(home / "runs") != before
+    assert orphaned_machines.home_label(home / "runs") != before
 
 
 def test_g31_a_mac_is_known_by_its_network_card_and_never_by_a_made_up_one(

@@ -14,16 +14,16 @@ from typing import Any
 import pytest
 
 from launcher.backends.skypilot import sky_providers
-from launcher.backends.skypilot.order import Order
+from launcher.backends.skypilot.cluster_request import ClusterRequest
+from launcher.backends.skypilot.provider_listings import ListingResult, ProviderListings
 from launcher.backends.skypilot.sky_home import SkyHome
 from launcher.backends.skypilot.sky_process import SkyProcess
-from launcher.backends.skypilot.verdicts import Said, Verdicts
 from tests.support.played_aws import PlayedAws
 
 pytestmark = pytest.mark.process
 
 EAST, WEST = "us-east-1", "us-west-2"
-ORDER = Order("slip-0123abcd", ["aws"], "H100:4", disk_gb=200, labels={"slipway-home": "0a0b"})
+ORDER = ClusterRequest("slip-0123abcd", ["aws"], "H100:4", disk_gb=200, labels={"slipway-home": "0a0b"})
 ON_CLOUD = "slip-0123abcd-0123abcd"
 _SECONDS = 300.0
 
@@ -51,16 +51,16 @@ def _anew(aws: PlayedAws) -> None:
     aws.forget()
 
 
-def said(sky: SkyProcess, *tried: str, certain: bool = False) -> tuple[Said, Verdicts]:
+def said(sky: SkyProcess, *tried: str, certain: bool = False) -> tuple[ListingResult, ProviderListings]:
     """What a teardown learns of a cluster tried in these regions. `certain`: it was up in the last."""
     asked = {"cluster": ORDER.cluster, "gpus": ORDER.gpus, "infra": ORDER.infra}
     providers = sky.call("candidates", _SECONDS, **asked)["providers"]
-    verdicts = Verdicts(ORDER, lambda: [f"aws/{region}" for region in tried])
+    verdicts = ProviderListings(ORDER, lambda: [f"aws/{region}" for region in tried])
     up = next(one for one in providers if one["config"]["region"] == tried[-1]) if certain else None
     return verdicts.ask(sky, providers, up), verdicts
 
 
-def found(said: Said) -> dict[str, list[str]]:
+def found(said: ListingResult) -> dict[str, list[str]]:
     return {provider["config"]["region"]: machines for provider, machines in said.lists}
 
 
@@ -79,7 +79,7 @@ class _Refusing:
             return sky_providers.instances(arguments["providers"])
         return {"refused": "UnauthorizedOperation"}
 
-    def verdict(self, order: Order, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    def verdict(self, order: ClusterRequest, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
         """The places that had to answer and did not."""
 
         def fail(provider: Any) -> list[str]:
@@ -87,7 +87,7 @@ class _Refusing:
 
         monkeypatch.setattr(sky_providers, "_listed", fail)
         double: Any = self
-        return Verdicts(order, lambda: [f"aws/{WEST}"]).ask(double, [_PROVIDER]).silent
+        return ProviderListings(order, lambda: [f"aws/{WEST}"]).ask(double, [_PROVIDER]).silent
 
 
 def _aws_error(code: str) -> Exception:
@@ -221,16 +221,16 @@ def test_p04_a_teardown_names_the_region_that_does_not_answer_and_ends_what_the_
     aws: PlayedAws, sky: SkyProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All of it but SkyPilot's API server. Where the silent region was never tried it is proven."""
-    from launcher.backends.skypilot import teardown
+    from launcher.backends.skypilot import cluster_teardown
 
-    monkeypatch.setattr(teardown, "_SETTLE_SECONDS", 0.0)
+    monkeypatch.setattr(cluster_teardown, "_SETTLE_SECONDS", 0.0)
     aws.furnish(tmp_path / "user")
     monkeypatch.setenv("HOME", str(tmp_path / "user"))
     home = SkyHome(tmp_path / "sky", ["aws"], "0123abcd")
     home.make()
     own = SkyProcess(home, tmp_path / "skypilot.log")
     tried = ["aws/us-east-1", "aws/us-west-2"]
-    ending = teardown.Teardown(ORDER, lambda: tried, home, own, lambda learned: None)
+    ending = cluster_teardown.ClusterTeardown(ORDER, lambda: tried, home, own, lambda learned: None)
     aws.rent(EAST, ON_CLOUD)
     aws.refuses = lambda region, action, query: region == WEST and action == "DescribeInstances"
     with pytest.raises(Exception, match="AWS us-west-2"):
@@ -239,6 +239,8 @@ def test_p04_a_teardown_names_the_region_that_does_not_answer_and_ends_what_the_
     assert not proof.verified and "AWS us-west-2 did not list" in proof.detail
     assert "--region us-west-2" in proof.detail
     tried.remove("aws/us-west-2")
-    proof = teardown.Teardown(ORDER, lambda: tried, home, own, lambda learned: None).proof(None)
+    proof = cluster_teardown.ClusterTeardown(ORDER, lambda: tried, home, own, lambda learned: None).proof(
+        None
+    )
     assert proof.verified, proof.detail
     assert "is listed by AWS us-east-1; AWS us-west-2 gives no list" in proof.detail

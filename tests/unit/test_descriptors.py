@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from launcher.backends.over_ssh import rsync
-from launcher.backends.over_ssh.link import Host
-from launcher.backends.over_ssh.remote_log import RemoteLog
-from launcher.backends.over_ssh.rsync import Copy
+from launcher.backends.ssh import rsync
+from launcher.backends.ssh.link import SshHost
+from launcher.backends.ssh.remote_log import RemoteLog
+from launcher.backends.ssh.rsync import Transfer
 from launcher.base import descriptors
 from launcher.base.errors import JobFailed
 from launcher.client import holder
@@ -106,8 +106,10 @@ def test_g17_copies_and_logs_come_while_a_thousand_rollouts_are_in_flight(tmp_pa
     (tmp_path / "there").mkdir()
     (tmp_path / "home").mkdir()
     (tmp_path / "there" / "weights").write_bytes(bytes(1000))
-    assert rsync.run(["-a", f"{tmp_path}/there/", f"{tmp_path}/home/"], tmp_path, Copy(1000)).bytes == 1000
-    gone = Host("machine", "nobody", tmp_path / "key", tmp_path / "known_hosts", proxy_command="false")
+    assert (
+        rsync.run(["-a", f"{tmp_path}/there/", f"{tmp_path}/home/"], tmp_path, Transfer(1000)).bytes == 1000
+    )
+    gone = SshHost("machine", "nobody", tmp_path / "key", tmp_path / "known_hosts", proxy_command="false")
     with pytest.raises(JobFailed):
         RemoteLog(gone, "trainer.log", False, lambda: "up", "launch logs dev").show(lost_seconds=0)
 

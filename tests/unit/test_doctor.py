@@ -38,7 +38,7 @@ NAMES = [
 
 @pytest.fixture
 def typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Typed:
-    monkeypatch.setattr(environments, "unreachable", lambda **options: None)
+    monkeypatch.setattr(environments, "why_unreachable", lambda **options: None)
     monkeypatch.setattr(leftovers, "socket_parents", list)
     for name in ("HF_TOKEN", "WANDB_API_KEY", "WANDB_BASE_URL"):
         monkeypatch.delenv(name, raising=False)
@@ -91,7 +91,7 @@ def test_a_computer_that_cannot_is_3_and_each_failure_has_its_fix(
     typed: Typed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(disk, "free_bytes", lambda folder: 10**9)
-    monkeypatch.setattr(environments, "unreachable", lambda **options: "Failed to fetch: the index")
+    monkeypatch.setattr(environments, "why_unreachable", lambda **options: "Failed to fetch: the index")
     done = typed("doctor")
     assert done.returncode == 3
     assert done.stderr == "", "the table is the answer"
@@ -146,9 +146,9 @@ def test_a_complete_environment_is_told_from_one_with_a_hole(
 def test_without_network_a_built_environment_is_enough(
     answer: Callable[[str], Check], home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(environments, "unreachable", lambda **options: "Failed to fetch")
+    monkeypatch.setattr(environments, "why_unreachable", lambda **options: "Failed to fetch")
     assert answer("network").state == "fail"
-    monkeypatch.setattr(environments, "unreachable", lambda **options: f"{environments.SILENT} in 2 s")
+    monkeypatch.setattr(environments, "why_unreachable", lambda **options: f"{environments.SILENT} in 2 s")
     assert answer("network").state == "warn", "perhaps it is only slow"
     build(home)
     assert answer("network").state == "info"

@@ -13,7 +13,7 @@ import time
 
 import pytest
 
-from launcher.backends import machine_of_record
+from launcher.backends import machine_from_record
 from launcher.base.errors import LaunchError, NotPulled
 from launcher.cli import ending_verbs
 from launcher.console.output import Output
@@ -35,7 +35,7 @@ pytestmark = pytest.mark.slow
 def test_g28_down_waits_for_a_launch_that_is_still_bringing_results_home(
     live: Lives, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(machine_of_record._KINDS, pretend_machine.KIND, pretend_machine.PLACE)
+    monkeypatch.setitem(machine_from_record._KINDS, pretend_machine.KIND, pretend_machine.PLACE)
 
     def found_by_its_record(machine: PretendMachine) -> None:
         machine.found_again = True  # else `down` would find nothing that it could end a second time

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.backends.over_ssh import machine_scripts
+from launcher.backends.ssh import machine_scripts
 from runtime import bootstrap, fitness, nvidia_smi
 from runtime.fitness import Needs
 from tests.support.played_driver import A100_40, H100, Driver

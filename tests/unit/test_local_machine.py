@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from launcher.backends.local import LocalMachine
-from launcher.backends.machine_of_record import NoMachine, from_record
+from launcher.backends.machine_from_record import NoMachine, from_record
 from launcher.base import processes
 from launcher.base.errors import NotStarted, PreflightError
 from launcher.base.home import Home
@@ -143,7 +143,7 @@ def test_the_keeper_is_told_first_and_has_time_to_end_the_rest(machine: LocalMac
     named = processes.ProcessId.of(keeper.pid)
     assert named is not None
     described = machine.describe() | {"keeper": {"pid": named.pid, "started": named.started}}
-    LocalMachine.described(json.loads(json.dumps(described))).down()
+    LocalMachine.from_description(json.loads(json.dumps(described))).down()
 
     assert keeper.wait(timeout=120) == 0 and how.read_text() == "in order"
 
@@ -164,7 +164,7 @@ def test_a_runtime_that_ended_by_itself_says_why(
     named = processes.ProcessId.of(keeper.pid)
     assert named is not None and machine.ended() is None
     described = machine.describe() | {"keeper": {"pid": named.pid, "started": named.started}}
-    running = LocalMachine.described(described)
+    running = LocalMachine.from_description(described)
     assert running.ended() is None
     keeper.kill()
     keeper.wait()
@@ -177,7 +177,7 @@ def test_a_keeper_whose_pid_is_someone_elses_now_is_left_alone(machine: LocalMac
     machine.provision()
     stranger = subprocess.Popen(["sleep", "600"])
     described = machine.describe() | {"keeper": {"pid": stranger.pid, "started": "long ago"}}
-    other = LocalMachine.described(described)
+    other = LocalMachine.from_description(described)
     other.down()
     assert other.proof().verified and stranger.poll() is None
     stranger.kill()

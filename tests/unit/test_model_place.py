@@ -1,4 +1,4 @@
-"""launcher/backends/over_ssh/model_upload.py: where a run's model is on a machine."""
+"""launcher/backends/ssh/model_upload.py: where a run's model is on a machine."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import runtime
-from launcher.backends.over_ssh.model_upload import place
+from launcher.backends.ssh.model_upload import remote_path
 
 TINY = Path(runtime.__file__).parent / "tiny" / "model"
 
@@ -21,4 +21,4 @@ TINY = Path(runtime.__file__).parent / "tiny" / "model"
     ],
 )
 def test_a_model_has_one_place_on_a_machine(model: str, there: str) -> None:
-    assert place(model, "/home/me") == there
+    assert remote_path(model, "/home/me") == there

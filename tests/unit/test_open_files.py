@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.backends.over_ssh.link import Host, Link
+from launcher.backends.ssh.link import Link, SshHost
 from runtime.shared import open_files
 
 INFINITE = resource.RLIM_INFINITY
@@ -57,7 +57,7 @@ def test_g17_the_first_ssh_has_the_raised_limit_of_open_files(
     said: list[str] = []
     monkeypatch.setattr(open_files, "raise_limit", lambda: said.append("raised"))
     monkeypatch.setattr(Link, "_supervise", lambda self: said.append("ssh"))
-    link = Link(Host("192.0.2.1", "u", tmp_path / "k", tmp_path / "h"), tmp_path / "s", "/there")
+    link = Link(SshHost("192.0.2.1", "u", tmp_path / "k", tmp_path / "h"), tmp_path / "s", "/there")
     link.start()
     link.close()
     assert said == ["raised", "ssh"]

@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 
 from launcher.backends.cloud import CloudMachine
-from launcher.backends.skypilot import sky_identity, sky_providers, teardown, verdicts
-from launcher.backends.skypilot.order import Order
+from launcher.backends.skypilot import cluster_teardown, provider_listings, sky_identity, sky_providers
+from launcher.backends.skypilot.cluster_request import ClusterRequest
+from launcher.backends.skypilot.provider_listings import OtherAccountError, ProviderListings
 from launcher.backends.skypilot.sky_home import NoServerError, SkyHome
-from launcher.backends.skypilot.spare_home import SpareHome
-from launcher.backends.skypilot.verdicts import OtherAccountError, Verdicts
+from launcher.backends.skypilot.standby_home import StandbyHome
 from launcher.base.errors import EXIT_OK, LaunchError, TeardownUnverified
 from launcher.base.home import Home
 from launcher.base.processes import ProcessId
@@ -65,7 +65,7 @@ def without_server(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(SkyHome, "serve", serve)
     monkeypatch.setattr(leftovers, "socket_parents", lambda: [])
-    monkeypatch.setattr(teardown, "_SETTLE_SECONDS", 0.0)
+    monkeypatch.setattr(cluster_teardown, "_SETTLE_SECONDS", 0.0)
 
 
 def cut_off(store: RecordStore, accounts: dict[str, Any]) -> RunRecord:
@@ -137,9 +137,9 @@ class _Answering:
     ) -> list[str]:
         """What a run of "own" that tried these regions learns. Raises what its teardown hears."""
         own = {"aws": {"id": "own", "profile": profile}} if accounts is None else accounts
-        order = Order("slip-0123abcd", ["aws"], "H100:4", accounts=own)
+        order = ClusterRequest("slip-0123abcd", ["aws"], "H100:4", accounts=own)
         double: Any = self
-        asked = Verdicts(order, lambda: [f"aws/{region}" for region in tried])
+        asked = ProviderListings(order, lambda: [f"aws/{region}" for region in tried])
         ((_, found),) = asked.ask(double, [PROVIDER]).complete()
         return found
 
@@ -186,10 +186,10 @@ def test_p04_another_account_hides_no_other_place_that_is_silent(monkeypatch: py
         return []
 
     monkeypatch.setattr(sky_providers, "_listed", answer)
-    order = Order(
+    order = ClusterRequest(
         "slip-0123abcd", ["aws", "lambda"], "H100:4", accounts={"aws": {"id": "own", "profile": "a"}}
     )
-    asked = Verdicts(order, lambda: [f"aws/{WEST}", "lambda"])
+    asked = ProviderListings(order, lambda: [f"aws/{WEST}", "lambda"])
     said = asked.ask(other, [PROVIDER, PROVIDER | {"name": "Lambda", "config": {}}])
     assert len(said.silent) == 2
     with pytest.raises(LaunchError) as raised:
@@ -204,16 +204,18 @@ def test_p04_a_guardians_stand_in_is_believed_no_more_than_the_runs_own_home(
     ended: list[str] = []
     own: Any = SimpleNamespace(end=lambda: None, end_server=lambda: ended.append("server"))
     home: Any = SimpleNamespace(make=lambda: 1 / 0, remove=lambda: None)  # nothing can be written there
-    order = Order("slip-0123abcd", ["aws"], "H100:4", accounts={"aws": {"id": "own", "profile": "a"}})
-    ending = teardown.Teardown(order, lambda: [f"aws/{WEST}"], home, own, lambda learned: None)
-    ending.stand_in = SpareHome(home, other)
+    order = ClusterRequest(
+        "slip-0123abcd", ["aws"], "H100:4", accounts={"aws": {"id": "own", "profile": "a"}}
+    )
+    ending = cluster_teardown.ClusterTeardown(order, lambda: [f"aws/{WEST}"], home, own, lambda learned: None)
+    ending.standby = StandbyHome(home, other)
     ending.down(None)
     proof = ending.proof(None)
     assert not proof.verified and "account other answers now" in proof.detail
     assert ended == ["server"], "no server of SkyPilot's is left behind"
     assert proof.hint == "AWS_PROFILE=a launch down slip-0123abcd"
     own_again: Any = _Answering(monkeypatch, {"id": "own", "profile": "a"})
-    ending.stand_in = SpareHome(home, own_again)
+    ending.standby = StandbyHome(home, own_again)
     ending.down(None)
     assert ending.proof(None).verified
 
@@ -230,7 +232,7 @@ def test_p04_a_guardians_stand_in_is_believed_no_more_than_the_runs_own_home(
 def test_p04_what_to_type_leads_to_the_runs_own_account(
     monkeypatch: pytest.MonkeyPatch, profile: str | None, keys: bool, hint: str
 ) -> None:
-    for name in verdicts._KEYS:
+    for name in provider_listings._KEYS:
         monkeypatch.delenv(name, raising=False)
     if keys:
         monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testing")

@@ -12,8 +12,8 @@ import pytest
 
 from launcher.backends import cloud as cloud_machine
 from launcher.backends.cloud import CloudMachine
-from launcher.backends.skypilot import forgotten_machines, spare_home, teardown
-from launcher.backends.skypilot.forgotten_machines import Look
+from launcher.backends.skypilot import cluster_teardown, orphaned_machines, standby_home
+from launcher.backends.skypilot.orphaned_machines import OrphanReport
 from launcher.base.errors import TeardownUnverified
 from launcher.base.home import Home
 from launcher.records.records import RecordStore, RunRecord
@@ -56,14 +56,14 @@ _NOT_FOUND = {
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, played_sky: PlayedSky) -> RecordStore:
     """Runs of a home whose clouds are the played ones. Nobody waits a minute for what never comes."""
     monkeypatch.setenv("HOME", str(played_sky.user_home))
-    for module in (cloud_machine, spare_home, forgotten_machines):
+    for module in (cloud_machine, standby_home, orphaned_machines):
         for name, kept in (("SkyHome", played_sky.home), ("SkyProcess", played_sky.sky)):
-            if hasattr(module, name) and (module, name) != (spare_home, "SkyHome"):
+            if hasattr(module, name) and (module, name) != (standby_home, "SkyHome"):
                 monkeypatch.setattr(module, name, lambda *arguments, kept=kept, **named: kept)
     for name, seconds in (("_POLL_SECONDS", 0.01), ("_SETTLE_SECONDS", 0.02), ("GONE_SECONDS", 0.5)):
-        monkeypatch.setattr(teardown, name, seconds)
+        monkeypatch.setattr(cluster_teardown, name, seconds)
     for name in ("ASK_SECONDS", "DOWN_SECONDS"):
-        monkeypatch.setattr(teardown, name, 300.0)
+        monkeypatch.setattr(cluster_teardown, name, 300.0)
     return RecordStore(Home.find({"LAUNCH_HOME": str(tmp_path / "home")}))
 
 
@@ -165,7 +165,7 @@ def test_g07_what_a_provider_says_of_the_end_proves_nothing_its_list_does(
     assert machine in str(refused.value.why)
 
 
-def looked(store: RecordStore, cloud: str) -> tuple[list[Find], Look, list[str]]:
+def looked(store: RecordStore, cloud: str) -> tuple[list[Find], OrphanReport, list[str]]:
     """What `launch gc` is told of a cloud, and what it says beside."""
     notes: list[str] = []
     home = Home.find({"LAUNCH_HOME": str(store.runs.parent)})

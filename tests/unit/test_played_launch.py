@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.backends.skypilot.order import Order
+from launcher.backends.skypilot.cluster_request import ClusterRequest
 from launcher.backends.skypilot.provision import Provisioning
 from launcher.base.errors import CapacityError, LaunchError
 from launcher.types.clouds import clouds_of
@@ -151,7 +151,7 @@ def test_g16_the_next_cloud_in_the_order_of_our_prices_is_tried_by_skypilot_itse
 
     home = played_sky.home_in(tmp_path / "sky", infra)
     sky = PlayedProcess(home, tmp_path / "skypilot.log")
-    order = Order(cluster, infra, "H100:1", 200, 10, None, {"slipway-home": "0123"})
+    order = ClusterRequest(cluster, infra, "H100:1", 200, 10, None, {"slipway-home": "0123"})
     said: list[str] = []
     told: list[list[str]] = []
     try:

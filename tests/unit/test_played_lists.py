@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import pytest
 
-from launcher.backends.skypilot.order import Order
-from launcher.backends.skypilot.verdicts import OtherAccountError, Verdicts
+from launcher.backends.skypilot.cluster_request import ClusterRequest
+from launcher.backends.skypilot.provider_listings import OtherAccountError, ProviderListings
 from launcher.base.errors import LaunchError
 from tests.support import played_gcp, played_lambda
 from tests.support.played_https import Answer
@@ -105,7 +105,7 @@ def test_p04_google_and_runpod_say_whose_account_answers(played_sky: PlayedSky) 
     asked = {"cluster": cluster, "gpus": "H100:1", "infra": ["gcp"], "accounts": own}
     for one in sky.call("candidates", ASK_SECONDS, **asked)["providers"]:
         assert one["config"]["project_id"] == "own-project"
-    order = Order(cluster, ["runpod"], "H100:1", accounts=own)
-    asking = Verdicts(order, lambda: ["runpod"]).ask(sky, played_sky.providers("runpod", cluster))
+    order = ClusterRequest(cluster, ["runpod"], "H100:1", accounts=own)
+    asking = ProviderListings(order, lambda: ["runpod"]).ask(sky, played_sky.providers("runpod", cluster))
     with pytest.raises(OtherAccountError, match="RunPod"):
         asking.complete()

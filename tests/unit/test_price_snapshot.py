@@ -124,7 +124,7 @@ def test_catalogs_on_this_computer_come_before_the_snapshot(user_home: Path) -> 
     (user_home / ".lambda_cloud").mkdir()
     assert prices.places_to_show((), user_home, {}) == ()
     shutil.copytree(CATALOGS, user_home / ".sky" / "catalogs")
-    assert prices.at_hand(user_home) == {"aws"}
+    assert prices.with_catalog(user_home) == {"aws"}
     assert prices.places_to_show(("aws/us-east-1", "lambda"), user_home, {}) == ("aws/us-east-1", "lambda")
     assert prices.places_to_show(("kubernetes",), user_home, {}) == ("kubernetes",)
     (user_home / ".lambda_cloud").rmdir()

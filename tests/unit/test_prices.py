@@ -159,13 +159,13 @@ def test_prices_are_fetched_where_that_is_asked_for_and_kept_where_skypilot_keep
     assert json.loads(done.stdout.splitlines()[-1]) == {"fetched": ["aws/vms.csv"]}
 
     kept = user_home / ".sky" / "catalogs"
-    assert sky_cache.keep_catalogs(fetched / ".sky" / "catalogs", kept) == []
+    assert sky_cache.save_catalogs(fetched / ".sky" / "catalogs", kept) == []
     assert prices.market("H100", 4, ("aws",), user_home).offers[0].price_per_hour == 27.52
     # What SkyPilot had fetched is replaced, what the user has changed is not.
-    assert sky_cache.keep_catalogs(fetched / ".sky" / "catalogs", kept) == []
+    assert sky_cache.save_catalogs(fetched / ".sky" / "catalogs", kept) == []
     own = kept / "v8" / "aws" / "vms.csv"
     own.write_text(own.read_text().replace("27.52", "20.00"))
-    assert sky_cache.keep_catalogs(fetched / ".sky" / "catalogs", kept) == [str(own)]
+    assert sky_cache.save_catalogs(fetched / ".sky" / "catalogs", kept) == [str(own)]
     assert "20.00" in own.read_text()
 
 

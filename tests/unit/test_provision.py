@@ -11,14 +11,16 @@ from typing import Any, cast
 import pytest
 
 from launcher.backends.cloud import CloudMachine
-from launcher.backends.skypilot.order import Order
+from launcher.backends.skypilot.cluster_request import ClusterRequest
 from launcher.backends.skypilot.provision import Provisioning
 from launcher.backends.skypilot.sky_home import SkyHome
 from launcher.backends.skypilot.sky_process import NoAccessError, SkyCallError, SkyProcess
 from launcher.base.errors import CapacityError
 
 OFFER = {"instance_type": "p5.48xlarge", "price_per_hour": 27.52}
-ORDER = Order("slip-0123abcd", ["lambda", "aws/us-east-1", "aws/us-west-2"], "H100:4", None, 10, None, {})
+ORDER = ClusterRequest(
+    "slip-0123abcd", ["lambda", "aws/us-east-1", "aws/us-west-2"], "H100:4", None, 10, None, {}
+)
 
 
 class Played:
@@ -138,6 +140,6 @@ def test_p04_whose_account_it_is_is_written_down_before_a_machine_is_asked_for(t
     assert played.did.index("whose aws") < played.did.index("asked aws/us-east-1")
     assert kept[0]["accounts"] == {"lambda": played.account}
     assert kept[1]["accounts"] == {"lambda": played.account, "aws": played.account}
-    assert CloudMachine.described(kept[1])._order.accounts == kept[1]["accounts"]
+    assert CloudMachine.from_description(kept[1])._order.accounts == kept[1]["accounts"]
     del kept[1]["accounts"]  # an older version's
-    assert CloudMachine.described(kept[1])._order.accounts == {}
+    assert CloudMachine.from_description(kept[1])._order.accounts == {}

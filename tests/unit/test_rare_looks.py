@@ -11,11 +11,11 @@ from types import SimpleNamespace
 import pytest
 
 from launcher.backends.cloud import CloudMachine
-from launcher.backends.over_ssh import remote_folder
-from launcher.backends.over_ssh.link import Host
-from launcher.backends.over_ssh.remote_folder import RemoteFolder
 from launcher.backends.skypilot import sky_home
 from launcher.backends.skypilot.sky_home import SkyHome
+from launcher.backends.ssh import remote_folder
+from launcher.backends.ssh.link import SshHost
+from launcher.backends.ssh.remote_folder import RemoteFolder
 from launcher.base import locks, processes
 from launcher.base.processes import ProcessId
 
@@ -52,7 +52,7 @@ class Looked(RemoteFolder):
 
 def _looked(folder: Path) -> Looked:
     Looked.connections = 0
-    return Looked(Host("192.0.2.1", "ubuntu", folder / "key", folder / "known_hosts"), "/state", folder)
+    return Looked(SshHost("192.0.2.1", "ubuntu", folder / "key", folder / "known_hosts"), "/state", folder)
 
 
 def test_g23_a_runtime_that_takes_its_time_is_looked_at_every_five_seconds(
@@ -63,7 +63,7 @@ def test_g23_a_runtime_that_takes_its_time_is_looked_at_every_five_seconds(
     there, longest, last = _looked(tmp_path), 0.0, clock.now
     for _ in range(600 * 5):
         before = there.connections
-        there.look()
+        there.refresh()
         if there.connections > before:
             longest, last = max(longest, clock.now - last), clock.now
         clock.sleep(0.2)
@@ -76,14 +76,14 @@ def test_g23_a_machine_that_is_asked_for_its_end_all_the_time_is_asked_rarely(
 ) -> None:
     monkeypatch.setattr(remote_folder, "time", clock)
     there = _looked(tmp_path)
-    monkeypatch.setattr("launcher.backends.over_ssh.remote_machine.RemoteFolder", Looked)
+    monkeypatch.setattr("launcher.backends.ssh.remote_machine.RemoteFolder", Looked)
     login = {"user": "u", "key": str(tmp_path / "key"), "port": 22, "proxy_command": None}
     described = {
         "run_id": "slip-0123abcd", "folder": str(tmp_path), "infra": ["aws"], "gpus": "H100:1",
         "idle_minutes": 10, "disk_gb": None, "variant": "cpu", "asked": False,
         "standing": {"ssh": login, "address": "192.0.2.1", "price_per_hour": 0.0},
     }  # fmt: skip
-    machine = CloudMachine.described(described)
+    machine = CloudMachine.from_description(described)
     machine._there._user_home = "/home/u"
     for _ in range(60 * 4):
         assert machine.ended() is None

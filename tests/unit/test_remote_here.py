@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from launcher.backends.over_ssh.fetching import Fetching
-from launcher.backends.over_ssh.link import Host, run_on
-from launcher.backends.over_ssh.remote_folder import RemoteFolder, _unpack
+from launcher.backends.ssh.link import SshHost, run_on
+from launcher.backends.ssh.remote_folder import RemoteFolder, _unpack
+from launcher.backends.ssh.results_download import ResultsDownload
 from launcher.base import locks
 from launcher.base.errors import JobFailed, NotPulled
 from launcher.results import results_copy
@@ -24,7 +24,7 @@ from tests.support.own_sshd import OwnSshd
 
 def test_ssh_reads_paths_with_spaces_and_percent_signs_as_they_are(tmp_path: Path) -> None:
     folder = tmp_path / "a home %d"
-    host = Host("192.0.2.1", "ubuntu", folder / "key", folder / "known hosts")
+    host = SshHost("192.0.2.1", "ubuntu", folder / "key", folder / "known hosts")
     said = subprocess.run(
         ["ssh", "-G", *host.options(), host.address], capture_output=True, text=True, check=True
     )
@@ -66,7 +66,7 @@ def test_g31_results_come_home_below_a_folder_with_a_blank_by_an_rsync_that_spli
     (there / "logs" / "trainer.log").write_text("step 1\n")
     (there / "metrics.jsonl").write_text("{}\n")
     remote = RemoteFolder(sshd.host(), str(there), tmp_path / "a home" / "machine")
-    Fetching(remote).bring()
+    ResultsDownload(remote).run()
     assert (remote.here / "metrics.jsonl").read_text() == "{}\n"
     assert (remote.here / "logs" / "trainer.log").read_text() == "step 1\n"
     (tmp_path / "a model").mkdir()
@@ -79,7 +79,7 @@ def test_g31_results_come_home_below_a_folder_with_a_blank_by_an_rsync_that_spli
 def test_g22_without_rsync_or_ssh_on_this_computer_copying_fails_in_words(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    host = Host("192.0.2.1", "ubuntu", tmp_path / "key", tmp_path / "known_hosts")
+    host = SshHost("192.0.2.1", "ubuntu", tmp_path / "key", tmp_path / "known_hosts")
     monkeypatch.setenv("PATH", str(tmp_path))
     remote = RemoteFolder(host, "/state", tmp_path / "machine")
     with pytest.raises(JobFailed, match="copying needs rsync"):
@@ -98,7 +98,7 @@ def test_g22_a_ctrl_c_at_the_terminal_reaches_no_question_to_a_machine(
     ssh.write_text(f"#!/bin/sh\nexec {sys.executable} -c 'import os; print(os.getpgrp())'\n")
     ssh.chmod(0o700)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
-    host = Host("192.0.2.1", "ubuntu", tmp_path / "key", tmp_path / "known_hosts")
+    host = SshHost("192.0.2.1", "ubuntu", tmp_path / "key", tmp_path / "known_hosts")
     assert int(run_on(host, "true").stdout) != os.getpgrp()
 
 

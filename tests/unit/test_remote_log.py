@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from launcher.backends.over_ssh.link import Host
-from launcher.backends.over_ssh.remote_log import RemoteLog
+from launcher.backends.ssh.link import SshHost
+from launcher.backends.ssh.remote_log import RemoteLog
 from launcher.base.errors import JobFailed
 from launcher.base.home import Home
 from launcher.records.records import RecordStore
@@ -73,7 +73,7 @@ def test_g17_a_log_is_followed_through_lost_connections_each_byte_once(
 
 
 def test_g17_a_connection_that_is_not_to_be_had_again_is_6_and_not_the_end_of_the_log(tmp_path: Path) -> None:
-    gone = Host("machine", "nobody", tmp_path / "key", tmp_path / "known_hosts", proxy_command="false")
+    gone = SshHost("machine", "nobody", tmp_path / "key", tmp_path / "known_hosts", proxy_command="false")
     for follow in (True, False):
         with pytest.raises(JobFailed) as lost:
             RemoteLog(gone, "trainer.log", follow, lambda: "up", "launch logs dev").show(lost_seconds=0)

@@ -11,9 +11,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from launcher.backends.over_ssh import rsync
-from launcher.backends.over_ssh.copy_rate import FIRST_BYTES_PER_SECOND, CopyRate
-from launcher.backends.over_ssh.rsync import Copy, Moved, RsyncError
+from launcher.backends.ssh import rsync
+from launcher.backends.ssh.copy_rate import FIRST_BYTES_PER_SECOND, CopyRate
+from launcher.backends.ssh.rsync import RsyncError, Transfer, TransferProgress
 from tests.support import descendants
 
 SIZE = 6_000_000
@@ -32,16 +32,16 @@ def weights(tmp_path: Path) -> Path:
     return folder
 
 
-def _copy(weights: Path, copy: Copy) -> Moved:
+def _copy(weights: Path, copy: Transfer) -> TransferProgress:
     home = weights.with_name("home")
     home.mkdir(exist_ok=True)
     return rsync.run(["-a", f"{weights}/", f"{home}/"], weights, copy)
 
 
-def _on_its_way(act: Callable[[], object]) -> Callable[[Moved], None]:
+def _on_its_way(act: Callable[[], object]) -> Callable[[TransferProgress], None]:
     done = []
 
-    def seen(moved: Moved) -> None:
+    def seen(moved: TransferProgress) -> None:
         if moved.bytes >= SOME_HAS_COME and not done:
             done.append(moved)
             act()
@@ -64,8 +64,8 @@ def stop_all() -> Iterator[Callable[[], None]]:
 
 @pytest.mark.process
 def test_g22_a_copy_says_how_far_it_is_how_fast_and_what_is_left(weights: Path) -> None:
-    seen: list[Moved] = []
-    moved = _copy(weights, Copy(SIZE, seen.append, rate=SLOW))
+    seen: list[TransferProgress] = []
+    moved = _copy(weights, Transfer(SIZE, seen.append, rate=SLOW))
     assert moved.bytes == SIZE
     assert len({one.bytes for one in seen}) >= 3, seen
     on_its_way = next(one for one in seen if 0 < one.bytes < SIZE and one.bytes_per_second)
@@ -78,10 +78,10 @@ def test_g22_a_copy_that_stands_still_is_ended_and_gone_on_from(
     weights: Path, stop_all: Callable[[], None]
 ) -> None:
     with pytest.raises(RsyncError, match="it stalled for 5 s") as still:
-        _copy(weights, Copy(SIZE, _on_its_way(stop_all), rate=SLOW, still_seconds=5.0))
+        _copy(weights, Transfer(SIZE, _on_its_way(stop_all), rate=SLOW, still_seconds=5.0))
     assert still.value.lost
     assert not descendants.named("rsync")
-    assert _copy(weights, Copy(SIZE)).bytes <= SIZE
+    assert _copy(weights, Transfer(SIZE)).bytes <= SIZE
     assert (weights.with_name("home") / "weights").read_bytes() == (weights / "weights").read_bytes()
 
 
@@ -91,20 +91,20 @@ def test_g22_a_copy_that_is_slower_than_is_accepted_is_ended_in_words(
 ) -> None:
     monkeypatch.setattr(rsync, "_LEAST_SECONDS", 0.0)
     with pytest.raises(RsyncError, match=r"it was slower than 1000000\.0 MB/s: "):
-        _copy(weights, Copy(SIZE, slowest=1e12))
+        _copy(weights, Transfer(SIZE, slowest=1e12))
 
 
 def test_g22_how_long_a_copy_may_take_is_by_its_size() -> None:
-    seconds = Copy(450_000_000).bound_seconds
-    assert seconds > 450_000_000 / rsync.SLOWEST_BYTES_PER_SECOND > 900, "it was 900 s whatever the size"
-    assert Copy(450_000_000, rate=150_000.0).bound_seconds > seconds, "held to a rate it may take longer"
+    seconds = Transfer(450_000_000).bound_seconds
+    assert seconds > 450_000_000 / rsync.MIN_BYTES_PER_SECOND > 900, "it was 900 s whatever the size"
+    assert Transfer(450_000_000, rate=150_000.0).bound_seconds > seconds, "held to a rate it may take longer"
 
 
 @pytest.mark.process
 def test_g22_a_copy_that_nobody_wants_any_more_is_broken_off_and_what_came_is_kept(weights: Path) -> None:
     over: list[bool] = []
     with pytest.raises(RsyncError, match="it was interrupted"):
-        _copy(weights, Copy(SIZE, _on_its_way(lambda: over.append(True)), lambda: bool(over), SLOW))
+        _copy(weights, Transfer(SIZE, _on_its_way(lambda: over.append(True)), lambda: bool(over), SLOW))
     assert 0 < (weights.with_name("home") / "weights").stat().st_size < SIZE
 
 
@@ -119,7 +119,7 @@ def test_g22_a_ctrl_c_at_the_terminal_reaches_no_copy(weights: Path) -> None:
                 groups.add(os.getpgid(one.pid))
 
     with pytest.raises(RsyncError, match="it was interrupted"):  # it was looked at, and need not come whole
-        _copy(weights, Copy(SIZE, _on_its_way(look), lambda: bool(groups), SLOW))
+        _copy(weights, Transfer(SIZE, _on_its_way(look), lambda: bool(groups), SLOW))
     assert os.getpgrp() not in groups
 
 

@@ -34,10 +34,10 @@ def test_a_wheel_that_one_run_built_is_not_built_again_for_the_next(tmp_path: Pa
     one, next_one, user, cache = (tmp_path / name for name in ("one", "next", "user", "cache"))
     one.mkdir()
     digest, _ = _built(one)
-    sky_cache.keep(one, user, cache)
-    sky_cache.keep(one, user, cache)
+    sky_cache.save(one, user, cache)
+    sky_cache.save(one, user, cache)
     next_one.mkdir()
-    sky_cache.furnish(next_one, user, cache)
+    sky_cache.populate(next_one, user, cache)
     (furnished,) = (next_one / ".sky" / "wheels").glob("*/*.whl")
     before = furnished.stat().st_ino
     assert _built(next_one) == (digest, {furnished: before})
@@ -50,11 +50,11 @@ def test_a_users_own_wheel_is_taken_where_none_was_kept_and_trouble_is_no_failur
     wheel.write_text("a wheel")
     os.utime(wheel, (1000, 1000))
     home.mkdir()
-    sky_cache.furnish(home, user, cache)
+    sky_cache.populate(home, user, cache)
     taken = home / ".sky" / "wheels" / "0123" / "skypilot.whl"
     assert (taken.read_text(), taken.stat().st_mtime) == ("a wheel", 1000)
     cache.write_text("in the way")
-    sky_cache.keep(home, user, cache)
+    sky_cache.save(home, user, cache)
     assert cache.read_text() == "in the way"
     assert list((user / ".sky").iterdir()) == [user / ".sky" / "wheels"]
 
@@ -63,13 +63,13 @@ def test_an_old_catalog_that_was_made_to_look_new_keeps_its_age(tmp_path: Path) 
     fetched, kept = tmp_path / "fetched", tmp_path / "kept"
     for folder, text in ((fetched, "new"), (kept, "old")):
         _catalog(folder, text)
-    assert sky_cache.keep_catalogs(fetched, kept) == []
+    assert sky_cache.save_catalogs(fetched, kept) == []
     prices = kept / "v8" / "aws" / "vms.csv"
     assert prices.read_text() == "new"
     os.utime(prices, (1000, 1000))
-    sky_cache.keep_catalogs(fetched, kept)
+    sky_cache.save_catalogs(fetched, kept)
     assert prices.stat().st_mtime == 1000
-    sky_cache.keep_catalogs(fetched, kept, anew=True)
+    sky_cache.save_catalogs(fetched, kept, anew=True)
     assert prices.stat().st_mtime > 1000
     assert not list(kept.rglob("*.slipway-*"))
 

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from launcher.backends.cloud import CloudMachine
-from launcher.backends.machine_of_record import from_record
+from launcher.backends.machine_from_record import from_record
 from launcher.backends.skypilot import sky_process
 from launcher.backends.skypilot.sky_home import SkyHome
 from launcher.backends.skypilot.sky_process import NoAccessError, SkyCallError, SkyCallLateError, SkyProcess

@@ -16,11 +16,11 @@ from pathlib import Path
 import pytest
 
 from launcher.backends.cloud import CloudMachine
-from launcher.backends.skypilot import teardown
-from launcher.backends.skypilot.order import Order
+from launcher.backends.skypilot import cluster_teardown
+from launcher.backends.skypilot.cluster_request import ClusterRequest
+from launcher.backends.skypilot.cluster_teardown import ClusterTeardown
 from launcher.backends.skypilot.sky_home import NoServerError, SkyHome
 from launcher.backends.skypilot.sky_process import SkyProcess
-from launcher.backends.skypilot.teardown import Teardown
 from launcher.base.processes import ProcessId
 from tests.support.environment import PROGRAMS
 from tests.support.own_sshd import OwnSshd
@@ -47,8 +47,8 @@ class Rented:
         self.home.make()
         (self.home.folder / "books.json").write_text(json.dumps(STANDING))
         self.sky = SkyProcess(self.home, folder / "skypilot.log")
-        order = Order("slip-0123abcd", ["aws/us-east-1"], "H100:4")
-        self.teardown = Teardown(order, lambda: order.infra, self.home, self.sky, lambda found: None)
+        order = ClusterRequest("slip-0123abcd", ["aws/us-east-1"], "H100:4")
+        self.teardown = ClusterTeardown(order, lambda: order.infra, self.home, self.sky, lambda found: None)
         self.home.serve()
         self.sky.call("cluster_status", 60.0, cluster="slip-0123abcd")
 
@@ -138,7 +138,7 @@ def test_g25_an_armed_machine_has_no_server_until_its_end(laptop: Path) -> None:
 def test_g25_while_a_machine_works_only_the_process_that_asks_is_left(rented: Rented) -> None:
     asks = rented.asks
     assert len(rented.home.processes()) > 1 and rented.home.healthy()
-    rented.sky.rest()
+    rented.sky.pause_server()
     assert rented.home.processes() == {asks} and not rented.home.healthy()
     assert rented.teardown.listed(STANDING) == ["i-0123"], "whether it is there is asked without a server"
     assert rented.asks == asks and rented.home.processes() == {asks}
@@ -147,7 +147,7 @@ def test_g25_while_a_machine_works_only_the_process_that_asks_is_left(rented: Re
 def test_g01_a_machine_is_ended_by_name_by_a_server_that_is_back_for_it(rented: Rented) -> None:
     """It is asked by the process that has been there since before the machine was."""
     asks, port = rented.asks, rented.home.port()
-    rented.sky.rest()
+    rented.sky.pause_server()
     rented.ended()
     assert rented.ended_by_name and rented.servers_started == 2
     assert (rented.asks, rented.home.port()) == (asks, port)
@@ -156,7 +156,7 @@ def test_g01_a_machine_is_ended_by_name_by_a_server_that_is_back_for_it(rented: 
 
 
 def test_g01_a_port_that_somebody_has_taken_meanwhile_is_left_to_them(rented: Rented) -> None:
-    rented.sky.rest()
+    rented.sky.pause_server()
     port = rented.home.port()
     with socket.socket() as others:
         others.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -169,7 +169,7 @@ def test_g01_a_port_that_somebody_has_taken_meanwhile_is_left_to_them(rented: Re
 def test_g27_without_skypilot_a_machine_is_ended_by_who_was_there_before(rented: Rented) -> None:
     """In mid-run SkyPilot was taken off this computer: nothing of it starts any more."""
     asks = rented.asks
-    rented.sky.rest()
+    rented.sky.pause_server()
     (rented.folder / "uninstalled").touch()
     with pytest.raises(NoServerError):
         rented.sky.serve(5.0)
@@ -182,8 +182,8 @@ def test_g01_a_server_that_does_not_come_back_is_waited_for_once(
     rented: Rented, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The machine costs money meanwhile, and its provider can end it."""
-    monkeypatch.setattr(teardown, "SERVER_BACK_SECONDS", 0.5)
-    rented.sky.rest()
+    monkeypatch.setattr(cluster_teardown, "SERVER_BACK_SECONDS", 0.5)
+    rented.sky.pause_server()
     (rented.folder / "deaf").touch()
     rented.ended()
     assert not rented.ended_by_name and rented.servers_started == 2

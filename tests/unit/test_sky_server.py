@@ -23,7 +23,7 @@ from launcher.base.errors import LaunchError, PreflightError
 from launcher.base.processes import ProcessId
 from tests.support.environment import PROGRAMS
 
-StandIn = Callable[..., tuple[subprocess.Popen[bytes], int]]
+StandbyHelper = Callable[..., tuple[subprocess.Popen[bytes], int]]
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def home(tmp_path: Path) -> Iterator[SkyHome]:
 
 
 @pytest.fixture
-def stand_in() -> Iterator[StandIn]:
+def standby() -> Iterator[StandbyHelper]:
     """A server that looks like SkyPilot's, and its port."""
     started: list[subprocess.Popen[bytes]] = []
 
@@ -53,11 +53,11 @@ def stand_in() -> Iterator[StandIn]:
 
 
 def test_g25_only_a_server_of_this_home_and_of_the_installed_version_counts(
-    home: SkyHome, tmp_path: Path, stand_in: StandIn
+    home: SkyHome, tmp_path: Path, standby: StandbyHelper
 ) -> None:
     cases = ((home.folder, "0.14.1", True), (home.folder, "0.13.0", False), (tmp_path, "0.14.1", False))
     for folder, runs, counts in cases:
-        process, port = stand_in(folder, runs, "0.14.1")
+        process, port = standby(folder, runs, "0.14.1")
         (home.folder / "api-port").write_text(str(port))
         assert home.healthy() == counts, (folder, runs)
         process.kill()
@@ -67,16 +67,16 @@ def test_g25_only_a_server_of_this_home_and_of_the_installed_version_counts(
 
 @pytest.mark.slow
 def test_g25_a_taken_port_a_frozen_and_a_killed_server_are_ours_to_handle(
-    home: SkyHome, tmp_path: Path, stand_in: StandIn, monkeypatch: pytest.MonkeyPatch
+    home: SkyHome, tmp_path: Path, standby: StandbyHelper, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sky = SkyProcess(home, tmp_path / "skypilot.log")
-    _another_takes_the_first_port(home, tmp_path, stand_in, monkeypatch)
+    _another_takes_the_first_port(home, tmp_path, standby, monkeypatch)
     assert sky.call("down", 300.0, cluster="slip-0123abcd") == {"known": False}
 
     assert _asked_of_the_server(home) == {"sky.down"}, "none of its standing jobs"
 
     asks, port = _sky_process(sky), home.port()
-    sky.rest()
+    sky.pause_server()
     assert home.processes() == {asks}, "while a machine works nothing else of SkyPilot is there"
     sky.serve()
     assert sky.call("down", 300.0, cluster="slip-0123abcd") == {"known": False}
@@ -113,11 +113,11 @@ def test_g25_a_taken_port_a_frozen_and_a_killed_server_are_ours_to_handle(
 
 
 def _another_takes_the_first_port(
-    home: SkyHome, folder: Path, stand_in: StandIn, monkeypatch: pytest.MonkeyPatch
+    home: SkyHome, folder: Path, standby: StandbyHelper, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Between the choice of the port and its use; and it answers as if it were our server."""
     installed = version("skypilot")
-    process, taken = stand_in(folder, installed, installed)
+    process, taken = standby(folder, installed, installed)
     choose = SkyHome._choose_port
     ports = [taken]
 

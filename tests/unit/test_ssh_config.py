@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from launcher.backends.over_ssh import ssh_config
-from launcher.backends.over_ssh.link import Host
+from launcher.backends.ssh import ssh_config
+from launcher.backends.ssh.link import SshHost
 from tests.support.environment import PROGRAMS
 from tests.support.waiting import wait_until
 
@@ -26,7 +26,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def _run(tmp_path: Path, run_id: str, name: str) -> Path:
     folder = tmp_path / "my runs" / run_id
     folder.mkdir(parents=True)
-    host = Host("10.0.0.7", "ubuntu", folder / "a key", folder / "known_hosts", port=2222)
+    host = SshHost("10.0.0.7", "ubuntu", folder / "a key", folder / "known_hosts", port=2222)
     ssh_config.write(folder, host, [run_id, name])
     return folder
 
@@ -92,7 +92,7 @@ def test_g15_ssh_reads_the_key_and_the_pinned_host_key_below_a_folder_with_a_per
     """One writer of ssh's options, for our own ssh and for the user's: what one escapes the other does."""
     folder = tmp_path / "100%d of it" / "slip-0123abcd"
     folder.mkdir(parents=True)
-    host = Host("10.0.0.7", "ubuntu", folder / "key", folder / "known_hosts")
+    host = SshHost("10.0.0.7", "ubuntu", folder / "key", folder / "known_hosts")
     ssh_config.write(folder, host, ["demo"])
     words = (["-F", str(folder / "ssh_config"), "demo"], [*host.options(), host.address])
     for options in words:

@@ -1,4 +1,4 @@
-"""teardown.py on a full disk: the machine ends all the same, by its provider's own word.
+"""cluster_teardown.py on a full disk: the machine ends all the same, by its provider's own word.
 
 The disk is a real one of 256 KiB, in a mount namespace of its own; in SkyPilot's place is a program that
 writes in its home as SkyPilot does.
@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.backends import machine_of_record
+from launcher.backends import machine_from_record
 from launcher.backends.cloud import CloudMachine
 from launcher.backends.skypilot import sky_home
 from launcher.backends.skypilot.sky_home import SkyHome
@@ -59,7 +59,7 @@ def test_g27_a_machine_that_nobody_was_asked_for_is_no_machine_whatever_cannot_b
 
     monkeypatch.setattr(SkyHome, "remove", refuse)
     machine = CloudMachine("slip-0123abcd", tmp_path, infra=["aws"], gpus="H100:4", idle_minutes=10)
-    assert machine_of_record.end(machine, lambda trouble: None) == Proof(
+    assert machine_from_record.end_machine(machine, lambda trouble: None) == Proof(
         True, "no provider had been asked for anything"
     )
 

@@ -44,7 +44,7 @@ IMPORTERS = {
 FLOORS = {
     "launcher": (
         "launcher/base", "launcher/console", "launcher/types", "launcher/records", "launcher/models",
-        "launcher/results", "launcher/backends/over_ssh", "launcher/backends/skypilot", "launcher/backends",
+        "launcher/results", "launcher/backends/ssh", "launcher/backends/skypilot", "launcher/backends",
         "launcher/teardown", "launcher/config", "launcher/dashboard", "launcher/proxy", "launcher/run",
         "launcher/bench", "launcher/cli",
     ),

@@ -51,13 +51,13 @@ def places_to_show(
     """Where a plan looks, which needs no account: `infra`; the clouds with an account, or with a catalog on
     this computer. Nowhere, where none of those has its prices here."""
     home, variables = user_home or Path.home(), os.environ if environ is None else environ
-    known = at_hand(home)
+    known = with_catalog(home)
     asked = infra or _with_account(home, variables) or tuple(sorted(known & (KNOWN - SELF_HOSTED)))
     priced = any(place.partition("/")[0] in known | SELF_HOSTED for place in asked)
     return asked if priced else ()
 
 
-def at_hand(user_home: Path) -> set[str]:
+def with_catalog(user_home: Path) -> set[str]:
     """The clouds whose catalog is on this computer."""
     return {path.parent.name for path in user_home.glob(f"{CATALOGS}/*/*/vms.csv")}
 
@@ -86,7 +86,7 @@ def refresh(infra: tuple[str, ...], user_home: Path | None = None) -> tuple[str,
         finally:
             sky.end()
         kept = (user_home or Path.home()) / CATALOGS
-        return tuple(sky_cache.keep_catalogs(home.folder / CATALOGS, kept, anew=True))
+        return tuple(sky_cache.save_catalogs(home.folder / CATALOGS, kept, anew=True))
 
 
 def market(gpu: str, count: int, infra: tuple[str, ...], user_home: Path | None = None) -> Market:

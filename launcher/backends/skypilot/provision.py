@@ -2,7 +2,7 @@
 
 One cloud after the other, the cheapest first, each in a home that shows SkyPilot no other's credentials: what
 it sees while it launches, it uploads to the machine (G16). Neighbours: `cloud.py` arms by this, `sky_home.py`
-is the home, `teardown.py` ends what it began. Knows nothing of what the machine is for.
+is the home, `cluster_teardown.py` ends what it began. Knows nothing of what the machine is for.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from launcher.backends.skypilot import unarmed
-from launcher.backends.skypilot.order import Order
+from launcher.backends.skypilot import boot_timer
+from launcher.backends.skypilot.cluster_request import ClusterRequest
+from launcher.backends.skypilot.provider_listings import rent_refused
 from launcher.backends.skypilot.sky_home import SkyHome
 from launcher.backends.skypilot.sky_process import NoAccessError, SkyCallError, SkyProcess
 from launcher.backends.skypilot.task_file import task_file
-from launcher.backends.skypilot.verdicts import rent_refused
 from launcher.base.errors import CapacityError, LaunchError
 from launcher.base.failpoints import failpoint
 from launcher.types.clouds import clouds_of
@@ -34,7 +34,7 @@ class Provisioning:
     """One order at work. `trying(places)` is told, before a provider is asked for a machine, of all that were
     asked so far; shorter again where one let nobody in. `warn` is told of what the user should know."""
 
-    order: Order
+    order: ClusterRequest
     home: SkyHome
     sky: SkyProcess
     trying: Callable[[list[str]], None]
@@ -79,7 +79,7 @@ class Provisioning:
     def _begin(self, cloud: str) -> list[str]:
         """A new home with nothing in its books; what of the user's configuration is left out, a line each."""
         self.home.remove()
-        at_boot = unarmed.boot_commands(cloud, self.order.idle_minutes)
+        at_boot = boot_timer.boot_commands(cloud, self.order.idle_minutes)
         left_out = self.home.make(only=cloud, boot_commands=at_boot)
         self.home.serve()
         self.sky.call("version", IMPORT_SECONDS)

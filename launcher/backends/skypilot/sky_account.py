@@ -1,7 +1,7 @@
 """What an AWS account may do where: which regions it has, and whether one refuses a run's own request.
 
 Neighbours: `sky_providers.py` lists machines in these regions, `sky_calls.py` answers with these in
-SkyPilot's process, `verdicts.py` asks. Makes nothing: a request for a machine is asked with DryRun.
+SkyPilot's process, `provider_listings.py` asks. Makes nothing: a request for a machine is asked with DryRun.
 """
 
 from __future__ import annotations

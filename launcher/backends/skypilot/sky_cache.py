@@ -25,7 +25,7 @@ _WHEELS = ".sky/wheels"
 _YOUNGER_SECONDS = 86400.0
 
 
-def furnish(home: Path, user_home: Path, cache: Path | None = None) -> None:
+def populate(home: Path, user_home: Path, cache: Path | None = None) -> None:
     """Copy what is kept to a new home of SkyPilot's."""
     if (user_home / CATALOGS).is_dir() and not (home / CATALOGS).exists():
         shutil.copytree(user_home / CATALOGS, home / CATALOGS)
@@ -42,11 +42,11 @@ def furnish(home: Path, user_home: Path, cache: Path | None = None) -> None:
         shutil.copytree(user_home / _WHEELS, home / _WHEELS)
 
 
-def keep(home: Path, user_home: Path, cache: Path | None = None) -> None:
+def save(home: Path, user_home: Path, cache: Path | None = None) -> None:
     """Keep what a launch in this home has built and fetched. Nothing depends on it: trouble is no failure."""
     try:
         _keep_wheel(home / _WHEELS, _wheels(cache))
-        keep_catalogs(home / CATALOGS, user_home / CATALOGS)
+        save_catalogs(home / CATALOGS, user_home / CATALOGS)
     except (OSError, shutil.Error):  # the next run builds and fetches again
         return
 
@@ -64,7 +64,7 @@ def _keep_wheel(built: Path, kept: Path) -> None:
         shutil.rmtree(aside, ignore_errors=True)
 
 
-def keep_catalogs(fetched: Path, kept: Path, *, anew: bool = False) -> list[str]:
+def save_catalogs(fetched: Path, kept: Path, *, anew: bool = False) -> list[str]:
     """Put fetched catalogs where the user's are, whole files only. Those left alone because the user has made
     or changed them: their digest is not the one SkyPilot noted when it fetched them.
 

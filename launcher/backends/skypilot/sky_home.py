@@ -38,7 +38,7 @@ _PORTS = 3
 # A server takes seconds to start, and a look at one that answers is one at all processes of this computer.
 _POLL_SECONDS, _RAREST_POLL_SECONDS = 0.1, 1.0
 _NOBODY: frozenset[ProcessId] = frozenset()
-_MARK = "SLIPWAY_SKYPILOT_HOME"
+_HOME_VARIABLE = "SLIPWAY_SKYPILOT_HOME"
 _PORT = "api-port"
 # What of the user's environment SkyPilot gets for every cloud.
 _PLAIN = ("PATH", "LANG", "LC_", "TERM", "TMPDIR", "SSL_CERT", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "USER")
@@ -85,14 +85,14 @@ class SkyHome:
         plugins = self._plugins(clouds)
         if "aws" in plugins - set(clouds) and (user_home / ".aws").exists():
             self._link(".aws", user_home)
-        sky_cache.furnish(self.folder, user_home)
+        sky_cache.populate(self.folder, user_home)
         users = Path(os.environ.get(sky_config.VARIABLE) or user_home / sky_config.PLACE).expanduser()
         others = {"aws"} & plugins - set(clouds)
         config, left_out = sky_config.for_run(users, clouds, user_home, others, boot_commands)
         _write_anew(self.folder / sky_config.PLACE, json.dumps(config) + "\n")  # JSON is YAML
         return left_out
 
-    def beside(self, folder: Path) -> SkyHome:
+    def sibling(self, folder: Path) -> SkyHome:
         """A home for the same clouds in another folder."""
         return SkyHome(folder, self._clouds, self._user_id)
 
@@ -137,7 +137,7 @@ class SkyHome:
             "SKYPILOT_API_SERVER_LOCAL_PORT": str(self.port()),
             "SKYPILOT_DISABLE_USAGE_COLLECTION": "1",
             "SKYPILOT_USER_ID": self._user_id,
-            _MARK: str(self.folder),
+            _HOME_VARIABLE: str(self.folder),
         }
         return kept | own
 
@@ -154,7 +154,7 @@ class SkyHome:
         """The port it had, unless somebody has it now."""
         with contextlib.suppress(FileNotFoundError, ValueError):
             port = int((self.folder / _PORT).read_text())
-            if not _taken(port):
+            if not _is_port_taken(port):
                 return port
         return self._choose_port()
 
@@ -192,7 +192,7 @@ class SkyHome:
             why = self._start_server(bound_seconds, spared)
             if not why:
                 return
-            if not _taken(port):  # else somebody took it before us: another one
+            if not _is_port_taken(port):  # else somebody took it before us: another one
                 break
         raise NoServerError(
             "SkyPilot's API server did not start", why, f"less {self.folder / 'api-server.log'}"
@@ -225,7 +225,9 @@ class SkyHome:
     def processes(self) -> set[ProcessId]:
         """Everything that was started in this home. SkyPilot renames its processes, which blots out their
         environment, so the folder they work in counts as well."""
-        return running.with_variable(_MARK, str(self.folder)) | running.with_working_folder(self.folder)
+        return running.with_variable(_HOME_VARIABLE, str(self.folder)) | running.with_working_folder(
+            self.folder
+        )
 
     def end_server(self, spared: Set[ProcessId] = _NOBODY, grace_seconds: float = _END_SECONDS) -> None:
         """End the API server, its executors and whatever else works here but `spared`."""
@@ -256,7 +258,7 @@ def _write_anew(path: Path, text: str) -> None:
     path.write_text(text)
 
 
-def _taken(port: int) -> bool:
+def _is_port_taken(port: int) -> bool:
     """Whether somebody has a port of 127.0.0.1, whoever that is."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

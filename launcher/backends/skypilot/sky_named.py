@@ -1,7 +1,7 @@
 """All of an account's machines that are called as runs are, whoever began them: for what no ledger knows.
 
 Neighbours: `sky_providers.py` lists the machines of one cluster; `sky_calls.py` answers with these in
-SkyPilot's process, and `forgotten_machines.py` asks. Asks the providers' own lists, never SkyPilot's API
+SkyPilot's process, and `orphaned_machines.py` asks. Asks the providers' own lists, never SkyPilot's API
 server or its books.
 """
 

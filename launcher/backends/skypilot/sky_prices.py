@@ -30,16 +30,16 @@ def offers(gpu: str, count: int, infra: list[str]) -> Json:
 
     clouds = list(dict.fromkeys(place.partition("/")[0] for place in infra))
     files = {cloud: common.get_catalog_path(f"{cloud}/vms.csv") for cloud in clouds if cloud not in _OWN}
-    at_hand = [cloud for cloud, file in files.items() if os.path.exists(file)]
-    machines = {cloud: machines_with(cloud, gpu, count) for cloud in at_hand}
+    with_catalog = [cloud for cloud, file in files.items() if os.path.exists(file)]
+    machines = {cloud: machines_with(cloud, gpu, count) for cloud in with_catalog}
     found = [offer for place in infra for offer in offers_at(place, gpu, count, machines)]
     first = {(offer["infra"], offer["instance_type"]): offer for offer in reversed(found)}
     return {
         "offers": sorted(first.values(), key=lambda offer: (offer["price_per_hour"], offer["infra"])),
-        "types": _types(at_hand),
+        "types": _types(with_catalog),
         "elsewhere": [cloud for cloud in _clouds_with(gpu) if cloud not in clouds],
-        "without_prices": [cloud for cloud in files if cloud not in at_hand],
-        "as_of": min((os.path.getmtime(files[cloud]) for cloud in at_hand), default=None),
+        "without_prices": [cloud for cloud in files if cloud not in with_catalog],
+        "as_of": min((os.path.getmtime(files[cloud]) for cloud in with_catalog), default=None),
     }
 
 

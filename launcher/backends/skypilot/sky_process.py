@@ -148,7 +148,7 @@ class SkyProcess:
                     f"less {self._home.folder / 'api-server.log'}",
                 )
 
-    def stand_by(self) -> None:
+    def warm_up(self) -> None:
         """Start the process now, which at once imports what ends a machine: nothing of that is read from disk
         at the moment of death. Raises OSError."""
         self._start("--ahead")
@@ -161,7 +161,7 @@ class SkyProcess:
         """End the API server, and what is left of others' calls."""
         self._home.end_server(self._own())
 
-    def rest(self) -> None:
+    def pause_server(self) -> None:
         """End the API server while it has nothing to do; `serve` starts it again. At once: what it knows is
         in its databases, and it works at nothing."""
         self._home.end_server(self._own(), grace_seconds=0)

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import psutil
 
-from launcher.backends.over_ssh import model_upload
-from launcher.backends.over_ssh.link import run_on
-from launcher.backends.over_ssh.remote_folder import RemoteFolder
+from launcher.backends.ssh import model_upload
+from launcher.backends.ssh.link import run_on
+from launcher.backends.ssh.remote_folder import RemoteFolder
 from tests.cloud import bare
 from tests.support.waiting import wait_until
 
@@ -55,7 +55,7 @@ def main() -> None:
     watch = functools.partial(wait_until, cut, WAIT_SECONDS, rarest_seconds=0.005)
     cutting = threading.Thread(target=watch, daemon=True)
     cutting.start()
-    model_upload.bring(models, model, told.append, lambda: lost.append(1))
+    model_upload.upload(models, model, told.append, lambda: lost.append(1))
     cutting.join(10)
     print(*told, sep="\n")
     assert lost and any("continuing" in line for line in told), told
@@ -66,7 +66,7 @@ def main() -> None:
     assert digest.split()[0] == expected
     files = [line for line in before if line.startswith("./")]
     assert files == BROUGHT, files
-    model_upload.bring(models, model, told.append)
+    model_upload.upload(models, model, told.append)
     assert run_on(host, look).stdout.decode().split("\n") == [digest, *before]
 
 

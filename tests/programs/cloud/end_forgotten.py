@@ -13,7 +13,7 @@ def main(run_id: str) -> None:
     machine = CloudMachine(run_id, folder, infra=["aws"], gpus="H100:4", idle_minutes=10, variant="cpu")
     print(machine.proof())
     # Killed between the asking and the books' first entry: this is all that is known of the run.
-    other = CloudMachine.described(machine.describe() | {"asked": True})
+    other = CloudMachine.from_description(machine.describe() | {"asked": True})
     other.down()
     print(other.proof())
     assert not (folder / "skypilot").exists()

@@ -13,8 +13,8 @@ import time
 from pathlib import Path
 
 from launcher.backends.cloud import CloudMachine
-from launcher.backends.over_ssh.link import run_on
-from launcher.backends.over_ssh.machine_scripts import CODE
+from launcher.backends.ssh.link import run_on
+from launcher.backends.ssh.machine_scripts import CODE
 from runtime.shared.runtime_config import RuntimeConfig
 from tests.support.environment import REPOSITORY
 from tests.support.telling import told

@@ -12,12 +12,12 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from launcher.backends.over_ssh import machine_scripts
-from launcher.backends.over_ssh.fetching import Fetching
-from launcher.backends.over_ssh.link import Host, Link, run_on
-from launcher.backends.over_ssh.remote_folder import RemoteFolder
-from launcher.backends.over_ssh.remote_job import RemoteJob
-from launcher.backends.waiting_for_runtime import RuntimeStart, reason_of_end
+from launcher.backends.runtime_start import RuntimeStart, reason_of_end
+from launcher.backends.ssh import machine_scripts
+from launcher.backends.ssh.link import Link, SshHost, run_on
+from launcher.backends.ssh.remote_folder import RemoteFolder
+from launcher.backends.ssh.remote_job import RemoteJob
+from launcher.backends.ssh.results_download import ResultsDownload
 from launcher.base.unix_http import get_json
 from runtime.fitness import Needs
 from runtime.shared.runtime_config import RuntimeConfig
@@ -36,15 +36,15 @@ SECRET = "canary of 'quotes' $(false) \\ " + secrets.token_hex(8)
 WAIT_SECONDS = 240.0
 
 
-def job(host: Host, script: str) -> subprocess.CompletedProcess[bytes]:
+def job(host: SshHost, script: str) -> subprocess.CompletedProcess[bytes]:
     return run_on(host, f"cd {machine_scripts.CODE} && bash -c {shlex.quote(script)}")
 
 
-def said(host: Host, command: str) -> str:
+def said(host: SshHost, command: str) -> str:
     return run_on(host, command).stdout.decode()
 
 
-def set_up(host: Host) -> None:
+def set_up(host: SshHost) -> None:
     """The code is sent and its environment found; a machine without a GPU is not fit for one's build."""
     code = HERE / "code" / "runtime"
     shutil.copytree(REPOSITORY / "runtime", code, ignore=shutil.ignore_patterns("__pycache__"))
@@ -66,7 +66,7 @@ def configure(folder: RemoteFolder) -> None:
 
 def serve(folder: RemoteFolder) -> Link:
     """The link to a runtime that is ready and whose keeper has been seen."""
-    given = machine_scripts.given(TOKEN, {"HF_TOKEN": SECRET})
+    given = machine_scripts.stdin_text(TOKEN, {"HF_TOKEN": SECRET})
     for _ in range(2):  # as after an answer that was lost: one runs
         RemoteJob(folder, "serve").start(machine_scripts.serve(STATE), stdin=given)
     # One that dies before it has read them.
@@ -80,16 +80,16 @@ def serve(folder: RemoteFolder) -> Link:
 
 
 def exit_code(folder: RemoteFolder) -> int | None:
-    folder.look()
+    folder.refresh()
     return folder.exit_code()
 
 
 def keeper_is_seen(folder: RemoteFolder) -> bool:
-    folder.look()
+    folder.refresh()
     return (folder.here / "keeper.json").exists()
 
 
-def look_for_secrets(host: Host, keeper: int) -> None:
+def look_for_secrets(host: SshHost, keeper: int) -> None:
     """They are in the runtime's environment, and in no file that was written since the machine is up."""
     assert said(host, "cat /proc/[0-9]*/cmdline | tr '\\0' ' '").count("-m runtime.keeper") == 1
     kept = said(host, f"sudo grep -zc '^HF_TOKEN=canary' /proc/{keeper}/environ")
@@ -103,7 +103,7 @@ def look_for_secrets(host: Host, keeper: int) -> None:
     told("no secret")
 
 
-def look_at_the_shield(host: Host, keeper: int) -> None:
+def look_at_the_shield(host: SshHost, keeper: int) -> None:
     """What of the metadata service the runtime reaches, and the machine's own user."""
     group = said(host, f"awk '/^Gid/ {{print $2}}' /proc/{keeper}/status").strip()
     as_runtime = f"sudo setpriv --reuid $(id -u) --regid {group} --init-groups --no-new-privs"
@@ -111,7 +111,7 @@ def look_at_the_shield(host: Host, keeper: int) -> None:
     assert b"no new privileges" in run_on(host, f"{as_runtime} sudo -n true").stderr
 
 
-def reached(host: Host, prefix: str) -> str:
+def reached(host: SshHost, prefix: str) -> str:
     python = f"env PYTHONPATH=/home/ubuntu/{machine_scripts.CODE} $(cat {STATE}/python)"
     done = run_on(host, f"{prefix} {python} -c 'from runtime import shield; print(shield.reached())'")
     return done.stdout.decode().strip() or done.stderr.decode()
@@ -119,14 +119,14 @@ def reached(host: Host, prefix: str) -> str:
 
 def bring_home_and_end(folder: RemoteFolder, keeper: int) -> None:
     assert (folder.here / "logs" / "serve.log").read_text() == ""
-    Fetching(folder).bring()
+    ResultsDownload(folder).run()
     assert (folder.here / "logs" / "keeper.log").exists() and not (folder.here / "runtime.json").exists()
     run_on(folder.host, f"kill -TERM {keeper}")
     wait_until(lambda: exit_code(folder) is not None, WAIT_SECONDS, "its end")
     told(f"ended {folder.exit_code()}: {reason_of_end(folder.here)}")
 
 
-def run_without_sudo(host: Host) -> None:
+def run_without_sudo(host: SshHost) -> None:
     run_on(host, "sudo rm /etc/sudoers.d/90-cloud")
     done = job(host, f"$(cat {STATE}/python) -m runtime.shield -- echo it runs")
     told(done.stdout.decode() + done.stderr.decode())

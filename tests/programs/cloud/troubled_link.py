@@ -9,7 +9,7 @@ import sys
 import time
 from pathlib import Path
 
-from launcher.backends.over_ssh.link import Host, Link, run_on
+from launcher.backends.ssh.link import Link, SshHost, run_on
 from launcher.base.errors import LaunchError
 from launcher.base.unix_http import get_json
 from tests.cloud import bare
@@ -19,7 +19,7 @@ HERE = Path.cwd()
 WAIT_SECONDS = 240.0
 
 
-def frozen(host: Host) -> None:
+def frozen(host: SshHost) -> None:
     """ssh stopped in its tracks: to ssh itself nothing is wrong."""
     door = HERE / "g.sock"
     link = _opened(host, door)
@@ -31,7 +31,7 @@ def frozen(host: Host) -> None:
     link.close()
 
 
-def killed(host: Host) -> None:
+def killed(host: SshHost) -> None:
     """ssh killed again and again: how long until an answer comes."""
     door = HERE / "door" / "g.sock"
     link = _opened(host, door)
@@ -45,11 +45,11 @@ def killed(host: Host) -> None:
     link.close()
 
 
-def swapped(host: Host) -> None:
+def swapped(host: SshHost) -> None:
     """Another machine at the same address, with a host key of its own."""
     _opened(host, HERE / "g.sock").close()
     _, stranger = bare.rent(HERE)
-    stolen = Host(stranger.address, host.user, host.key, HERE / "known-both")
+    stolen = SshHost(stranger.address, host.user, host.key, HERE / "known-both")
     line = host.known_hosts.read_text().split(maxsplit=1)[1]
     stolen.known_hosts.write_text(f"{stranger.address} {line}")
     begun = time.monotonic()
@@ -63,7 +63,7 @@ def swapped(host: Host) -> None:
         print(f"again: {error.message}")
 
 
-def _opened(host: Host, door: Path) -> Link:
+def _opened(host: SshHost, door: Path) -> Link:
     """A link through which the machine has answered. Raises what cannot be mended."""
     link = Link(host, door, bare.SOCKET)
     link.start()

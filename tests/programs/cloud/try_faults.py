@@ -11,7 +11,7 @@ import boto3
 from botocore.config import Config
 from botocore.exceptions import ClientError
 
-from launcher.backends.over_ssh.link import Host, run_on
+from launcher.backends.ssh.link import SshHost, run_on
 from tests.cloud import bare
 from tests.support.waiting import wait_until
 
@@ -46,11 +46,11 @@ def refused(do: Callable[[], object]) -> str | None:
     return None
 
 
-def unreachable(host: Host) -> bool:
+def unreachable(host: SshHost) -> bool:
     return bare.trouble(host, bound_seconds=3) is not None
 
 
-def refuse_and_delay(first: str, host: Host) -> None:
+def refuse_and_delay(first: str, host: SshHost) -> None:
     switch_on("fail-describe")
     assert refused(lambda: states(first)) == "UnauthorizedOperation"
     switch_off("fail-describe")
@@ -66,7 +66,7 @@ def refuse_and_delay(first: str, host: Host) -> None:
     assert states(first) == ["terminated"] and unreachable(host)
 
 
-def lose(instance: str, host: Host) -> None:
+def lose(instance: str, host: SshHost) -> None:
     """It breaks, and goes on costing money."""
     switch_on("lose", instance)
     wait_until(lambda: unreachable(host), WAIT_SECONDS, "the machine to be lost")

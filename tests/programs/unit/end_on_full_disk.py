@@ -11,10 +11,10 @@ import os
 import sys
 from pathlib import Path
 
-from launcher.backends.skypilot.order import Order
+from launcher.backends.skypilot.cluster_request import ClusterRequest
+from launcher.backends.skypilot.cluster_teardown import ClusterTeardown
 from launcher.backends.skypilot.sky_home import SkyHome
 from launcher.backends.skypilot.sky_process import SkyProcess
-from launcher.backends.skypilot.teardown import Teardown
 
 STANDING = {
     "provider": {"name": "AWS", "cluster": "slip-0123abcd", "cluster_on_cloud": "slip-0123abcd-0123abcd",
@@ -51,8 +51,8 @@ def main(small: Path, folder: Path) -> None:
         except OSError:
             pass
     before = set(Path("/dev/shm").iterdir())
-    order = Order("slip-0123abcd", ["aws/us-east-1"], "H100:4")
-    teardown = Teardown(order, lambda: order.infra, home, sky, keep)
+    order = ClusterRequest("slip-0123abcd", ["aws/us-east-1"], "H100:4")
+    teardown = ClusterTeardown(order, lambda: order.infra, home, sky, keep)
     teardown.down(STANDING | {"address": None} if os.environ.get("CHANGED") else STANDING)
     left = sorted(os.listdir(provider))
     proof = teardown.proof(STANDING)

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from launcher.backends import machine_of_record
+from launcher.backends import machine_from_record
 from launcher.records.endpoint import RESULTS
 from launcher.teardown import guardian, take_down
 from launcher.types.machine import Progress, PullReport, Stopped, never_stopped, no_progress
@@ -85,7 +85,7 @@ def _ended_later(life: PretendLife, seen: Seen) -> dict[str, Any]:
 
 
 def main(small: Path) -> None:
-    machine_of_record._KINDS[pretend_machine.KIND] = pretend_machine.PLACE
+    machine_from_record._KINDS[pretend_machine.KIND] = pretend_machine.PLACE
     print(json.dumps({phase: live(small, phase) for phase in (BEFORE, *PHASES[:-1])}), flush=True)
 
 

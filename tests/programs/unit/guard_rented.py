@@ -1,6 +1,6 @@
 """A guardian on a computer whose `python` is another program: `guard_rented.py PYTHON RECORD`.
 
-PYTHON is what it would start of this package, or of SkyPilot; see `tests/unit/test_standing_by.py`.
+PYTHON is what it would start of this package, or of SkyPilot; see `tests/unit/test_standby_home.py`.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from launcher.backends.machine_of_record import from_record
+from launcher.backends.machine_from_record import from_record
 from launcher.records.records import RecordStore
 
 if __name__ == "__main__":

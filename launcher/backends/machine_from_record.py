@@ -1,0 +1,130 @@
+"""The machine of a run's record, found again in whatever process asks: all that ends a run needs.
+
+Neighbours: `teardown/guardian.py`, `teardown/take_down.py` and `ending.py` end machines by this, `local.py`
+and `cloud.py` wrote the description. Knows nothing of how a machine came up.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol
+
+from launcher.base.errors import LaunchError, from_description
+from launcher.types.machine import Proof
+
+if TYPE_CHECKING:
+    from launcher.records.records import RunRecord
+
+_KINDS = {
+    "local": ("launcher.backends.local", "LocalMachine"),
+    "cloud": ("launcher.backends.cloud", "CloudMachine"),
+}
+# Whose end takes more than what is imported: what starts that beforehand.
+_STANDBY = {"cloud": ("launcher.backends.skypilot.standby_home", "stand_by")}
+# What was refused once, or met a busy computer, often goes well the second time.
+_ATTEMPTS = 2
+
+
+class NoMachine:
+    """The machine of a record whose run ended before it had one: nothing to end, nothing left."""
+
+    def down(self) -> None:
+        """Nothing was started."""
+
+    def proof(self) -> Proof:
+        """Nothing was started."""
+        return Proof(True, "nothing was started")
+
+
+class Terminable(Protocol):
+    """The part of a machine that ends it: all that a guardian needs."""
+
+    def down(self) -> None: ...
+
+    def proof(self) -> Proof: ...
+
+
+class StandbyHelper(Protocol):
+    """A process that can do what the end of a machine takes, whatever becomes of this package meanwhile."""
+
+    def remove(self) -> None:
+        """End it. Raises nothing."""
+        ...
+
+
+def from_record(record: RunRecord, standby: StandbyHelper | None = None) -> Terminable:
+    """The machine a record describes, in whatever process asks; `stand_in` is what `prepare` gave for it.
+
+    Raises LaunchError for an unknown kind.
+    """
+    if not record.machine:
+        return NoMachine()
+    kind = _load(_import_path(record))
+    return (
+        kind.from_description(record.machine)
+        if standby is None
+        else kind.from_description(record.machine, standby)
+    )
+
+
+def prepare_teardown(record: RunRecord) -> StandbyHelper | None:
+    """Import now what ending this machine takes, and start what it takes besides, which is the caller's to
+    `remove`: at the moment of death an upgrade of this package may be half-way, and what is imported then is
+    not what is running. Raises LaunchError for an unknown kind, OSError."""
+    if not record.machine:
+        return None
+    _load(_import_path(record))
+    stand_by = _STANDBY.get(record.machine["kind"])
+    return None if stand_by is None else _load(stand_by)(record.machine)
+
+
+def end_machine(
+    machine: Terminable, say: Callable[[str], None], also: Callable[[], object] = lambda: None
+) -> Proof:
+    """Take a machine down, then look what is left. Whatever one call raises, the next is made; after an error
+    all of it once more. `also` ends what is not the machine's own. Raises no Exception: that is no proof."""
+    proof = Proof(False, "not tried")
+    for _ in range(_ATTEMPTS):
+        troubles: list[str] = []
+        _try(machine.down, "down", troubles)
+        _try(also, "ending the program", troubles)
+        proof = _proof(machine, troubles)
+        for trouble in troubles:
+            say(trouble)
+        if proof.verified or not troubles:
+            break
+    return proof
+
+
+def _load(place: tuple[str, str]) -> Any:
+    """What a module has under a name."""
+    module, name = place
+    return getattr(importlib.import_module(module), name)
+
+
+def _import_path(record: RunRecord) -> tuple[str, str]:
+    kind = record.machine.get("kind")
+    if kind not in _KINDS:
+        raise LaunchError(
+            f"{record.id} is on a machine of kind {kind!r}, which this version cannot end",
+            "a newer version wrote the record",
+            f"uv tool upgrade slipway-rl && launch down {record.id}",
+        )
+    return _KINDS[kind]
+
+
+def _try(act: Callable[[], object], what: str, troubles: list[str]) -> None:
+    try:
+        act()
+    except Exception as error:  # noqa: BLE001 - whatever it is, what comes after it must be done
+        troubles.append(f"{what} failed: {from_description(error)}")
+
+
+def _proof(machine: Terminable, troubles: list[str]) -> Proof:
+    """The machine's own proof; one that could not be asked for is none."""
+    try:
+        return machine.proof()
+    except Exception as error:  # noqa: BLE001 - as above
+        troubles.append(f"looking for what is left failed: {from_description(error)}")
+        return Proof(False, f"nothing confirms that it is gone: {'; '.join(troubles)}")

@@ -1,0 +1,146 @@
+"""Waits for a runtime that is starting: says what its children do, gives up early when one cannot start.
+
+Neighbours: `local.py` started the keeper and knows the folder. Reads `supervisor.json`, `keeper.json` and
+logs, and asks the gateway. Knows nothing of how the processes were started.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from launcher.base.errors import NotStarted, PreflightError
+from launcher.base.unix_http import get_json
+from launcher.models import model_size
+from launcher.types.machine import Progress
+from runtime.shared.last_words import LINES, bare, end_of, last_words
+
+# Engines and trainer that start, whatever the model; and a model that comes over a slow line, which may have
+# to be loaded from a slow disk as well.
+MIN_START_SECONDS = 1800.0
+_SLOWEST_BYTES_PER_SECOND = 8e6
+# A child that ended twice before the first start was complete would end a third time.
+MAX_RESTARTS = 1
+# The keeper's words for why it ended the runtime.
+_REASONS = {
+    "lease": "nobody renewed its lease",
+    "deadline": "its deadline was reached",
+    "signal": "it was told to end",
+    "supervisor exited": "its supervisor ended",
+}
+_POLL_SECONDS = 0.2
+_LOG_BYTES = 8192
+
+
+def start_seconds(model_path: str, model_bytes: int | None = None) -> float:
+    """How long a runtime may take to become ready: by the size of its model, as told or as the files or the
+    name of `model_path` say it."""
+    size = (
+        model_bytes
+        or model_size.folder_weights_bytes(Path(model_path))
+        or model_size.bytes_by_name(model_path)
+        or 0
+    )
+    return MIN_START_SECONDS + size / _SLOWEST_BYTES_PER_SECOND
+
+
+class RuntimeStart:
+    """The start of one run's runtime, seen from its folder."""
+
+    def __init__(self, run_id: str, state_dir: Path, gateway: Path, progress: Progress) -> None:
+        self._run_id = run_id
+        self._state_dir = state_dir
+        self._gateway = gateway
+        self._progress = progress
+        self._told: dict[str, str] = {}
+
+    def wait(self, token: str, keeper_code: Callable[[], int | None], bound_seconds: float) -> None:
+        """Until the gateway says that everything is ready. Renews the lease meanwhile: who waits is alive.
+
+        `keeper_code` is the keeper's exit code once it has ended. Raises NotStarted; PreflightError for
+        a model that engine and trainer disagree on.
+        """
+        bound = time.monotonic() + bound_seconds
+        while True:
+            (self._state_dir / "lease").touch()
+            self._follow_children()
+            if self._ready(token):
+                return
+            code = keeper_code()
+            if code is not None:
+                raise self._ended(code)
+            if time.monotonic() > bound:
+                raise self._failed(f"the runtime was not ready after {bound_seconds:.0f} s", self._slowest())
+            time.sleep(_POLL_SECONDS)
+
+    def _ready(self, token: str) -> bool:
+        try:
+            if get_json(self._gateway, "/healthz")[0] != 200:
+                return False
+            status, body = get_json(self._gateway, "/slipway/status", token)
+        except OSError:
+            return False
+        if status != 200 or not isinstance(body, dict):
+            return False
+        self._check_admitted(body)
+        return body.get("phase") == "ready"
+
+    def _check_admitted(self, status: dict[str, Any]) -> None:
+        """Raise PreflightError where engine and trainer were seen to disagree on the model (C58)."""
+        found = status.get("admission") or {}
+        if found.get("admitted") is False:
+            raise PreflightError(
+                f"{found.get('model')} is refused: it could not be trained as it is served",
+                found.get("reason"),
+                f"launch status {self._run_id}",
+            )
+
+    def _follow_children(self) -> None:
+        for child in self._children():
+            name, state = child["name"], child["state"]
+            if self._told.get(name) != state:
+                self._told[name] = state
+                self._progress(f"{name}: {state}")
+            if state == "failed" or child["restarts"] > MAX_RESTARTS:
+                raise self._failed(f"the runtime's {name} did not start", name)
+
+    def _children(self) -> list[dict[str, Any]]:
+        try:
+            said = json.loads((self._state_dir / "supervisor.json").read_text())
+        except (FileNotFoundError, ValueError):
+            return []
+        return said["children"]
+
+    def _slowest(self) -> str:
+        """The child that is not ready, or the supervisor where it started none."""
+        return next((c["name"] for c in self._children() if c["state"] != "ready"), "supervisor")
+
+    def _ended(self, code: int) -> NotStarted:
+        if not (self._state_dir / "keeper.json").exists():
+            return self._failed(f"the runtime's keeper ended at once with code {code}", "keeper")
+        reason = reason_of_end(self._state_dir)
+        return self._failed(f"the runtime ended while it started: {reason}", "supervisor")
+
+    def _failed(self, message: str, name: str) -> NotStarted:
+        """What the log says up to its last error goes with it; the very last line is the reason."""
+        lines = last_words(self._state_dir / "logs" / f"{name}.log")
+        why = bare(lines[-1]) if lines else f"its log, {name}.log, is empty"
+        hint = f"launch logs {self._run_id} --which {name}"
+        return NotStarted(message, why, hint, last_lines=[f"{name}: {line}" for line in lines])
+
+
+def reason_of_end(state_dir: Path) -> str:
+    """What the keeper wrote down when it ended the runtime, in words."""
+    try:
+        reason = json.loads((state_dir / "keeper.json").read_text())["reason"]
+    except (FileNotFoundError, ValueError, KeyError):
+        reason = ""
+    return _REASONS.get(str(reason), "its keeper was killed")
+
+
+def last_lines(log: Path) -> list[str]:
+    """The end of a log, empty lines left out; nothing when there is no log."""
+    return end_of(log, _LOG_BYTES)[-LINES:]

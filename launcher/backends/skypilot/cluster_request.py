@@ -1,0 +1,33 @@
+"""What a run orders of SkyPilot: a cluster, its GPUs, and the places where it may be.
+
+Neighbours: `cloud.py` makes it, `provision.py` carries it out, `provider_listings.py` and
+`cluster_teardown.py` end what came of it. Knows nothing of SkyPilot.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class ClusterRequest:
+    """A cluster of this name with these GPUs, at the first place of `infra` that has them.
+
+    `labels` are set when it is given. `unsure`: the places asked for it that did not refuse the request at
+    that time. `accounts`: whose account it was given in, by cloud, as `sky_identity.account` says."""
+
+    cluster: str
+    infra: list[str]
+    gpus: str
+    disk_gb: int | None = None
+    idle_minutes: int = 10
+    max_price_per_hour: float | None = None
+    labels: dict[str, str] = field(default_factory=dict)
+    unsure: list[str] = field(default_factory=list)
+    accounts: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    def description(self) -> dict[str, Any]:
+        """What of it a machine's description keeps, by the fields' names."""
+        kept = ("infra", "gpus", "idle_minutes", "disk_gb", "labels", "unsure", "accounts")
+        return {name: getattr(self, name) for name in kept}

@@ -1,0 +1,332 @@
+"""Ending a run's cluster, and the proof that nothing of it is left: by the provider's word, not SkyPilot's.
+
+Neighbours: `cloud.py` is the machine whose end this is, `sky_process.py` makes the calls, in `sky_home.py`;
+`provider_listings.py` judges what each place says; `standby_home.py` is where providers are asked from when
+the run's own home cannot be written.
+Knows nothing of the link, of results or of how a machine came up.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from launcher.backends.skypilot.cluster_request import ClusterRequest
+from launcher.backends.skypilot.provider_listings import (
+    ASK_SECONDS,
+    ListingResult,
+    OtherAccountError,
+    Provider,
+    ProviderListings,
+    Tried,
+    place,
+)
+from launcher.backends.skypilot.sky_home import NoServerError, SkyHome
+from launcher.backends.skypilot.sky_process import SkyProcess
+from launcher.backends.skypilot.standby_home import StandbyHome
+from launcher.base.errors import LaunchError
+from launcher.base.failpoints import failpoint
+from launcher.base.log import LOGGER
+from launcher.types.machine import Proof
+
+DOWN_SECONDS = 300.0
+# SkyPilot's server rests while a machine works, and is back in 5 s. Of the minute in which a machine is gone
+# (G1) the guardian may have waited 20 s for a byte of its results; without the server its provider ends it.
+SERVER_BACK_SECONDS = 30.0
+# The provider's list may go on showing what is ending.
+GONE_SECONDS = 120.0
+# A provider that refuses once often does not refuse twice.
+_DOWN_ATTEMPTS = 2
+_POLL_SECONDS = 1.0
+# A request for a machine that was cut off a moment ago is carried out, and listed, within this.
+_SETTLE_SECONDS = 5.0
+
+# What SkyPilot's books said of a cluster while it was in them: how the provider is asked afterwards.
+ClusterStatus = dict[str, Any]
+
+
+class ClusterTeardown:
+    """The end of the cluster of this order, which may be anywhere in its `infra`.
+
+    `tried()` are the places of which it was asked for. `on_status(standing)` keeps what the books say of it.
+    `stand_in` is asked where nothing else here can be.
+    """
+
+    def __init__(
+        self,
+        order: ClusterRequest,
+        tried: Tried,
+        home: SkyHome,
+        sky: SkyProcess,
+        on_status: Callable[[ClusterStatus], None],
+    ) -> None:
+        self._run_id = order.cluster
+        self._gpus = order.gpus
+        self._infra = order.infra
+        self._accounts = order.accounts
+        self._verdicts = ProviderListings(order, tried)
+        self._home = home
+        self._sky = sky
+        self._learned = on_status
+        # Where it may be besides, with how each provider is asked.
+        self._elsewhere: dict[str, Any] | None = None
+        # Why the last attempt to end it failed.
+        self._failed: Exception | None = None
+        # Its owner's: it is asked here and never ended.
+        self.standby: StandbyHome | None = None
+        # Instead of `sky`, once the run's own home has failed.
+        self._standby_home: StandbyHome | None = None
+        # What the books said last.
+        self._known: ClusterStatus | None = None
+
+    def down(self, cluster_status: ClusterStatus | None) -> None:
+        """By name, so it also ends a launch that is under way, whoever began it; where SkyPilot cannot, at
+        the provider itself; where nothing can be written here, from a home in memory.
+
+        Raises nothing: the proof says what is left, and why."""
+        self._known = cluster_status or self._known
+        for attempt in range(_DOWN_ATTEMPTS):
+            time.sleep(_POLL_SECONDS if attempt else 0)
+            if self._tried("ending it by name", self._by_name):
+                return
+            # It has had its time, and the machine is paid for; whoever is asked, another account answers.
+            if isinstance(self._failed, (NoServerError, OtherAccountError)):
+                break
+        # A launch it still works on would make another machine.
+        self._tried("ending its API server", self._sky.end_server)
+        if self._tried("ending it at its provider", self._end_listed):
+            return
+        for standby_home in self._standby_homes():
+            if isinstance(self._failed, OtherAccountError):
+                return
+            if self._tried(
+                "ending it at its provider from a spare home", partial(self._end_from, standby_home)
+            ):
+                return
+
+    def proof(self, cluster_status: ClusterStatus | None) -> Proof:
+        """No provider's list has a machine of the cluster: SkyPilot's books alone prove nothing.
+
+        With the proof SkyPilot's home goes. Raises nothing: what fails is no proof.
+        """
+        self._known = cluster_status or self._known
+        try:
+            proof = self._proven()
+        except OtherAccountError as error:
+            proof = _from_other_account(error)
+        except Exception as error:  # noqa: BLE001 - a full disk here, or any trouble with SkyPilot
+            LOGGER.warning("asking for %s failed: %s", self._run_id, _described(error))
+            proof = self._proven_from_spare_home(error)
+        self._clean_up(proof)
+        return proof
+
+    def _tried(self, what: str, act: Callable[[], object]) -> bool:
+        """Whether it went well; else it is the trouble of this teardown."""
+        try:
+            act()
+        except Exception as error:  # noqa: BLE001 - a full disk here, or any trouble with SkyPilot
+            self._failed = error
+            LOGGER.warning("%s: %s failed: %s", self._run_id, what, _described(error))
+            return False
+        self._failed = None
+        return True
+
+    def _by_name(self) -> None:
+        self._learn()
+        self._sky.serve(SERVER_BACK_SECONDS)
+        failpoint("cloud.downing")
+        if not self._sky.call("down", DOWN_SECONDS, cluster=self._run_id)["known"]:
+            self._end_unlisted()
+        failpoint("cloud.downed")
+        self._end_listed()
+
+    def _end_from(self, standby_home: Callable[[], StandbyHome]) -> None:
+        self._use_standby(standby_home)
+        self._end_listed()
+
+    def _standby_homes(self) -> list[Callable[[], StandbyHome]]:
+        """Where providers may be asked from besides, one after the other; nowhere once all were."""
+        standby, in_memory = self.standby, partial(StandbyHome.of, self._home)
+        if self._standby_home is None and standby is not None:
+            return [lambda: standby, in_memory]
+        return [in_memory] if self._standby_home is None or self._standby_home is standby else []
+
+    def _use_standby(self, standby_home: Callable[[], StandbyHome]) -> None:
+        """From now on providers are asked from a home elsewhere. Raises OSError where there is no room."""
+        self._sky.end()
+        self._standby_home = standby_home()
+
+    def _proven(self) -> Proof:
+        if self._standby_home is None:
+            self._learn()
+            if self._known is None:
+                self._last_standing()
+        return self._ask_providers()
+
+    def _proven_from_spare_home(self, before: Exception) -> Proof:
+        """The same asked from elsewhere; what went wrong `before` is said where that fails as well."""
+        for standby_home in self._standby_homes():
+            try:
+                self._use_standby(standby_home)
+                return self._proven()
+            except OtherAccountError as error:
+                return _from_other_account(error)
+            except Exception as error:  # noqa: BLE001 - then nobody says anything
+                LOGGER.warning("asking for %s from a spare home: %s", self._run_id, _described(error))
+        detail = f"nothing confirms that it is gone: {_described(before)}"
+        return Proof(False, f"{detail}; {self._look_yourself()}")
+
+    def _clean_up(self, proof: Proof) -> None:
+        """What was started here goes, after a proof the home as well; whatever fails now, a proof is one."""
+        standby_home = self._standby_home if self._standby_home is not self.standby else None
+        for what, act in (
+            ("ending the calls", self._sky.end),
+            ("removing the spare home", standby_home.remove if standby_home is not None else None),
+            ("removing its home", self._home.remove if proof.verified else None),
+        ):
+            try:
+                if act is not None:
+                    act()
+            except Exception as error:  # noqa: BLE001 - nothing of it is paid for
+                LOGGER.warning("%s: %s failed: %s", self._run_id, what, _described(error))
+        self._standby_home = None
+
+    def listed(self, cluster_status: ClusterStatus | None) -> list[str]:
+        """The cluster's machines by the provider's list. Raises LaunchError where it cannot be asked."""
+        if cluster_status is None or not self._home.folder.exists():
+            raise LaunchError("there is no cluster to ask for", "it is not rented yet, or already down", None)
+        ((_, found),) = self._ask([cluster_status["provider"]]).complete()
+        return found
+
+    def _end_unlisted(self) -> None:
+        """A launch on its way into the books, or between two zones, is not in them, and `down` leaves it."""
+        if self._last_standing():
+            self._sky.serve(SERVER_BACK_SECONDS)
+            self._sky.call("down", DOWN_SECONDS, cluster=self._run_id)
+
+    def _last_standing(self) -> bool:
+        """Whether the books have it when nobody is left who could write into them: whatever works in
+        SkyPilot's home ends first."""
+        self._sky.end()
+        self._home.end_server()
+        return self._learn()
+
+    def _end_listed(self) -> None:
+        """Machines a provider still lists although SkyPilot is done with the cluster, or never knew."""
+        # Whose launch was broken off may still be on its way into the provider's list.
+        broken_off = self._known is not None and self._known["address"] is None
+        settled_at = time.monotonic() + (_SETTLE_SECONDS if broken_off else 0)
+        while True:
+            said = self._ask(self._providers())
+            for provider, found in said.lists:
+                if found:
+                    self._asker.call("terminate", DOWN_SECONDS, provider=provider)
+            said.complete()
+            if time.monotonic() >= settled_at:
+                return
+            time.sleep(_POLL_SECONDS)
+
+    def _ask_providers(self) -> Proof:
+        bound = time.monotonic() + GONE_SECONDS
+        asked = waiting = self._providers()
+        while True:
+            listed = self._ask(waiting).complete()
+            # Whose list was empty once has nothing more to say: nobody is left who could make a machine.
+            waiting = [provider for provider, found in listed if found]
+            if not waiting:
+                return self._nothing_listed(asked)
+            if self._failed is not None or time.monotonic() > bound:
+                left = [f"{machine} ({place(provider)})" for provider, found in listed for machine in found]
+                why = "" if self._failed is None else f" ({_described(self._failed)})"
+                return Proof(False, f"still there: {', '.join(left)}{why}; {self._look_yourself()}")
+            time.sleep(_POLL_SECONDS)
+
+    def _nothing_listed(self, asked: list[Provider]) -> Proof:
+        """What exactly is proven."""
+        unasked = self._candidates()["unasked"]
+        books = f"SkyPilot's records, written before it asks a provider, have no cluster {self._run_id}"
+        names = sorted({provider["cluster_on_cloud"] for provider in asked})
+        without = self._verdicts.without_list
+        places = ", ".join(sorted({place(provider) for provider in asked} - without.keys())) or "anybody"
+        proven = f"no machine of {', '.join(names)} is listed by {places}" if asked else ""
+        proven += "".join(f"; {where} gives no list, but {why}" for where, why in sorted(without.items()))
+        if asked and not unasked:
+            return Proof(True, proven)
+        if self._standby_home is not None and self._known is None:  # it has no books
+            detail = "SkyPilot's records cannot be read here, and only they say which providers to ask"
+            return Proof(False, f"{detail}; {self._look_yourself()}")
+        by_books = f"; {', '.join(unasked)} could not be asked, but {books}"
+        return Proof(True, proven + by_books if asked else books)
+
+    def _look_yourself(self) -> str:
+        """The provider's own command, or what to look for in its console."""
+        cluster_status = self._known
+        name = f"{self._run_id}-{self._run_id.removeprefix('slip-')}"
+        clouds = {place.partition("/")[0] for place in self._infra}
+        where = cluster_status["where"] if cluster_status else "/".join(self._infra)
+        if clouds == {"aws"}:
+            where = next(iter(self._verdicts.silent), "").removeprefix("AWS ")
+            region = where or (cluster_status["provider"]["config"]["region"] if cluster_status else "REGION")
+            tag = f"Name=tag:ray-cluster-name,Values={name}"
+            return f"check yourself: aws ec2 describe-instances --region {region} --filters {tag}"
+        return f"check yourself: {name} in the console of {where}"
+
+    # -------------------------------------------------------------- asking
+
+    @property
+    def _asker(self) -> SkyProcess:
+        """Who asks the providers: they want credentials, and no books."""
+        return self._sky if self._standby_home is None else self._standby_home.sky
+
+    def _providers(self) -> list[Provider]:
+        """Where the books say the cluster is, and wherever else it may have been tried."""
+        asked: list[Provider] = [self._known["provider"]] if self._known is not None else []
+        known = {place(provider) for provider in asked}
+        return asked + [one for one in self._candidates()["providers"] if place(one) not in known]
+
+    def _ask(self, providers: list[Provider]) -> ListingResult:
+        """What each of them lists of the cluster. Where it was up once, its provider has to answer."""
+        up = self._known is not None and self._known["address"] is not None
+        certain = self._known["provider"] if self._known is not None and up else None
+        return self._verdicts.ask(self._asker, providers, certain)
+
+    def _candidates(self) -> dict[str, Any]:
+        if self._elsewhere is None:
+            self._elsewhere = self._asker.call(
+                "candidates", ASK_SECONDS, cluster=self._run_id, gpus=self._gpus, infra=self._infra,
+                accounts=self._accounts,
+            )  # fmt: skip
+        assert self._elsewhere is not None  # a call answers or raises
+        return self._elsewhere
+
+    def _learn(self) -> bool:
+        """Whether the books have it now, and what they say then; else what they said before stays known."""
+        # Removed, by hand or with a proof that the record does not have; or made for one cloud of several.
+        self._home.make()
+        found = self._sky.call("cluster_status", ASK_SECONDS, cluster=self._run_id)
+        if found is None:
+            return False
+        if found != self._known:
+            self._known = found
+            self._keep(found)
+        return True
+
+    def _keep(self, found: ClusterStatus) -> None:
+        """Who is asked in this process knows it now; another one knows it when it can be written."""
+        try:
+            self._learned(found)
+        except Exception as error:  # noqa: BLE001 - a full disk, or a record that is broken
+            LOGGER.warning("%s: its record cannot be written: %s", self._run_id, _described(error))
+
+
+def _from_other_account(error: OtherAccountError) -> Proof:
+    return Proof(False, f"nothing confirms that it is gone: {_described(error)}", error.hint)
+
+
+def _described(error: Exception) -> str:
+    """An error in one line."""
+    if isinstance(error, LaunchError):
+        return f"{error.message}: {error.why}"
+    return f"{type(error).__name__}: {error}"

@@ -1,0 +1,145 @@
+"""Machines at a provider that runs of ours were on, whatever any ledger says: found by name and label.
+
+Neighbours: `cloud.py` labels what it launches, `cluster_teardown.py` ends a run that is known;
+`teardown/rented_leftovers.py` offers what is found here to `launch gc`. A cluster is called `slip-<8
+hex>-<the same 8 hex>` at its provider: the run's id, and the user id SkyPilot is given for it. Anybody's run
+looks so; whose it is, says the label. Knows nothing of records.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import tempfile
+import threading
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from launcher.backends.skypilot.provider_listings import place, wait_until_gone
+from launcher.backends.skypilot.sky_home import SkyHome
+from launcher.backends.skypilot.sky_process import SkyProcess
+from launcher.base import computer_identity
+from launcher.base.errors import LaunchError, TeardownUnverified
+from launcher.types.clouds import has_account, no_account
+
+LABEL = "slipway-home"
+# For listing, where the provider knows patterns; then for judging.
+_PATTERN = "slip-????????-????????"
+_OURS = re.compile(r"(slip-([0-9a-f]{8}))-\2")
+# Nobody waits long for a cloud that cannot be reached: importing SkyPilot takes 2 to 4 s, a list some more.
+ASK_SECONDS = 60.0
+_END_SECONDS = 120.0
+_USER_ID = "00000000"
+
+
+def home_label(runs: Path) -> str:
+    """Whose run it is: this user's, on this computer, with its folder there. No secret, and it says nothing
+    to others; the same again where the ledger was deleted, and after the computer was given another name."""
+    runs = runs.resolve()
+    text = f"{os.getuid()}@{computer_identity.of_this_computer(runs.parent)}:{runs}"
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+@dataclass(frozen=True)
+class OrphanedMachine:
+    """A machine at a provider. `ours`: its label is this home's; else it is another computer's or home's;
+    None where there are no labels. `began`: None where this provider does not say."""
+
+    id: str
+    run_id: str
+    where: str
+    instance_type: str
+    began: float | None
+    ours: bool | None
+    provider: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class OrphanReport:
+    """What was found. `unasked`: the clouds of which not all is known, each with why. `answered`: the places
+    that gave their lists; `denied`: those where the account may not list machines, each with why."""
+
+    found: tuple[OrphanedMachine, ...]
+    unasked: dict[str, str]
+    answered: tuple[str, ...] = ()
+    denied: dict[str, str] = field(default_factory=dict)
+
+
+def find(clouds: Iterable[str], runs: Path) -> OrphanReport:
+    """The machines with a run's name that these clouds list."""
+    looks: list[OrphanReport] = []
+
+    def ask(cloud: str) -> None:
+        try:
+            looks.append(_listed(cloud, runs))
+        except LaunchError as error:
+            why = f"{error.message}: {error.why}" if error.why else error.message
+            looks.append(OrphanReport((), {cloud: why}))
+
+    asking = [threading.Thread(target=ask, args=(cloud,), daemon=True) for cloud in clouds]
+    for thread in asking:
+        thread.start()
+    for thread in asking:
+        thread.join()
+    found = [machine for look in looks for machine in look.found]
+    return OrphanReport(
+        tuple(sorted(found, key=lambda machine: (machine.run_id, machine.id))),
+        {cloud: why for look in looks for cloud, why in look.unasked.items()},
+        tuple(sorted(place for look in looks for place in look.answered)),
+        {place: why for look in looks for place, why in look.denied.items()},
+    )
+
+
+def end(machine: OrphanedMachine) -> str:
+    """Terminate it, and wait until its provider lists it no more. Raises LaunchError, TeardownUnverified."""
+    with tempfile.TemporaryDirectory(prefix="slipway-forgotten-") as folder:
+        sky = _sky(machine.provider["name"].lower(), Path(folder))
+        try:
+            sky.call("terminate", _END_SECONDS, provider=machine.provider)
+            left = wait_until_gone(sky, machine.provider, _END_SECONDS)
+        finally:
+            sky.end()
+    if left:
+        raise TeardownUnverified(
+            f"{machine.where} still lists {', '.join(left)}", "it was asked to end this machine", "launch gc"
+        )
+    return "ended: its provider no longer lists it"
+
+
+def _listed(cloud: str, runs: Path) -> OrphanReport:
+    if not has_account(cloud, Path.home(), os.environ):
+        raise no_account(cloud)
+    with tempfile.TemporaryDirectory(prefix="slipway-forgotten-") as folder:
+        sky = _sky(cloud, Path(folder))
+        try:
+            found = sky.call("machines_named", ASK_SECONDS, cloud=cloud, name=_PATTERN, label=LABEL)
+        finally:
+            sky.end()
+    if found is None:
+        raise LaunchError("it lists only machines of known runs", "look in its console for slip-…", None)
+    machines = [
+        OrphanedMachine(
+            id=one["id"],
+            run_id=name[1],
+            where=place(one["provider"]),
+            instance_type=one["instance_type"],
+            began=one["began"],
+            ours=one["label"] == home_label(runs) if found["labels"] else None,
+            provider=one["provider"],
+        )
+        for one in found["machines"]
+        if (name := _OURS.fullmatch(one["provider"]["cluster_on_cloud"]))
+    ]
+    silent = found["silent"] or ({} if found["answered"] else found["denied"])
+    unasked = {cloud: f"{', '.join(silent)}: {next(iter(silent.values()))}"} if silent else {}
+    denied = {} if silent is found["denied"] else found["denied"]
+    return OrphanReport(tuple(machines), unasked, tuple(found["answered"]), denied)
+
+
+def _sky(cloud: str, folder: Path) -> SkyProcess:
+    home = SkyHome(folder, [cloud], _USER_ID)
+    home.make()
+    return SkyProcess(home, folder / "skypilot.log")

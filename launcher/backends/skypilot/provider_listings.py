@@ -1,0 +1,191 @@
+"""What each place says of a cluster's machines, and what is to be made of one that says nothing.
+
+What another account says than the one the cluster was ordered in counts as not said; what nobody knows whose
+it is, too.
+A place that cannot be asked counts as empty where the cluster was never tried there, or where a policy denies
+the account the list and this very cluster's request, both now and when it was tried. Any other one has to
+answer: its silence proves nothing.
+Neighbours: `cluster_teardown.py` ends and proves by these, `sky_providers.py` asks for the lists,
+`sky_account.py` makes the request; `cluster_request.py` has what was ordered. Knows nothing of SkyPilot's
+books.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from launcher.backends.skypilot.cluster_request import ClusterRequest
+from launcher.backends.skypilot.sky_process import SkyProcess
+from launcher.base.errors import LaunchError
+
+ASK_SECONDS = 60.0
+_POLL_SECONDS = 1.0
+
+_KEYS = (
+    "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_WEB_IDENTITY_TOKEN_FILE",
+    "AWS_ROLE_ARN",
+)  # fmt: skip
+
+# How a provider is asked for the machines of one cluster: `sky_providers.instances`.
+Provider = dict[str, Any]
+# The places that were asked for the cluster, as "aws/us-east-1" or "gcp".
+Tried = Callable[[], list[str]]
+
+
+class OtherAccountError(LaunchError):
+    """Who answers is another account than the one the cluster was ordered in."""
+
+    def __init__(self, cluster: str, where: str, own: dict[str, Any], now: dict[str, Any]) -> None:
+        named = f" (profile {own['profile']})" if own["profile"] is not None else ""
+        super().__init__(
+            f"{where} was asked with the credentials of another account",
+            f"{cluster} was launched in account {own['id']}{named}, and account {now['id']} answers now",
+            _with_own_account(cluster, own, now),
+        )
+
+
+def _with_own_account(cluster: str, own: dict[str, Any], now: dict[str, Any]) -> str:
+    """What to type: its profile, unless that leads to another account by now."""
+    again, profile = f"launch down {cluster}", own["profile"]
+    if profile is None or profile == now["profile"]:
+        return f"{again}  # once the credentials here are those of account {own['id']}"
+    # What stands in variables goes before a profile.
+    keys = [f"-u {name}" for name in _KEYS if name in os.environ]
+    without = f"env {' '.join(keys)} " if keys else ""
+    return f"{without}AWS_PROFILE={shlex.quote(profile)} {again}"
+
+
+@dataclass(frozen=True)
+class ListingResult:
+    """Each place with its list; `silent`: those that had to answer and did not, with why."""
+
+    lists: list[tuple[Provider, list[str]]]
+    silent: dict[str, str] = field(default_factory=dict)
+    # That another account has answered in the place of all of these.
+    other_account: OtherAccountError | None = None
+
+    def complete(self) -> list[tuple[Provider, list[str]]]:
+        """The lists. Raises LaunchError where one is missing that has to be there."""
+        if self.other_account is not None:
+            raise self.other_account
+        if self.silent:
+            places = ", ".join(self.silent)
+            raise LaunchError(f"{places} did not list its machines", next(iter(self.silent.values())), None)
+        return self.lists
+
+
+class ProviderListings:
+    """Of the cluster of this order."""
+
+    def __init__(self, order: ClusterRequest, tried: Tried) -> None:
+        self._order = order
+        self._tried = tried
+        # Places with machines of the cluster on their lists, whatever they say later.
+        self._had: set[str] = set()
+        # Those that count as empty without a list, with why.
+        self.without_list: dict[str, str] = {}
+        # Those that had to answer and did not, the last time.
+        self.silent: dict[str, str] = {}
+
+    def ask(
+        self, sky: SkyProcess, providers: list[Provider], certain: Provider | None = None
+    ) -> ListingResult:
+        """What they say now. `certain`: where it is known to have been. Raises LaunchError when nobody can be
+        asked."""
+        answer = sky.call("instances", ASK_SECONDS, providers=providers, accounts=self._order.accounts)
+        lists: list[tuple[Provider, list[str]]] = []
+        silent: dict[str, str] = {}
+        strangers: dict[str, OtherAccountError] = {}
+        whys = zip(answer["refused"], answer["denied"], answer["others"], strict=True)
+        for provider, listed, (why, denied, other) in zip(providers, answer["instances"], whys, strict=True):
+            where = place(provider)
+            found = listed if other is None else None
+            if found:
+                self._had.add(where)
+            if found is None and not self._counts_as_empty(sky, provider, certain, denied and other is None):
+                silent[where] = str(why)
+                if other is not None and other["id"] is None:
+                    silent[where] = "it is not known whose account has answered"
+                elif other is not None:
+                    own = self._order.accounts[str(provider["name"]).lower()]
+                    strangers[where] = OtherAccountError(self._order.cluster, where, own, other)
+                    silent[where] = str(strangers[where].why)
+            else:
+                lists.append((provider, found or []))
+        self.silent = silent
+        only_strangers = silent.keys() == strangers.keys()
+        return ListingResult(lists, silent, next(iter(strangers.values()), None) if only_strangers else None)
+
+    def _counts_as_empty(
+        self, sky: SkyProcess, provider: Provider, certain: Provider | None, denied: bool
+    ) -> bool:
+        where = place(provider)
+        if where in self._had or (certain is not None and where == place(certain)):
+            return False
+        if where in self.without_list:
+            return True
+        if not self._was_tried(provider):
+            self.without_list[where] = "no machine was ever asked for there"
+            return True
+        # What was asked for there, and not refused then, may be there: a refusal now takes nothing back.
+        if not denied or any(_is_at(provider, one) for one in self._order.unsure):
+            return False
+        if provider["name"] == "AWS" and self._refused(sky, provider["config"]["region"]):
+            self.without_list[where] = "the account may not have this machine there"
+            return True
+        return False
+
+    def _was_tried(self, provider: Provider) -> bool:
+        return any(_is_at(provider, one) for one in self._tried())
+
+    def _refused(self, sky: SkyProcess, region: str) -> bool:
+        try:
+            return rent_refused(sky, self._order, region) is not None
+        except LaunchError:  # then its list is missing, and the others' count all the same
+            return False
+
+
+def rent_refused(sky: SkyProcess, order: ClusterRequest, region: str) -> str | None:
+    """AWS's word where the account may not have the machine of this order in a region; None where that is not
+    certain. Raises LaunchError."""
+    asked = {"gpus": order.gpus, "disk_gb": order.disk_gb, "labels": order.labels}
+    return sky.call("rent_refused", ASK_SECONDS, cluster=order.cluster, region=region, **asked)["refused"]
+
+
+def wait_until_gone(sky: SkyProcess, provider: Provider, seconds: float) -> list[str]:
+    """What a provider still lists of a cluster when so long has passed; nothing as soon as that is so. Raises
+    LaunchError where it gives no list."""
+    bound = time.monotonic() + seconds
+    while True:
+        answer = sky.call("instances", ASK_SECONDS, providers=[provider])
+        (left,) = answer["instances"]
+        if left is None:
+            raise LaunchError(f"{place(provider)} did not list its machines", answer["refused"][0], None)
+        if not left or time.monotonic() > bound:
+            return left
+        time.sleep(_POLL_SECONDS)
+
+
+def place(provider: Provider) -> str:
+    """ "AWS us-east-1", "GCP us-central1-a", "Lambda"."""
+    zone = _where(provider)
+    return f"{provider['name']} {zone}" if zone else str(provider["name"])
+
+
+def _where(provider: Provider) -> str | None:
+    config = provider["config"]
+    return config.get("availability_zone") if provider["name"] == "GCP" else config.get("region")
+
+
+def _is_at(provider: Provider, tried: str) -> bool:
+    """Whether a provider is asked for what was tried at CLOUD, CLOUD/REGION or CLOUD/REGION/ZONE."""
+    cloud, _, rest = tried.partition("/")
+    if cloud != str(provider["name"]).lower():
+        return False
+    region, where = rest.partition("/")[0], _where(provider)
+    return not region or where is None or where == region or where.startswith(f"{region}-")

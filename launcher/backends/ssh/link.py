@@ -1,0 +1,291 @@
+"""A Unix socket here that answers as one on a machine does: ssh, supervised and proven end to end.
+
+Neighbours: `cloud.py` opens one for its runtime, `relay.py` is in front of it and asks again after a loss.
+Health is an HTTP answer through the link and nothing else: on a frozen one, ssh itself says all is well.
+The machine's host key is pinned in the run's own file; the user's ssh configuration is not read.
+Knows nothing of SkyPilot or of what is asked through it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from launcher.base import processes
+from launcher.base.errors import JobFailed, LaunchError, PreflightError
+from launcher.base.log import LOGGER
+from launcher.base.unix_http import get_json
+from runtime.shared import open_files
+
+PROBE_EVERY_SECONDS = 2.0
+# A probe through a link that works takes milliseconds; three that do not come make a frozen link.
+PROBE_SECONDS = 4.0
+MAX_SILENT_SECONDS = 12.0
+_PAUSE_SECONDS = 0.1
+_LONGEST_PAUSE_SECONDS = 2.0
+_END_SECONDS = 2.0
+_SAID_BYTES = 4096
+_CHANGED = ("REMOTE HOST IDENTIFICATION HAS CHANGED", "Host key verification failed")
+_REFUSED = ("Permission denied", "Bad owner or permissions")
+# Of an ssh that nobody sits at: it asks nothing, shares no connection and notices a machine that is gone.
+_UNATTENDED = {
+    "BatchMode": "yes",
+    "ConnectTimeout": "10",
+    "ControlMaster": "no",
+    "ControlPath": "none",
+    "LogLevel": "ERROR",
+    "ServerAliveCountMax": "3",
+    "ServerAliveInterval": "5",
+}
+
+
+@dataclass(frozen=True)
+class SshHost:
+    """How a machine is reached by ssh. `known_hosts` is the run's own file: its first key is the only one.
+
+    `proxy_command` where the way leads through another program (Slurm, Kubernetes).
+    """
+
+    address: str
+    user: str
+    key: Path
+    known_hosts: Path
+    port: int = 22
+    proxy_command: str | None = None
+
+    @classmethod
+    def from_cluster_status(cls, cluster_status: dict[str, Any], known_hosts: Path) -> Self:
+        """The machine that SkyPilot's books say this of (`sky_calls.standing`)."""
+        login, key = cluster_status["ssh"], Path(cluster_status["ssh"]["key"])
+        address, proxy_command = cluster_status["address"], login["proxy_command"]
+        return cls(address, login["user"], key, known_hosts, login["port"], proxy_command)
+
+    def login(self) -> dict[str, str]:
+        """Where it is and how it is known, as ssh's configuration says it: for the user's own ssh as well."""
+        said = {
+            "HostName": self.address,
+            "User": self.user,
+            "Port": str(self.port),
+            "IdentityFile": _quoted(self.key),
+            "IdentitiesOnly": "yes",
+            "UserKnownHostsFile": _quoted(self.known_hosts),
+            "GlobalKnownHostsFile": "/dev/null",
+            # The first key is kept, any other one refused from then on.
+            "StrictHostKeyChecking": "accept-new",
+            "UpdateHostKeys": "no",
+        }
+        return said if self.proxy_command is None else said | {"ProxyCommand": self.proxy_command}
+
+    def options(self) -> list[str]:
+        """ssh's options, and scp's: everything said here, nothing taken from the user's configuration."""
+        said = {**_UNATTENDED, **self.login()}
+        return ["-F", "/dev/null", *(word for key in said for word in ("-o", f"{key}={said[key]}"))]
+
+    def configuration(self, *names: str) -> str:
+        """The login as a block of ssh's configuration, under these names."""
+        return _block(names, self.login())
+
+    def own_configuration(self) -> str:
+        """All of `options`, as a configuration for this one machine: for a program that takes ssh with a
+        file's name but splits whatever has a blank in it (the rsync of macOS)."""
+        return _block(("*",), {**_UNATTENDED, **self.login()})
+
+    def command(self, *remote: str, flags: tuple[str, ...] = ()) -> list[str]:
+        """ssh to it; what `remote` says is given to the shell there."""
+        return ["ssh", *flags, *self.options(), self.address, *remote]
+
+
+def _block(names: Iterable[str], said: Mapping[str, str]) -> str:
+    lines = [f"Host {' '.join(names)}", *(f"  {key} {value}" for key, value in said.items())]
+    return "\n".join(lines) + "\n"
+
+
+def _quoted(path: Path) -> str:
+    """A path as ssh's options take it: spaces would end it, a percent sign begin something else."""
+    return '"' + str(path).replace("%", "%%") + '"'
+
+
+def run_on(
+    host: SshHost, command: str, *, stdin: bytes = b"", bound_seconds: float = 60.0
+) -> subprocess.CompletedProcess[bytes]:
+    """A shell command on the machine, to its end. Raises LaunchError when ssh itself fails or is too slow."""
+    try:
+        done = subprocess.run(
+            host.command("--", command),
+            input=stdin,
+            capture_output=True,
+            timeout=bound_seconds,
+            start_new_session=True,  # a Ctrl-C is for us, and what brings results home goes on after it
+        )
+    except subprocess.TimeoutExpired:
+        raise _lost(host, f"not finished after {bound_seconds:.0f} s") from None
+    except FileNotFoundError:
+        raise _lost(host, "there is no ssh on this computer") from None
+    if done.returncode == 255:
+        raise _failure(host, done.stderr.decode(errors="replace"))
+    return done
+
+
+class Link:
+    """The forward from `local` here to `remote` there. Between `start` and `close` it mends itself."""
+
+    def __init__(self, host: SshHost, local: Path, remote: str, probe: str = "/healthz") -> None:
+        self._host = host
+        self._local = local
+        self._remote = remote
+        self._probe = probe
+        self._closing = threading.Event()
+        self._lock = threading.Lock()
+        self._ssh: subprocess.Popen[bytes] | None = None
+        self._supervisor: threading.Thread | None = None
+        self._heard_at = 0.0
+        self._failure: LaunchError | None = None
+
+    @property
+    def failure(self) -> LaunchError | None:
+        """Why it cannot be mended: a host key that changed, a key that is refused."""
+        return self._failure
+
+    def start(self) -> None:
+        """Begin to supervise, and wait for nothing: what is to answer there may not be up yet."""
+        open_files.raise_limit()  # before the first ssh, which has a descriptor for each request under way
+        self._heard_at = time.monotonic()
+        self._supervisor = threading.Thread(target=self._supervise, name="link", daemon=True)
+        self._supervisor.start()
+
+    def close(self) -> None:
+        """End ssh and remove the socket; may be called twice."""
+        self._closing.set()
+        if self._supervisor is not None and self._supervisor is not threading.current_thread():
+            self._supervisor.join(timeout=PROBE_SECONDS + _END_SECONDS + 1)
+        self._end_ssh()
+        self._local.unlink(missing_ok=True)
+
+    # -------------------------------------------------------------- the supervisor
+
+    def _supervise(self) -> None:
+        """One ssh after the other, each for as long as the machine answers through it."""
+        pause = _PAUSE_SECONDS
+        while not self._closing.is_set():
+            try:
+                answered = self._live_through_one()
+            except OSError as error:  # no process to be had, a full disk: that may pass
+                LOGGER.warning("the link to %s: %s", self._host.address, error)
+                answered = False
+            self._end_ssh()
+            if self._closing.is_set():
+                return
+            said = self._said()
+            if any(mark in said for mark in (*_CHANGED, *_REFUSED)):
+                self._failure = _failure(self._host, said)
+                return
+            # At once after a link that worked; a machine that cannot be reached is not hammered.
+            pause = _PAUSE_SECONDS if answered else min(2 * pause, _LONGEST_PAUSE_SECONDS)
+            self._closing.wait(pause if not answered else 0)
+
+    def _live_through_one(self) -> bool:
+        """Start ssh and probe through it until it ends or nothing is heard; whether it ever worked."""
+        ssh = self._start_ssh()
+        begun = time.monotonic()
+        answered = False
+        while not self._closing.is_set() and ssh.poll() is None:
+            if self._answers():
+                answered = True
+                self._wait_for_end(ssh, PROBE_EVERY_SECONDS)
+                continue
+            if time.monotonic() - max(begun, self._heard_at) > MAX_SILENT_SECONDS:
+                return answered
+            self._wait_for_end(ssh, _PAUSE_SECONDS)
+        return answered
+
+    def _wait_for_end(self, ssh: subprocess.Popen[bytes], seconds: float) -> None:
+        """Until ssh ends, noticed at once, or so long; less when we close."""
+        bound = time.monotonic() + seconds
+        while time.monotonic() < bound and not self._closing.is_set():
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                ssh.wait(timeout=min(0.25, max(0.0, bound - time.monotonic())))
+                return
+
+    def _answers(self) -> bool:
+        try:
+            get_json(self._local, self._probe, timeout_seconds=PROBE_SECONDS)
+        except OSError:
+            return False
+        self._heard_at = time.monotonic()
+        return True
+
+    def _start_ssh(self) -> subprocess.Popen[bytes]:
+        parent = os.getpid()
+        # Whoever sweeps out /tmp must not cost the run its door.
+        self._local.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        flags = (
+            "-N", "-n", "-T",
+            "-o", "ExitOnForwardFailure=yes",
+            "-o", "StreamLocalBindUnlink=yes",
+            "-o", "StreamLocalBindMask=0177",
+            "-L", f"{self._local}:{self._remote}",
+        )  # fmt: skip
+        with self._log.open("wb") as log:
+            ssh = subprocess.Popen(
+                self._host.command(flags=flags),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                # A forward that nobody supervises serves nobody: it ends with us, whatever ends us.
+                preexec_fn=lambda: processes.die_with_parent(signal.SIGKILL, parent),
+            )
+        with self._lock:
+            self._ssh = ssh
+        return ssh
+
+    def _end_ssh(self) -> None:
+        with self._lock:
+            ssh, self._ssh = self._ssh, None
+        if ssh is None:
+            return
+        ssh.terminate()
+        try:
+            ssh.wait(timeout=_END_SECONDS)
+        except subprocess.TimeoutExpired:
+            ssh.kill()  # frozen: it does not act on TERM
+            ssh.wait()
+
+    @property
+    def _log(self) -> Path:
+        return self._local.with_name(f"{self._local.name}.ssh.log")
+
+    def _said(self) -> str:
+        """What ssh said before it ended."""
+        try:
+            return self._log.read_bytes()[-_SAID_BYTES:].decode(errors="replace").strip()
+        except FileNotFoundError:
+            return ""
+
+
+def _failure(host: SshHost, said: str) -> LaunchError:
+    """ssh's own words as an error of ours."""
+    if any(mark in said for mark in _CHANGED):
+        return PreflightError(
+            f"{host.address} may be a different machine: its host key has changed",
+            "another machine answers at its address, or someone intercepts the connection",
+            f"launch down RUN  # if you replaced the machine yourself: rm {host.known_hosts}",
+        )
+    return _lost(host, said)
+
+
+def _lost(host: SshHost, said: str) -> LaunchError:
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    return JobFailed(
+        f"{host.address} cannot be reached by ssh",
+        lines[-1] if lines else "ssh printed nothing",
+        " ".join(host.command("hostname")),
+    )

@@ -1,0 +1,106 @@
+"""What runs on a rented machine: the task it is launched with; setting up and serving, as text.
+
+Neighbours: `cloud.py` hands these to `remote_job.py`; what they run, `runtime/fitness.py`, `bootstrap.py`
+and `keeper.py`, is in `CODE`, the folder that `push` filled. No secret is in them: those come on the job's
+stdin, out of a pipe, so that there none is ever in a file. Knows nothing of how they get there.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from dataclasses import asdict
+
+from runtime.fitness import Needs
+from runtime.shared import wandb_end
+
+# Below the home of the machine's user.
+CODE = "slipway-code"
+MODELS = "slipway-models"
+ENVIRONMENTS = "~/.cache/slipway/environments"
+# In the run's folder there: the environment's python; what the keeper ended with.
+PYTHON = "python"
+EXIT = "exit"
+
+# Whether a machine's own Python will do; for CUDA with its headers: kernels are built with them (fitness.py).
+_PYTHON_WILL_DO = """import os, sys, sysconfig
+header = sysconfig.get_path("include", "posix_prefix") + "/Python.h"
+sys.exit(sys.version_info < (3, 11) or "{variant}" == "cuda" and not os.path.exists(header))"""
+# What is wrong is said in the last line.
+_SETUP = """
+set -e
+export PATH="$HOME/.local/bin:$PATH"
+python=$(command -v python3)
+if ! "$python" -c '{will_do}'; then
+  uv python install 3.12
+  python=$(uv python find 3.12)
+fi
+root={environments}
+mkdir -p "$root"
+"$python" -m runtime.fitness --root "$root" {needs}
+"$python" -m runtime.bootstrap --variant {variant} --root "$root" > {python}.new
+mv {python}.new {python}
+"""
+# It runs itself again where the machine's metadata service is out of reach, and reads there what nobody else
+# should see: `export` and `read` are the shell's own, so that nothing of it is in a command line. The
+# supervisor hands each child its part.
+_SERVE = """
+cd {state}
+code=~/{code}
+python=$(cat {python})
+export PYTHONPATH="$code" PATH="$(dirname "$python"):$PATH"
+if [ $# = 0 ]; then
+  "$python" -m runtime.shield -- bash "$0" shielded
+  ended=$?
+  echo $ended > {exit}
+  exit $ended
+fi
+IFS= read -r token
+while IFS= read -r secret; do export "$secret"; done
+exec "$python" -m runtime.keeper --config {state}/runtime.json --autodown \\
+  < <(printf '%s\\n' "$token") >> logs/keeper.log 2>&1
+"""
+# Where the trainer has such a run: asked to end it, and waited for.
+_CLOSE_WANDB = """
+cd {state} && test -e {opened} && ! test -e {exit} || exit 0
+touch {close}
+looks=0
+while test -e {opened} && ! test -e {exit}; do
+  looks=$((looks + 1))
+  if [ $looks -gt {most} ]; then exit 1; fi
+  sleep 0.2
+done
+"""
+
+
+def setup(state_dir: str, needs: Needs) -> str:
+    """See that the machine is fit for the run, then build the environment or find it built."""
+    words = [f"--{name.replace('_', '-')}={value}" for name, value in asdict(needs).items()]
+    return _SETUP.format(
+        environments=ENVIRONMENTS,
+        needs=shlex.join(words),
+        variant=needs.variant,
+        will_do=_PYTHON_WILL_DO.format(variant=needs.variant),
+        python=shlex.quote(f"{state_dir}/{PYTHON}"),
+    )
+
+
+def serve(state_dir: str) -> str:
+    """Run the keeper to its end, with what `given` said on stdin."""
+    return _SERVE.format(state=shlex.quote(state_dir), code=CODE, python=PYTHON, exit=EXIT)
+
+
+def close_wandb(state_dir: str, seconds: float) -> str:
+    """Have the trainer end its Weights & Biases run, and wait so long; fails where it is not ended then."""
+    return _CLOSE_WANDB.format(
+        state=shlex.quote(state_dir),
+        opened=wandb_end.OPEN,
+        close=wandb_end.CLOSE,
+        exit=EXIT,
+        most=int(5 * seconds),
+    )
+
+
+def stdin_text(token: str, secrets: Mapping[str, str]) -> bytes:
+    """What `serve` reads on its stdin: the run's token, then the variables for the runtime."""
+    return "".join(f"{line}\n" for line in (token, *(f"{k}={v}" for k, v in secrets.items()))).encode()

@@ -1,0 +1,136 @@
+"""A run's folder on a machine, seen from here over ssh: written to, looked at, copied.
+
+Neighbours: `cloud.py` owns one, `link.py` says how the machine is reached, `fetching.py` brings its results;
+what was copied here is read by `runtime_start.py`, `results_copy.py` and `durable.py` as if the run
+were on this computer. What is written goes over ssh's stdin, never into a command line; secrets go into no
+file at all (`remote_job.py`). Knows nothing of SkyPilot.
+"""
+
+from __future__ import annotations
+
+import io
+import shlex
+import tarfile
+import time
+from pathlib import Path
+
+from launcher.backends.ssh import rsync
+from launcher.backends.ssh.link import SshHost, run_on
+from launcher.backends.ssh.machine_scripts import CODE, EXIT
+from launcher.backends.ssh.rsync import RsyncError, Transfer
+from launcher.base import atomic
+from launcher.base.errors import JobFailed
+
+_STATES = ("keeper.json", "supervisor.json", "trainer.json", EXIT)
+_WRITE_SECONDS = 30.0
+_LOOK_SECONDS = 20.0
+# A look is an ssh connection of its own: soon at first, then more rarely. The shortest lease is 15 s.
+_SOONEST_SECONDS = 1.0
+_RAREST_SECONDS = 5.0
+_LOG_BYTES = 8192
+_SSH = ".copy_ssh_config"
+# For rsync's -e, in the folder that `write_ssh_config` names.
+SSH_BY_FILE = f"ssh -F {_SSH}"
+
+
+class RemoteFolder:
+    """`there`, a folder on `host`, and `here`, what was seen of it last."""
+
+    def __init__(self, host: SshHost, there: str, here: Path) -> None:
+        self.host = host
+        self.there = there
+        self.here = here
+        self._looked_at = float("-inf")
+        self._look_after = _SOONEST_SECONDS
+
+    def make(self, sockets: str) -> None:
+        """The run's folder, there and here, and its folder of sockets there; for nobody but their user."""
+        self.here.mkdir(mode=0o700, parents=True, exist_ok=True)
+        places = f"{shlex.quote(self.there)}/logs {shlex.quote(sockets)}"
+        self.shell(f"umask 077 && mkdir -p {places} && chmod 700 {places}", "create its folders")
+
+    def write(self, name: str, content: bytes) -> None:
+        """A file (0600), over ssh's stdin."""
+        path = shlex.quote(f"{self.there}/{name}")
+        self.shell(f"umask 077 && rm -f {path} && cat > {path}", f"write {name}", content)
+
+    def refresh(self) -> None:
+        """Bring the small files that say how it is, and the ends of the logs. Renews the lease: who looks
+        is alive. At most once a second, and every five before long; raises JobFailed when the machine
+        cannot be reached."""
+        if time.monotonic() - self._looked_at < self._look_after:
+            return
+        names = " ".join(_STATES)
+        said = self.shell(
+            f"cd {shlex.quote(self.there)} && touch lease && rm -rf .look && mkdir -p .look/logs &&"
+            f' for log in logs/*.log; do test -f "$log" && tail -c {_LOG_BYTES} "$log" >".look/$log"; done;'
+            f" cp {names} .look/ 2>/dev/null; tar -C .look -cf - .",
+            "read its state",
+            bound_seconds=_LOOK_SECONDS,
+        )
+        _unpack(said, self.here)
+        self._look_after = min(2 * self._look_after, _RAREST_SECONDS)
+        self._looked_at = time.monotonic()
+
+    def reset_timer(self) -> None:
+        """Have the machine not end itself for its idle minutes, from now. Raises JobFailed."""
+        set_back = f"cd ~/{CODE} && python3 -m runtime.autodown"
+        self.shell(set_back, "reset its idle timer", bound_seconds=_LOOK_SECONDS)
+
+    def exit_code(self) -> int | None:
+        """What the runtime's keeper ended with, as of the last look; None while it runs."""
+        try:
+            return int((self.here / EXIT).read_text())
+        except (FileNotFoundError, ValueError):
+            return None
+
+    def send(self, folder: Path) -> None:
+        """Copy a folder's content there. Raises JobFailed."""
+        size = sum(path.lstat().st_size for path in folder.rglob("*") if path.is_file())
+        self.rsync(["-a", f"{folder}/", f"{self.host.address}:{self.there}/"], Transfer(size))
+
+    def rsync(self, arguments: list[str], copy: Transfer) -> None:
+        """rsync over an ssh connection of its own. Raises JobFailed."""
+        try:
+            rsync.run(["-e", SSH_BY_FILE, *arguments], self.write_ssh_config(), copy)
+        except FileNotFoundError:
+            raise JobFailed("copying needs rsync", "it is not on this computer", "launch doctor") from None
+        except RsyncError as error:
+            raise JobFailed(f"{self.host.address}: copying failed", error.why, None) from error
+
+    def write_ssh_config(self) -> Path:
+        """How ssh gets there, in a file of the folder that is returned, where rsync is to be started.
+
+        It is told the bare name: what it runs is split at blanks, quoted or not (macOS), and a home may have
+        some.
+        """
+        folder = self.host.known_hosts.parent
+        atomic.write(folder / _SSH, self.host.own_configuration(), private=True)
+        return folder
+
+    def shell(
+        self, command: str, what: str, stdin: bytes = b"", bound_seconds: float = _WRITE_SECONDS
+    ) -> bytes:
+        """A shell command there, to its end; what it printed. Raises JobFailed, also when it fails."""
+        done = run_on(self.host, command, stdin=stdin, bound_seconds=bound_seconds)
+        if done.returncode:
+            lines = done.stderr.decode(errors="replace").strip().splitlines()
+            raise JobFailed(
+                f"{self.host.address}: could not {what}",
+                lines[-1] if lines else f"code {done.returncode}",
+                None,
+            )
+        return done.stdout
+
+
+def _unpack(archive: bytes, here: Path) -> None:
+    """The files of an archive that a machine made: each by its name, none elsewhere. Python before 3.11.4 has
+    no filter for that."""
+    with tarfile.open(fileobj=io.BytesIO(archive)) as seen:
+        for member in seen:
+            name = Path(member.name)
+            if member.isfile() and not name.is_absolute() and ".." not in name.parts:
+                content = seen.extractfile(member)
+                assert content is not None  # it is a file
+                (here / name).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                (here / name).write_bytes(content.read())

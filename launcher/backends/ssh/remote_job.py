@@ -1,0 +1,163 @@
+"""A script that runs on a machine by itself: in a session of its own, with a log and an exit file.
+
+Neighbours: `cloud.py` sets up and serves by these, `machine_scripts.py` has the scripts, `link.py` is the
+way there. Over our own ssh and not as jobs of SkyPilot's, each of which costs 10 to 25 s before it begins,
+and whose log comes only at its end. This one costs under a second, shows its lines as they come, and as a
+job does outlives the link that started it. What a script reads on stdin goes there in the same message and
+stays in memory. Knows nothing of what the scripts do.
+"""
+
+from __future__ import annotations
+
+import shlex
+import time
+from collections import deque
+from collections.abc import Callable
+
+from launcher.backends.ssh.machine_scripts import CODE
+from launcher.backends.ssh.remote_folder import RemoteFolder
+from launcher.base.errors import JobFailed, LaunchError, PreflightError
+from launcher.types.machine import Progress
+
+LINES = 12
+_ASK_SECONDS = 30.0
+# How long one question waits on the machine for an end before it reports what was said so far.
+_WAIT_THERE_SECONDS = 5
+_ATTEMPTS = 3
+_PAUSE_SECONDS = 1.0
+# `timeout` ends the script on the machine; what is lost on the way to us is waited for so much longer.
+_SLACK_SECONDS = 90.0
+# As `timeout` says that it had to.
+_LATE = 124
+
+# One at a time: a second start of a script that runs (its answer was lost) starts nothing. What comes after
+# the script is for its stdin: whole or not at all, and only ever in memory and in a pipe.
+_START = """
+umask 077
+mkdir -p ~/{code} {folder}/jobs {folder}/logs && cd {folder} || exit 1
+head -c {script_bytes} > jobs/{name}.sh.new
+given=$(cat; echo .)
+test "$(wc -c < jobs/{name}.sh.new)" = {script_bytes} || exit 1
+test "$(printf %s "$given" | wc -c)" = {given_bytes} || exit 1
+mv jobs/{name}.sh.new jobs/{name}.sh
+rm -f jobs/{name}.exit
+cd ~/{code}
+printf %s "${{given%.}}" | setsid -f flock -n -o {folder}/jobs/{name}.lock bash -c {run} >/dev/null 2>&1
+"""
+_RUN = (
+    "{limit} bash {folder}/jobs/{name}.sh > {folder}/logs/{name}.log 2>&1;"
+    " echo $? > {exit}.new; mv {exit}.new {exit}"
+)
+# Who waits is alive: the machine's own timer is set back, until the runtime's keeper does that.
+_WATCH = """
+cd ~/{code} && python3 -m runtime.autodown 2>/dev/null
+i=0; until test -f {exit} || test $i -ge {polls}; do sleep 0.2; i=$((i + 1)); done
+cat {exit} 2>/dev/null || echo -
+tail -c +{offset} {log} 2>/dev/null || true
+"""
+
+
+class RemoteJob:
+    """One script in the run's folder on a machine, by its `name`."""
+
+    def __init__(self, remote: RemoteFolder, name: str) -> None:
+        self._remote = remote
+        self._name = name
+        self._folder = shlex.quote(remote.there)
+        self._heard_bytes = 0
+        self._rest = b""
+        self.lines: deque[str] = deque(maxlen=LINES)
+
+    def start(self, script: str, bound_seconds: float | None = None, stdin: bytes = b"") -> None:
+        """Start it, ended there after the bound. `stdin` is less than a pipe holds (64 KiB).
+
+        Raises LaunchError when the machine cannot be reached.
+        """
+        limit = "" if bound_seconds is None else f"timeout -k 10 {bound_seconds:.0f}"
+        run = _RUN.format(limit=limit, folder=self._folder, name=self._name, exit=self._exit)
+        start = _START.format(
+            code=CODE,
+            folder=self._folder,
+            name=self._name,
+            run=shlex.quote(run),
+            script_bytes=len(script.encode()),
+            given_bytes=len(stdin) + 1,
+        )
+        for attempt in range(_ATTEMPTS):
+            try:
+                self._remote.shell(start, f"start {self._name}", script.encode() + stdin, _ASK_SECONDS)
+                return
+            except PreflightError:  # another machine answers there
+                raise
+            except LaunchError:
+                if attempt + 1 == _ATTEMPTS:
+                    raise
+                time.sleep(_PAUSE_SECONDS)
+
+    def wait(
+        self, bound_seconds: float, progress: Progress, on_disconnect: Callable[[], object] = lambda: None
+    ) -> None:
+        """Until it has ended well, its lines going to `progress`; `if_lost` is asked whenever the machine
+        cannot be reached, and may raise. Raises JobFailed with its last lines."""
+        bound = time.monotonic() + bound_seconds + _SLACK_SECONDS
+        code: int | None = None
+        lost: LaunchError | None = None
+        while code is None:
+            if time.monotonic() > bound:
+                raise lost or self._failed(f"did not finish within {bound_seconds:.0f} s")
+            try:
+                code = self._look(progress)
+                lost = None
+            except PreflightError:
+                raise
+            except LaunchError as error:  # the script goes on without us
+                on_disconnect()
+                lost = error
+                progress(f"{error.message}: {error.why}")
+                time.sleep(_PAUSE_SECONDS)
+        if code == _LATE:
+            raise self._failed(f"was stopped after {bound_seconds:.0f} s")
+        if code != 0:
+            raise self._failed(f"failed on the machine (exit code {code})")
+
+    def _look(self, progress: Progress) -> int | None:
+        """Bring what it said since the last look; its exit code once it has ended."""
+        watch = _WATCH.format(
+            code=CODE,
+            exit=self._exit,
+            polls=_WAIT_THERE_SECONDS * 5,
+            offset=self._heard_bytes + 1,
+            log=f"{self._folder}/logs/{self._name}.log",
+        )
+        said = self._remote.shell(watch, f"check {self._name}", bound_seconds=_ASK_SECONDS)
+        code, _, heard = said.partition(b"\n")
+        self._heard_bytes += len(heard)
+        self._keep(heard)
+        *whole, self._rest = (self._rest + heard).split(b"\n")
+        if code != b"-" and self._rest:
+            whole.append(self._rest)
+        for line in (line.decode(errors="replace").strip() for line in whole):
+            if line:
+                self.lines.append(line)
+                progress(line)
+        return None if code == b"-" else int(code)
+
+    def _keep(self, heard: bytes) -> None:
+        """Its log is here as well: of a failed set-up nothing else comes home."""
+        log = self._remote.here / "logs" / f"{self._name}.log"
+        log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with log.open("wb" if self._heard_bytes == len(heard) else "ab") as file:
+            file.write(heard)
+
+    def _failed(self, how: str) -> JobFailed:
+        run_id = self._remote.there.rpartition("/")[2]
+        return JobFailed(
+            f"{self._name} {how}",
+            self.lines[-1] if self.lines else "it printed nothing",
+            f"launch logs {run_id} --which {self._name}",
+            last_lines=self.lines if len(self.lines) > 1 else (),
+        )
+
+    @property
+    def _exit(self) -> str:
+        return f"{self._folder}/jobs/{self._name}.exit"

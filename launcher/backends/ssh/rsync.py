@@ -1,0 +1,213 @@
+"""rsync, run and watched: how far it is, how fast; ended when it stands still, or is slower than is accepted.
+
+Neighbours: `fetching.py` brings results by this, `remote_folder.py` sends folders, `model_upload.py` a
+model. How long a copy may take follows from its size, so one that moves is never ended for its length.
+Knows nothing of what is copied, or of ssh.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import re
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from launcher.base import disk
+from launcher.base.descriptors import readable
+from launcher.base.units import format_duration, format_rate
+from launcher.types.machine import Stopped, never_stopped
+
+# The slowest line that is still accepted: 0.8 Mbit/s. What is slower on the whole way is ended.
+MIN_BYTES_PER_SECOND = 100_000.0
+# Nothing of it for so long is a line that stands still; ssh itself notices a machine that is gone after 15 s.
+STALL_SECONDS = 60.0
+# To connect, to compare what is there, and to be held up once.
+_LEAST_SECONDS = 180.0
+_LOOK_EVERY_SECONDS = 0.25
+_END_SECONDS = 5.0
+# So much later than we would, where we see that it stands still, it ends by itself: in words of its own.
+_LATER_SECONDS = 15
+_READ_BYTES = 65536
+# rsync's words for a connection that broke, and ssh's.
+_LOST = (10, 12, 30, 35, 255)
+# "Some files vanished before they could be copied."
+_VANISHED = 24
+_PROGRESS_LINE = re.compile(rb"([\d.,]+)\s+\d+%\s+([\d.]+)([kMGT]?)B/s")
+_POWERS = (b"", b"k", b"M", b"G", b"T")
+
+
+class RsyncError(Exception):
+    """A copy that did not end well. `lost`: its connection broke, and it may be worth another try."""
+
+    def __init__(self, why: str, *, lost: bool = False) -> None:
+        super().__init__(why)
+        self.why = why
+        self.lost = lost
+
+
+@dataclass(frozen=True)
+class TransferProgress:
+    """How far a copy is: bytes that came, and of how many; bytes a second, as rsync sees it now."""
+
+    bytes: int
+    of: int
+    bytes_per_second: float
+
+    def describe(self) -> str:
+        """ "120 MB of 450 MB, 2.4 MB/s, 2m 20s left"."""
+        said = f"{disk.format_bytes(self.bytes)} of {disk.format_bytes(max(self.of, self.bytes))}"
+        if self.bytes_per_second <= 0:
+            return said
+        left = max(0, self.of - self.bytes) / self.bytes_per_second
+        return f"{said}, {format_rate(self.bytes_per_second)}, {format_duration(left)} left"
+
+
+def ignore_progress(moved: TransferProgress) -> None:
+    """Nobody looks how far it is."""
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """One copy: `size`, the bytes that are to come; who looks how far it is, about once a second; whether
+    nobody wants it any more; the most bytes a second, None for as fast as it goes.
+
+    `still_seconds` and `slowest` (bytes a second) are when it is ended.
+    """
+
+    size: int
+    seen: Callable[[TransferProgress], object] = ignore_progress
+    stopped: Stopped = never_stopped
+    rate: float | None = None
+    still_seconds: float = STALL_SECONDS
+    slowest: float = MIN_BYTES_PER_SECOND
+
+    @property
+    def bound_seconds(self) -> float:
+        """How long it may take: what so many bytes need at the slowest rate, which is never more than half of
+        the one that it is held to."""
+        slowest = self.slowest if self.rate is None else min(self.slowest, self.rate / 2)
+        return _LEAST_SECONDS + self.size / slowest
+
+
+def run(arguments: list[str], folder: Path, copy: Transfer) -> TransferProgress:
+    """rsync with these arguments, started in `folder`; what came. What is there in part is gone on from.
+
+    Raises RsyncError, FileNotFoundError where there is no rsync.
+    """
+    still_seconds = max(1, round(copy.still_seconds)) + (_LATER_SECONDS if _progress_options() else 0)
+    command = ["rsync", "--partial", f"--timeout={still_seconds}", *_progress_options()]
+    if copy.rate is not None:
+        command.append(f"--bwlimit={max(1, round(copy.rate / 1024))}")
+    # A file: what ssh started itself, and left behind, would keep a pipe open.
+    with (
+        tempfile.TemporaryFile() as said,
+        subprocess.Popen(
+            [*command, *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=said,
+            cwd=folder,
+            start_new_session=True,  # a Ctrl-C is for us: results go on coming home after the first
+        ) as rsync,
+    ):
+        watched = _RsyncProcess(rsync, copy)
+        try:
+            ended = watched.until_its_end()
+        finally:  # interrupted as well: it must not go on alone
+            _end(rsync)
+        said.seek(0)
+        lines = [line.strip() for line in said.read().decode(errors="replace").splitlines() if line.strip()]
+    if ended is not None:
+        raise RsyncError(ended, lost=not copy.stopped())
+    code = rsync.returncode
+    if code not in (0, _VANISHED):
+        why = next((line for line in lines if not line.startswith("rsync error")), None)
+        raise RsyncError(why or f"rsync ended with code {code}", lost=code in _LOST or code < 0)
+    return watched.moved
+
+
+class _RsyncProcess:
+    """One rsync until it ends."""
+
+    def __init__(self, rsync: subprocess.Popen[bytes], copy: Transfer) -> None:
+        self._rsync = rsync
+        self._copy = copy
+        self._begun = self._moved_at = time.monotonic()
+        self.moved = TransferProgress(0, copy.size, 0.0)
+
+    def until_its_end(self) -> str | None:
+        """None when it ended by itself, else why it has to."""
+        assert self._rsync.stdout is not None  # a pipe, as asked for
+        descriptor = self._rsync.stdout.fileno()
+        while True:
+            if readable([descriptor], _LOOK_EVERY_SECONDS):
+                piece = os.read(descriptor, _READ_BYTES)
+                if not piece:
+                    return self._last_words()
+                self._hear(piece)
+            if (why := self._why_to_end()) is not None:
+                return why
+
+    def _last_words(self) -> str | None:
+        """It has closed its output, and is as good as over."""
+        while self._rsync.poll() is None:
+            if (why := self._why_to_end()) is not None:
+                return why
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._rsync.wait(timeout=_LOOK_EVERY_SECONDS)
+        return None
+
+    def _hear(self, piece: bytes) -> None:
+        """rsync writes one line over and over, without ending it."""
+        told = _PROGRESS_LINE.findall(piece)
+        if not told:
+            return
+        count, rate, power = told[-1]
+        moved = int(re.sub(rb"\D", b"", count))
+        if moved > self.moved.bytes:
+            self._moved_at = time.monotonic()
+        self.moved = TransferProgress(moved, self._copy.size, float(rate) * 1024 ** _POWERS.index(power))
+        self._copy.seen(self.moved)
+
+    def _why_to_end(self) -> str | None:
+        now, copy = time.monotonic(), self._copy
+        if copy.stopped():
+            return "it was interrupted"
+        if _progress_options() and now - self._moved_at > copy.still_seconds:
+            return f"it stalled for {copy.still_seconds:.0f} s, {self.moved.describe()}"
+        if now - self._begun > copy.bound_seconds:
+            return f"it was slower than {format_rate(copy.slowest)}: {self.moved.describe()}"
+        return None
+
+
+def _end(rsync: subprocess.Popen[bytes]) -> None:
+    """What came stays, to be gone on from."""
+    if rsync.poll() is not None:
+        return
+    rsync.terminate()
+    try:
+        rsync.wait(timeout=_END_SECONDS)
+    except subprocess.TimeoutExpired:
+        rsync.kill()
+        rsync.wait()
+    # Its second process puts the part that came in its place, and may be at it still.
+    bound = time.monotonic() + _END_SECONDS
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        while time.monotonic() < bound:
+            os.killpg(rsync.pid, 0)
+            time.sleep(_LOOK_EVERY_SECONDS / 10)
+
+
+@functools.cache
+def _progress_options() -> tuple[str, ...]:
+    """What makes rsync say how far it is, where it can: that of macOS cannot."""
+    said = subprocess.run(["rsync", "--version"], capture_output=True, text=True, errors="replace").stdout
+    version = re.match(r"rsync\s+version (\d+)\.(\d+)", said)
+    able = version is not None and (int(version[1]), int(version[2])) >= (3, 1)
+    return ("--info=progress2", "--no-inc-recursive") if able else ()

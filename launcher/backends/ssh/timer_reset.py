@@ -1,0 +1,44 @@
+"""Keeps a rented machine from ending itself while its results come home: its own timer is set back.
+
+The runtime's keeper does that while the run may go on; at its end the runtime may be dead, its lease over, or
+its launch, and then a copy that takes longer than the idle minutes would be cut. Not longer than a copy makes
+progress: `rsync.py` ends one that stands still. Neighbours: `cloud_results.py` pulls under this,
+`remote_folder.py` asks the machine. Knows nothing of what is copied.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+
+from launcher.base.log import LOGGER
+
+# As the runtime's keeper: the least that can be armed is a minute, and three of four may fail.
+EVERY_SECONDS = 15.0
+# One that is under way at the end is waited for so long: an ssh that hangs keeps nobody.
+_END_SECONDS = 2.0
+
+
+@contextlib.contextmanager
+def resetting_timer(set_back: Callable[[], object], within_limits: Callable[[], bool]) -> Iterator[None]:
+    """`set_back` is called at once and every so often, in a thread, until the block is over or the machine
+    may not stay any more. What it raises is no trouble of the copy's."""
+    over = threading.Event()
+
+    def stay() -> None:
+        while within_limits():
+            try:
+                set_back()
+            except Exception as error:  # noqa: BLE001 - the copy shows by itself whether the machine is there
+                LOGGER.debug("the machine's idle timer was not reset: %r", error)
+            if over.wait(EVERY_SECONDS):
+                return
+
+    thread = threading.Thread(target=stay, name="timer-setback", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join(_END_SECONDS)
