@@ -296,7 +296,7 @@ def _left_over(home: Home) -> Check:
     from launcher.teardown import leftovers
 
     said: list[str] = []
-    finds = leftovers.look(home, None, False, leftovers.IDLE_SECONDS, note=said.append)
+    finds = leftovers.find_leftovers(home, None, False, leftovers.IDLE_SECONDS, note=said.append)
     if not finds:
         return Check("left over", "ok", "; ".join(["earlier runs left nothing behind", *said]))
     few = "; ".join(find.what for find in finds[:2]) + ("; …" if len(finds) > 2 else "")

@@ -91,7 +91,9 @@ def gc(
     home = Home.find()
     for name in given_up:
         RecordStore(home).load(name)
-    finds = leftovers.look(home, seconds, unpulled, seconds or leftovers.IDLE_SECONDS, given_up, output.note)
+    finds = leftovers.find_leftovers(
+        home, seconds, unpulled, seconds or leftovers.IDLE_SECONDS, given_up, output.note
+    )
     at_providers, seen = _at_providers(output, home, infra)
     finds += at_providers
     said = _who_answered(seen)
@@ -129,7 +131,7 @@ def _let_end(
         launch.send(signal.SIGTERM)
     launch.send(signal.SIGCONT)  # it may be stopped (Ctrl-Z): then it would not hear the first
     told_at = said_at = time.monotonic()
-    keeping = take_down.Keeping(store, record.id, _KEEPING_SECONDS)
+    keeping = take_down.ResultsWait(store, record.id, _KEEPING_SECONDS)
     while not processes.wait_for_end(launch, _LOOK_SECONDS) and store.load(record.id).live:
         now, at_it = time.monotonic(), teardown_lock.owner(store.folder(record.id))
         if now - said_at > _SAY_EVERY_SECONDS:
@@ -137,7 +139,7 @@ def _let_end(
             said_at = now
         if at_it is None and now - told_at > _ORDERLY_SECONDS:
             break
-        keeping.look(at_it)
+        keeping.check(at_it)
     return store.load(record.id)
 
 
@@ -151,7 +153,7 @@ def _from_elsewhere(output: Output, store: RecordStore, record: RunRecord, elsew
     label = record.name or record.id
     if not record.rented:
         if elsewhere and record.silent:
-            return take_down.closed_by_word(store, record)
+            return take_down.close_unseen(store, record)
         return record
     output.note(f"{label} lives on {record.location}; its machine is ended at its provider, from here")
     if record.silent:
@@ -182,7 +184,7 @@ def _given_up(output: Output, store: RecordStore, record: RunRecord) -> RunRecor
 
 def _at_providers(
     output: Output, home: Home, infra: Sequence[str]
-) -> tuple[list[leftovers.Find], OrphanReport | None]:
+) -> tuple[list[leftovers.Leftover], OrphanReport | None]:
     """Machines at providers, and who answered: nobody is asked where nothing was ever rented."""
     from launcher.teardown import rented_leftovers
 
@@ -190,7 +192,7 @@ def _at_providers(
     if not asked:
         return [], None
     output.note(f"asking {', '.join(sorted(set(asked)))} for machines of earlier runs")
-    return rented_leftovers.look(home, asked, output.note)
+    return rented_leftovers.find_rented_leftovers(home, asked, output.note)
 
 
 def _agreed(output: Output, shown: str, count: int) -> bool:
@@ -226,7 +228,7 @@ def _ended(output: Output, failure: LaunchError | None) -> int:
     return failure.exit_code if failure is not None else EXIT_OK
 
 
-def _remove(output: Output, finds: list[leftovers.Find], seen: OrphanReport | None) -> int:
+def _remove(output: Output, finds: list[leftovers.Leftover], seen: OrphanReport | None) -> int:
     """Take each away and say how it went; the first failure decides the exit code."""
     failure: LaunchError | None = None
     described: list[dict[str, Any]] = []
@@ -245,7 +247,7 @@ def _remove(output: Output, finds: list[leftovers.Find], seen: OrphanReport | No
     return _ended(output, failure or _unasked(seen))
 
 
-def _refused(output: Output, find: leftovers.Find, error: Exception) -> LaunchError:
+def _refused(output: Output, find: leftovers.Leftover, error: Exception) -> LaunchError:
     """One that this computer does not let us remove, or a bug."""
     kind = PreflightError if isinstance(error, OSError) else LaunchError
     output.traceback(show=False)

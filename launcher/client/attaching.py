@@ -30,7 +30,7 @@ class Attached:
     run_dir: Path
 
 
-def by_name(run: str) -> Attached:
+def was_requested(run: str) -> Attached:
     """The run with this name or id, as soon as it has its endpoint. Raises NotConnected."""
     done = subprocess.run(
         [*LAUNCH, "env", run, "--wait", "--json"],

@@ -58,7 +58,7 @@ def connect(
     """
     say_them()
     if base_url and "://" not in base_url:
-        found = attaching.by_name(base_url)
+        found = attaching.was_requested(base_url)
         session = Session(found.endpoint, patience or found.patience, found.run_dir)
         session.status()
         return session

@@ -76,7 +76,7 @@ def start(
     words += [f"--set={key}={_text(value)}" for key, value in (settings or {}).items()]
     words += ["--yes"] if yes else []
     launch = _Launch([*words, *options], quiet)
-    found = attaching.by_name(launch.wait_until_ready())
+    found = attaching.was_requested(launch.wait_until_ready())
     return StartedRun(found.endpoint, found.patience, found.run_dir, launch)
 
 

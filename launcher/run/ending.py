@@ -31,7 +31,7 @@ from launcher.run.phase_times import Timings
 from launcher.run.run_parts import EndingRun, Parts
 from launcher.run.signals import Interrupted, Signals
 from launcher.run.summary import Summary, exit_code_of, program_code_of, reason_of, why_of
-from launcher.teardown import giving_up, take_down
+from launcher.teardown import abandon_results, take_down
 from launcher.types.durability import DurabilityStatus
 from launcher.types.machine import Machine, Progress, Proof, PullReport, Stopped, no_progress
 
@@ -67,7 +67,7 @@ class Ending:
         self._run_id = ended.record.id
         self._folder = store.folder(self._run_id)
         self._results = self._folder / RESULTS
-        self._by_name = giving_up.by_name(store, self._run_id)
+        self._by_name = abandon_results.was_requested(store, self._run_id)
         self._pulled: PullReport | None = None
         self._unpulled: NotPulled | None = None
         self._proof: Proof | None = None
@@ -112,7 +112,7 @@ class Ending:
         if not self._parts.served:
             return
         try:
-            stopped = giving_up.after(take_down.TRIES_SECONDS, self._by_name)
+            stopped = abandon_results.after_grace(take_down.TRIES_SECONDS, self._by_name)
             with self._shown(machine, "pull") as progress:
                 if self._ended.record.logs_to_wandb:
                     self._try("ending its Weights & Biases run", machine.close_wandb)

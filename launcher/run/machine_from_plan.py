@@ -39,7 +39,7 @@ def machine_for(
     from launcher.backends.cloud import CloudMachine
     from launcher.teardown import rented_leftovers
 
-    rented_leftovers.remember(home, plan.rented.infra)
+    rented_leftovers.remember_clouds(home, plan.rented.infra)
     variant = os.environ.get(VARIANT_VARIABLE, "cuda")
     return CloudMachine(
         record.id,

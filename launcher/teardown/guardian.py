@@ -32,7 +32,7 @@ from launcher.records import teardown_lock
 from launcher.records.endpoint import RESULTS, delete_token
 from launcher.records.records import RUN_VARIABLE, RecordStore, RunRecord
 from launcher.records.teardown_lock import LockHandle
-from launcher.teardown import giving_up, last_copy, self_ended, take_down
+from launcher.teardown import abandon_results, last_copy, self_ended, take_down
 from launcher.types.machine import Proof, Stopped, no_progress
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ def main(arguments: list[str]) -> int:
     os.write(1, _READY)
     os.dup2(2, 1)  # nothing of ours may hang on a pipe to the launcher
     os.chdir("/")
-    launch, standby = _prepare(record)
+    launch, standby = _prepare_teardown(record)
     try:
         if _released():
             return 0
@@ -128,7 +128,7 @@ def _released() -> bool:
     return said.endswith(_RELEASE)
 
 
-def _prepare(record: Path) -> tuple[ProcessId | None, StandbyHelper | None]:
+def _prepare_teardown(record: Path) -> tuple[ProcessId | None, StandbyHelper | None]:
     """Have ready what the end of this machine takes, while nobody is dead; whose guardian this is, and who
     stands by."""
     launch = None
@@ -146,10 +146,10 @@ def _end(
 ) -> int:
     """End the run, unless somebody does already and proves it, or another launch has taken it up."""
     pause, until = _PAUSE_SECONDS, clock.boot_seconds() + _GIVE_UP_SECONDS
-    asleep, copying = clock.asleep_seconds(), last_copy.OneLease()
+    asleep, copying = clock.asleep_seconds(), last_copy.SharedLease()
     while True:
         with teardown_lock.exclusive(store.folder(run_id), "guardian", _say, insist=True) as lock:
-            code = _end_alone(store, run_id, launch, standby, lock, copying)
+            code = _end_exclusively(store, run_id, launch, standby, lock, copying)
         if clock.asleep_seconds() - asleep > _SLEPT_SECONDS:
             asleep, pause = clock.asleep_seconds(), _PAUSE_SECONDS
             until = max(until, clock.boot_seconds() + _AWAKE_SECONDS)
@@ -160,13 +160,13 @@ def _end(
         pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
 
 
-def _end_alone(
+def _end_exclusively(
     store: RecordStore,
     run_id: str,
     launch: ProcessId | None,
     standby: StandbyHelper | None,
     lock: LockHandle,
-    copying: last_copy.OneLease,
+    copying: last_copy.SharedLease,
 ) -> int:
     try:
         record = store.load(run_id)
@@ -205,7 +205,7 @@ def _end_alone(
 def _self_ended(record: RunRecord) -> float | None:
     """When a machine that is gone had ended itself at the latest: it was paid for until then, and not until
     somebody could prove it. None where that is to come, or it is still there."""
-    latest = self_ended.at_latest(record)
+    latest = self_ended.latest_end(record)
     if latest is None or latest >= time.time():
         return None
     try:
@@ -217,20 +217,20 @@ def _self_ended(record: RunRecord) -> float | None:
     return None
 
 
-def _bring_home(store: RecordStore, record: RunRecord, copying: last_copy.OneLease) -> str | None:
+def _bring_home(store: RecordStore, record: RunRecord, copying: last_copy.SharedLease) -> str | None:
     """What goes with the machine's disk, brought home as long as it comes; why it was not."""
     before = copying.unpulled if copying.begun() else record.unpulled
     # What did not come is tried again while the lease lasts that all tries of this guardian have.
-    again = copying.goes_on() and before is not None and not record.given_up
+    again = copying.is_running() and before is not None and not record.given_up
     if record.state in ("down", "unverified") and not again:  # whoever was at it before had come to that
         return before
     if not record.may_have_results:
         return None
-    given_up = giving_up.by_name(store, record.id)
+    given_up = abandon_results.was_requested(store, record.id)
     if record.logs_to_wandb and not record.given_up:
         take_down.close_wandb(record, _say, _WANDB_SECONDS)
     try:
-        why = last_copy.bring(
+        why = last_copy.copy_results(
             record,
             store.folder(record.id),
             lambda stopped: _bring(store, record, stopped),

@@ -21,7 +21,7 @@ from launcher.teardown import take_down
 from launcher.types.machine import Stopped
 
 # Without a byte for so long nothing is coming (G29).
-STILL_SECONDS = 20.0
+STALL_SECONDS = 20.0
 # For plans of older versions.
 _LEASE_SECONDS = 900.0
 _LOOK_SECONDS = 0.5
@@ -29,7 +29,7 @@ _LOOK_SECONDS = 0.5
 _END_SECONDS = 5.0
 
 
-class OneLease:
+class SharedLease:
     """The time that all last copies of one guardian have together: the run's lease, from the first one on.
 
     `unpulled`: why the last of them did not bring all."""
@@ -48,17 +48,17 @@ class OneLease:
         """Whether there was a first one."""
         return self._until is not None
 
-    def goes_on(self) -> bool:
+    def is_running(self) -> bool:
         """Whether there was a first one, and its time has not passed."""
         return self._until is not None and clock.boot_seconds() < self._until
 
 
-def bring(
+def copy_results(
     record: RunRecord,
     folder: Path,
     copy: Callable[[Stopped], str | None],
     given_up: Stopped,
-    together: OneLease | None = None,
+    together: SharedLease | None = None,
 ) -> str | None:
     """Why not all came into `folder`, None when it did. `copy` says so itself, or raises what `bring` raises
     then; it is broken off, in a thread of its own, when nobody waits for it any more. `together`: with those
@@ -74,7 +74,7 @@ def bring(
     thread = threading.Thread(target=act, name="last-copy", daemon=True)
     thread.start()
     try:
-        until = (together or OneLease()).until(record)
+        until = (together or SharedLease()).until(record)
         why = _while_it_moves(thread, record, folder, given_up, until)
     finally:
         over.set()
@@ -106,8 +106,8 @@ def _while_it_moves(
             return reached
         if clock.boot_seconds() >= until:
             return f"they had not arrived within the lease of {format_duration(_lease(record))}"
-        if time.monotonic() - moved_at >= STILL_SECONDS:
-            return f"nothing of them came for {STILL_SECONDS:.0f} s"
+        if time.monotonic() - moved_at >= STALL_SECONDS:
+            return f"nothing of them came for {STALL_SECONDS:.0f} s"
     return None
 
 

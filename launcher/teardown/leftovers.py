@@ -37,7 +37,7 @@ _SOCKETS_SECONDS = 600.0
 # In the environment of a run's processes: paths that name the home the run belongs to.
 _HOME_VARIABLES = ("PYTHONPATH", "LAUNCH_RUN_DIR")
 _STEP = re.compile(r"step-(\d+)")
-_DEBRIS = (
+_PARTIAL_FILES = (
     "results/.incoming-*", "results/**/.*.tmp", ".record.json.tmp", ".skypilot.going", "skypilot-spare*",
     ".skypilot-spare*.going",
     "machine/steps/.tmp-*", "machine/checkpoints/.tmp-*",
@@ -45,7 +45,7 @@ _DEBRIS = (
 
 
 @dataclass(frozen=True)
-class Find:
+class Leftover:
     """Something that is left. `kind` is a word for `--json`; `remove` does so, or raises LaunchError."""
 
     kind: str
@@ -65,27 +65,27 @@ class Find:
         }  # fmt: skip
 
 
-def look(
+def find_leftovers(
     home: Home,
     older_than_seconds: float | None,
     unpulled: bool,
     idle_seconds: float,
     given_up: Collection[str] = (),
     note: Callable[[str], None] = take_down.no_progress,
-) -> list[Find]:
+) -> list[Leftover]:
     """Everything that is left. Old runs' folders only when `older_than_seconds` says how old; environments
     that nobody asked for in `idle_seconds`. `given_up`: the runs, by name or id, that end without results."""
     store = RecordStore(home)
     # Processes before records: a run that starts meanwhile is then in neither, or known and live.
-    carriers, carried = _carriers(home), {run_id for run_id, *_ in _all_carriers()}
+    run_processes, carried = _run_processes(home), {run_id for run_id, *_ in _all_run_processes()}
     records = {record.id: record for record in store.list()}
     unreadable = {record.id for record in store.unreadable()}
-    finds = [*_left_alone(store, records.values(), given_up, note)]
-    finds += _stray_processes(store, home, records, unreadable, carriers)
+    finds = [*_unattended_runs(store, records.values(), given_up, note)]
+    finds += _stray_processes(store, home, records, unreadable, run_processes)
     finds += _stale_sockets(records, unreadable, carried)
     if not any(record.elsewhere for record in records.values()):  # it may run from any of them
         finds += _environments(home, idle_seconds)
-    finds += _debris(store, records.values())
+    finds += _partial_files(store, records.values())
     finds += _benches(home, older_than_seconds, note)
     if older_than_seconds is not None:
         finds += _old_runs(store, records.values(), older_than_seconds, unpulled)
@@ -95,17 +95,17 @@ def look(
 # ------------------------------------------------------------------ runs
 
 
-def _left_alone(
+def _unattended_runs(
     store: RecordStore,
     records: Iterable[RunRecord],
     given_up: Collection[str],
     note: Callable[[str], None],
-) -> Iterator[Find]:
+) -> Iterator[Leftover]:
     """Live in the ledger, but its launch and its guardian are both gone; what may be alive elsewhere is only
     named."""
     for record in records:
         if record.elsewhere:
-            note(left_alone(record))
+            note(skipped_run_note(record))
         if not record.live or record.is_attended:
             continue
 
@@ -118,10 +118,10 @@ def _left_alone(
             return f"down: verified{without}"
 
         why = f"its state is {record.state}, and neither its launch nor its guardian is alive"
-        yield Find("run", f"run {record.name or record.id}", why, remove, record.id)
+        yield Leftover("run", f"run {record.name or record.id}", why, remove, record.id)
 
 
-def left_alone(record: RunRecord) -> str:
+def skipped_run_note(record: RunRecord) -> str:
     """What is said of a live run whose processes cannot be seen here."""
     label = record.name or record.id
     return f"{label} lives on {record.location}: left alone; launch down {label} ends it"
@@ -135,10 +135,10 @@ def _stray_processes(
     home: Home,
     records: dict[str, RunRecord],
     unreadable: set[str],
-    carriers: dict[str, set[ProcessId]],
-) -> Iterator[Find]:
+    run_processes: dict[str, set[ProcessId]],
+) -> Iterator[Leftover]:
     """Processes of this home's runs that are over, or that the ledger does not know (any more)."""
-    for run_id, found in sorted(carriers.items()):
+    for run_id, found in sorted(run_processes.items()):
         record = records.get(run_id)
         if run_id in unreadable or (record is not None and record.live):
             continue  # a broken record is shown by `status`; a live run is looked after, or a find of its own
@@ -149,7 +149,7 @@ def _stray_processes(
         def remove(run_id: str = run_id) -> str:
             if any(known.live for known in store.list() if known.id == run_id):
                 return "it is alive after all"
-            left = processes.end(lambda: _carriers(home).get(run_id, set()), _GRACE_SECONDS)
+            left = processes.end(lambda: _run_processes(home).get(run_id, set()), _GRACE_SECONDS)
             if left:
                 pids = ", ".join(str(process.pid) for process in sorted(left))
                 raise TeardownUnverified(f"processes of {run_id} still run", pids, f"kill -9 {pids}")
@@ -157,10 +157,10 @@ def _stray_processes(
 
         pids = tuple(sorted(process.pid for process in found))
         names = ", ".join(f"{process.pid} {running.name_of(process)}" for process in sorted(found))
-        yield Find("processes", f"processes of {run_id}: {names}", why, remove, run_id, pids)
+        yield Leftover("processes", f"processes of {run_id}: {names}", why, remove, run_id, pids)
 
 
-def _all_carriers() -> Iterator[tuple[str, ProcessId, dict[str, str]]]:
+def _all_run_processes() -> Iterator[tuple[str, ProcessId, dict[str, str]]]:
     """Every process that carries a run's id, whosever run: the id, the process and its environment."""
     for process, environ in running.environments():
         run_id = environ.get(RUN_VARIABLE, "")
@@ -168,10 +168,10 @@ def _all_carriers() -> Iterator[tuple[str, ProcessId, dict[str, str]]]:
             yield run_id, process, environ
 
 
-def _carriers(home: Home) -> dict[str, set[ProcessId]]:
+def _run_processes(home: Home) -> dict[str, set[ProcessId]]:
     """By run: the processes whose environment says that they belong to a run of this home."""
     found: dict[str, set[ProcessId]] = {}
-    for run_id, process, environ in _all_carriers():
+    for run_id, process, environ in _all_run_processes():
         paths = [path for name in _HOME_VARIABLES for path in environ.get(name, "").split(os.pathsep) if path]
         folder = os.path.realpath(home.run_folder(run_id))
         ours = any(os.path.realpath(path).startswith(folder + os.sep) for path in paths)
@@ -188,7 +188,9 @@ def socket_parents() -> list[Path]:
     return list(dict.fromkeys((Path(tempfile.gettempdir()), Path("/tmp"))))
 
 
-def _stale_sockets(records: dict[str, RunRecord], unreadable: set[str], carried: set[str]) -> Iterator[Find]:
+def _stale_sockets(
+    records: dict[str, RunRecord], unreadable: set[str], carried: set[str]
+) -> Iterator[Leftover]:
     """Socket folders of runs that are over, or that nobody knows and nobody runs."""
     for parent in socket_parents():
         for folder in sorted(parent.glob("slip-*")):
@@ -204,17 +206,17 @@ def _stale_sockets(records: dict[str, RunRecord], unreadable: set[str], carried:
             if seen.st_uid != os.getuid() or fresh or (record is not None and record.live):
                 continue
             why = "the run is over" if record else "no process of the run is left"
-            yield _folder_find("sockets", f"sockets of {run_id}", why, folder, run_id)
+            yield _folder_leftover("sockets", f"sockets of {run_id}", why, folder, run_id)
 
 
-def _environments(home: Home, idle_seconds: float) -> Iterator[Find]:
+def _environments(home: Home, idle_seconds: float) -> Iterator[Leftover]:
     from launcher.backends import environments
 
     root = home.environments
     if not root.is_dir():
         return
     for folder in environments.half_built(root):
-        yield _folder_find(
+        yield _folder_leftover(
             "half-built", f"half-built environment {folder.name}", "the process that built it is gone", folder
         )
     for folder in environments.outdated(root):
@@ -227,23 +229,25 @@ def _environments(home: Home, idle_seconds: float) -> Iterator[Find]:
             return "removed"
 
         why = f"this version does not use it; last used {format_duration(idle)} ago"
-        yield Find("environment", f"environment {folder.name}", why, remove, path=folder)
+        yield Leftover("environment", f"environment {folder.name}", why, remove, path=folder)
 
 
-def _debris(store: RecordStore, records: Iterable[RunRecord]) -> Iterator[Find]:
+def _partial_files(store: RecordStore, records: Iterable[RunRecord]) -> Iterator[Leftover]:
     """What a kill left half-written in the folders of runs that are over."""
     for record in records:
         if record.live:
             continue
-        for pattern in _DEBRIS:
+        for pattern in _PARTIAL_FILES:
             for path in sorted(store.folder(record.id).glob(pattern)):
                 what = f"half-written {path.relative_to(store.runs)}"
-                yield _unless_live(store, _folder_find("debris", what, "the run is over", path, record.id))
+                yield _unless_live(
+                    store, _folder_leftover("debris", what, "the run is over", path, record.id)
+                )
 
 
 def _old_runs(
     store: RecordStore, records: Iterable[RunRecord], older_than_seconds: float, unpulled: bool
-) -> Iterator[Find]:
+) -> Iterator[Leftover]:
     """What old runs keep beside their results: checkpoints, samples, batches. Results and record stay, so
     that a run can still be taken up after its last durable step."""
     for record in records:
@@ -255,17 +259,17 @@ def _old_runs(
             continue
         why = f"ended {format_duration(age)} ago; its results and durable steps stay"
         what = f"checkpoints and samples of {record.name or record.id}"
-        yield _unless_live(store, _folder_find("old run", what, why, folder, record.id))
+        yield _unless_live(store, _folder_leftover("old run", what, why, folder, record.id))
 
 
-def _benches(home: Home, older_than_seconds: float | None, note: Callable[[str], None]) -> Iterator[Find]:
+def _benches(home: Home, older_than_seconds: float | None, note: Callable[[str], None]) -> Iterator[Leftover]:
     """What old benches ran, each run in a home of its own; and of these runs those that are left alone."""
     homes = sorted(home.benches.glob("*/*/home"))
     busy = {environ.get("LAUNCH_HOME") for _, environ in running.environments()} if homes else set()
     for own in homes:
         store = RecordStore(Home(own, own, own / "cache"))
         records = store.list()
-        yield from _left_alone(store, records, (), note)
+        yield from _unattended_runs(store, records, (), note)
         if older_than_seconds is None or str(own) in busy or any(it.live for it in records):
             continue
         ended = [own.stat().st_mtime, *(it.ended or it.created for it in records)]
@@ -273,7 +277,7 @@ def _benches(home: Home, older_than_seconds: float | None, note: Callable[[str],
             continue
         why = f"ended {format_duration(age)} ago; its figures and logs stay"
         what = f"runs of bench {own.parent.parent.name}, {own.parent.name}"
-        yield _folder_find("old bench", what, why, own)
+        yield _folder_leftover("old bench", what, why, own)
 
 
 def results_are_home(folder: Path) -> bool:
@@ -290,7 +294,7 @@ def results_are_home(folder: Path) -> bool:
         return False
 
 
-def _unless_live(store: RecordStore, find: Find) -> Find:
+def _unless_live(store: RecordStore, find: Leftover) -> Leftover:
     """The same, left alone when its run was taken up again meanwhile (`launch --resume`)."""
 
     def remove() -> str:
@@ -300,7 +304,7 @@ def _unless_live(store: RecordStore, find: Find) -> Find:
     return replace(find, remove=remove)
 
 
-def _folder_find(kind: str, what: str, why: str, path: Path, run_id: str | None = None) -> Find:
+def _folder_leftover(kind: str, what: str, why: str, path: Path, run_id: str | None = None) -> Leftover:
     def remove() -> str:
         try:
             if path.is_dir() and not path.is_symlink():
@@ -313,4 +317,4 @@ def _folder_find(kind: str, what: str, why: str, path: Path, run_id: str | None 
             raise LaunchError(f"{path} cannot be removed", error.strerror, f"ls -la {path}") from error
         return "removed"
 
-    return Find(kind, what, why, remove, run_id, path=path)
+    return Leftover(kind, what, why, remove, run_id, path=path)

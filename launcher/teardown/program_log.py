@@ -48,29 +48,29 @@ class ProgramLog:
         self._size = os.fstat(self._file).st_size
 
 
-class Lines:
+class LineSplitter:
     """One stream of a program, cut into lines for the log."""
 
     def __init__(self, log: ProgramLog) -> None:
         self._log = log
         self._rest = ""
 
-    def hear(self, piece: bytes) -> None:
+    def feed(self, piece: bytes) -> None:
         """The next of its bytes."""
         *whole, rest = (self._rest + piece.decode(errors="surrogateescape")).split("\n")
         if whole:
-            self._log.write("".join(f"{_last_drawn(line)}\n" for line in whole))
-        self._rest = rest if rest.endswith("\r") else _last_drawn(rest)
+            self._log.write("".join(f"{_visible_part(line)}\n" for line in whole))
+        self._rest = rest if rest.endswith("\r") else _visible_part(rest)
         if len(self._rest) > _LONGEST_LINE:
-            self._shorten()
+            self._write_beginning()
 
     def end(self) -> None:
         """It is over; a last line may have no end."""
         if self._rest:
-            self._log.write(f"{_last_drawn(self._rest)}\n")
+            self._log.write(f"{_visible_part(self._rest)}\n")
         self._rest = ""
 
-    def _shorten(self) -> None:
+    def _write_beginning(self) -> None:
         """Write the beginning of a line, but for what may be the beginning of a secret."""
         clean = REDACTOR.redact(self._rest)
         cut = max(0, len(clean) - REDACTOR.max_length)
@@ -78,6 +78,6 @@ class Lines:
         self._rest = clean[cut:]
 
 
-def _last_drawn(line: str) -> str:
+def _visible_part(line: str) -> str:
     """What of a line is still there when it was written over."""
     return line.removesuffix("\r").rpartition("\r")[2]

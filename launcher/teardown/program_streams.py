@@ -17,7 +17,7 @@ import threading
 from collections.abc import Callable
 
 from launcher.base import descriptors
-from launcher.teardown.program_log import Lines, ProgramLog
+from launcher.teardown.program_log import LineSplitter, ProgramLog
 
 _BYTES = 65536
 _OUTPUT_FLAGS = 1  # of the list that tcgetattr gives
@@ -29,7 +29,7 @@ class ProgramStreams:
     def __init__(self, log: ProgramLog) -> None:
         self._log = log
         # By what they lead to: one way for both keeps what was printed in its order.
-        self._ways: dict[tuple[int, int, int], _Way] = {}
+        self._ways: dict[tuple[int, int, int], _ForwardedStream] = {}
         self.for_command: tuple[int | None, int | None] = (self._way(1), self._way(2))
         self.ended, self._ending = os.pipe()
         self._left = len(self._ways)
@@ -47,7 +47,7 @@ class ProgramStreams:
         """Whether nothing is on its way any more, at two looks."""
         if descriptors.readable([self.ended], 0):
             return True
-        was, self._quiet = self._quiet, all(way.quiet() for way in self._ways.values())
+        was, self._quiet = self._quiet, all(way.is_idle() for way in self._ways.values())
         return was and self._quiet
 
     def resize(self) -> None:
@@ -61,7 +61,7 @@ class ProgramStreams:
             found = os.fstat(descriptor)
             known = (found.st_dev, found.st_ino, found.st_rdev)
             if known not in self._ways:
-                self._ways[known] = _Way(descriptor, stat.S_ISCHR(found.st_mode))
+                self._ways[known] = _ForwardedStream(descriptor, stat.S_ISCHR(found.st_mode))
         except OSError:
             return None
         return self._ways[known].writing
@@ -73,7 +73,7 @@ class ProgramStreams:
                 os.close(self._ending)  # `ended` is at its end
 
 
-class _Way:
+class _ForwardedStream:
     """From the command to one of our streams."""
 
     def __init__(self, target: int, may_be_terminal: bool) -> None:
@@ -83,13 +83,13 @@ class _Way:
         self._terminal = may_be_terminal and os.isatty(target)
         if self._terminal:
             self._reading, self.writing = os.openpty()
-            self._take_after()
+            self._copy_terminal_settings()
         else:
             self._reading, self.writing = os.pipe()
 
     def begin(self, log: ProgramLog, over: Callable[[], None]) -> None:
         os.close(self.writing)
-        threading.Thread(target=self._hand_on, args=(Lines(log), over), daemon=True).start()
+        threading.Thread(target=self._forward, args=(LineSplitter(log), over), daemon=True).start()
 
     def resize(self) -> None:
         if self._terminal:
@@ -97,7 +97,7 @@ class _Way:
                 size = fcntl.ioctl(self._target, termios.TIOCGWINSZ, bytes(8))
                 fcntl.ioctl(self._reading, termios.TIOCSWINSZ, size)
 
-    def quiet(self) -> bool:
+    def is_idle(self) -> bool:
         """Whether nothing of it is under way."""
         if self._over:
             return True
@@ -106,7 +106,7 @@ class _Way:
         except (OSError, ValueError):  # it ends at this moment
             return True
 
-    def _take_after(self) -> None:
+    def _copy_terminal_settings(self) -> None:
         """The settings of the terminal it stands for, which makes line ends of its own."""
         with contextlib.suppress(OSError, termios.error):
             settings = termios.tcgetattr(self._target)
@@ -114,12 +114,12 @@ class _Way:
             termios.tcsetattr(self.writing, termios.TCSANOW, settings)
         self.resize()
 
-    def _hand_on(self, lines: Lines, over: Callable[[], None]) -> None:
+    def _forward(self, lines: LineSplitter, over: Callable[[], None]) -> None:
         """Until nobody is left who could write, or nobody who reads: then the command is told, as it would be
         without us."""
         try:
             while piece := self._read():
-                lines.hear(piece)
+                lines.feed(piece)
                 self._write(piece)
                 self._busy = False
         except OSError:

@@ -19,14 +19,14 @@ from launcher.base import atomic
 from launcher.base.home import Home
 from launcher.base.units import format_duration
 from launcher.records.records import RecordStore
-from launcher.teardown.leftovers import Find
+from launcher.teardown.leftovers import Leftover
 from launcher.types.clouds import SELF_HOSTED, clouds_of
 
 # Beside the runs: the clouds they were on, for when their records are gone.
 _CLOUDS = "clouds.json"
 
 
-def remember(home: Home, infra: Iterable[str]) -> None:
+def remember_clouds(home: Home, infra: Iterable[str]) -> None:
     """On disk before a provider is asked for a machine: from now on `launch gc` asks there."""
     known = _remembered(home)
     clouds = sorted({*known, *clouds_of(list(infra))})
@@ -45,7 +45,9 @@ def clouds(home: Home) -> list[str]:
     return sorted(used - SELF_HOSTED)
 
 
-def look(home: Home, infra: Iterable[str], note: Callable[[str], None]) -> tuple[list[Find], OrphanReport]:
+def find_rented_leftovers(
+    home: Home, infra: Iterable[str], note: Callable[[str], None]
+) -> tuple[list[Leftover], OrphanReport]:
     """What the providers list of runs of this home that are over or unknown; and who answered."""
     # Providers before records: the run of a machine that is listed has its record by now.
     seen = orphaned_machines.find(clouds_of(list(infra)), home.runs)
@@ -55,12 +57,12 @@ def look(home: Home, infra: Iterable[str], note: Callable[[str], None]) -> tuple
         note(f"{cloud} was not asked for machines of earlier runs: {why}")
     for place, why in sorted(seen.denied.items()):
         note(f"{place} did not answer: the account may not list machines there ({why})")
-    return list(_finds(RecordStore(home), seen.found, note)), seen
+    return list(_leftovers(RecordStore(home), seen.found, note)), seen
 
 
-def _finds(
+def _leftovers(
     store: RecordStore, found: Iterable[OrphanedMachine], note: Callable[[str], None]
-) -> Iterator[Find]:
+) -> Iterator[Leftover]:
     records = {record.id: record for record in store.list()}
     unreadable = {record.id for record in store.unreadable()}
     for machine in found:
@@ -84,7 +86,7 @@ def _finds(
             return orphaned_machines.end(machine)
 
         why += f"; it{age and f'{age} and'} costs money; its data cannot be copied"
-        yield Find("machine", what, why, remove, machine.run_id)
+        yield Leftover("machine", what, why, remove, machine.run_id)
 
 
 def _remembered(home: Home) -> list[str]:

@@ -18,7 +18,7 @@ from launcher.types.machine import TIMER_SECONDS
 _SEEN = "machine"
 
 
-def at_latest(record: RunRecord) -> float | None:
+def latest_end(record: RunRecord) -> float | None:
     """On the wall clock; None where that is not known: of a run that was never ready, or has no sign of
     life."""
     lease = (record.details.get("plan") or {}).get("lease_seconds")

@@ -25,7 +25,7 @@ from launcher.records.lease import Limits
 from launcher.records.records import RecordStore, RunRecord
 from launcher.records.teardown_lock import LockOwner
 from launcher.results.background_copy import pull_with_retries
-from launcher.teardown import giving_up, self_ended
+from launcher.teardown import abandon_results, self_ended
 from launcher.types.machine import (
     CLOSE_WANDB_SECONDS,
     Machine,
@@ -42,7 +42,7 @@ from launcher.types.machine import (
 TRIES_SECONDS = 60.0
 _LOOK_SECONDS = 1.0
 # A guardian that is stopped does nothing any more.
-_STILL_SECONDS = teardown_lock.STUCK_SECONDS
+_STUCK_SECONDS = teardown_lock.STUCK_SECONDS
 # A guardian that does not hold the lock for so long rests, whatever the record could be made to say.
 _IDLE_SECONDS = 5.0
 
@@ -50,7 +50,7 @@ Note = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class _Brought:
+class _PullOutcome:
     """`unpulled`: why the newest results are not at home, None when they are. `gone`: the provider's list had
     no machine of the run, before anything was ended."""
 
@@ -70,7 +70,7 @@ def pull(
     return cast("Machine", machine).pull(store.folder(record.id) / RESULTS, progress, stopped)
 
 
-class Keeping:
+class ResultsWait:
     """How long somebody waits for a launch that keeps the machine of a run for its results: for `seconds`,
     and then says 8 while that goes on."""
 
@@ -80,15 +80,15 @@ class Keeping:
         self._seconds = seconds
         self._since: float | None = None
 
-    def look(self, at_it: LockOwner | None) -> None:
+    def check(self, other: LockOwner | None) -> None:
         """To be called all the time, with whoever ends the run. Raises NotPulled."""
         now = time.monotonic()
-        if at_it is None or at_it.doing != teardown_lock.WAITING_FOR_RESULTS:
+        if other is None or other.doing != teardown_lock.WAITING_FOR_RESULTS:
             self._since = None
         elif self._since is None:
             self._since = now
         elif now - self._since > self._seconds:
-            raise _kept_by(at_it, self._store.load(self._run_id))
+            raise _kept_by(other, self._store.load(self._run_id))
 
 
 def after_guardian(store: RecordStore, record: RunRecord, note: Note) -> RunRecord:
@@ -109,8 +109,8 @@ def after_guardian(store: RecordStore, record: RunRecord, note: Note) -> RunReco
         if rests and (record.state == "unverified" or idle > _IDLE_SECONDS):
             break
         still = still + _LOOK_SECONDS if is_stopped else 0.0
-        if still > _STILL_SECONDS:
-            raise _stands_still(record, guardian)
+        if still > _STUCK_SECONDS:
+            raise _is_stuck(record, guardian)
     return store.load(record.id)
 
 
@@ -131,27 +131,27 @@ def take_down(
     does where its processes are another computer's or container's: only a rented machine is ended from here.
     """
     if record.elsewhere and not record.rented:
-        raise _out_of_reach(record)
-    keeping = Keeping(store, record.id, TRIES_SECONDS)
-    with teardown_lock.exclusive(store.folder(record.id), ended_by, note, look=keeping.look) as lock:
+        raise _unreachable(record)
+    keeping = ResultsWait(store, record.id, TRIES_SECONDS)
+    with teardown_lock.exclusive(store.folder(record.id), ended_by, note, look=keeping.check) as lock:
         record = store.load(record.id)
         if not record.live:
             return record
         lock.report("copying results")
-        latest = self_ended.at_latest(record)  # before anything here is heard of by its machine
-        brought = _bring_home(store, record, note, lock.reporting("copying results", progress), give_up)
+        latest = self_ended.latest_end(record)  # before anything here is heard of by its machine
+        outcome = _bring_home(store, record, note, lock.reporting("copying results", progress), give_up)
         lock.report("down")
         proof = machine_from_record.end_machine(from_record(record), note)
         lock.report("saving the record")
-        ended = time.time() if latest is None or not brought.gone else min(latest, time.time())
-        return _write_down(store, record, ended_by, ended, proof, brought.unpulled, note)
+        ended = time.time() if latest is None or not outcome.gone else min(latest, time.time())
+        return _write_down(store, record, ended_by, ended, proof, outcome.unpulled, note)
 
 
-def closed_by_word(store: RecordStore, record: RunRecord) -> RunRecord:
+def close_unseen(store: RecordStore, record: RunRecord) -> RunRecord:
     """The record of a run on another computer or container that, as whoever types this says, is no more:
     nothing here can prove that. Raises TeardownUnverified where there is a sign of its life."""
     if not record.silent:
-        raise _out_of_reach(record)
+        raise _unreachable(record)
     where = record.place.host if record.place else "?"
     proof = Proof(True, f"nothing here can see its processes; that {where} is gone was your word")
     delete_token(store.folder(record.id))
@@ -170,22 +170,22 @@ def limit_reached(record: RunRecord, now: float) -> str | None:
 
 def _bring_home(
     store: RecordStore, record: RunRecord, note: Note, progress: Progress, give_up: bool
-) -> _Brought:
+) -> _PullOutcome:
     """Raises NotPulled when the machine is kept."""
-    given_up = (lambda: True) if give_up else giving_up.by_name(store, record.id)
+    given_up = (lambda: True) if give_up else abandon_results.was_requested(store, record.id)
     if record.logs_to_wandb and not give_up:
         close_wandb(record, note)
     try:
-        report = pull(store, record, progress, giving_up.after(TRIES_SECONDS, given_up))
+        report = pull(store, record, progress, abandon_results.after_grace(TRIES_SECONDS, given_up))
         return _missing(record, report, note)
     except Exception as error:  # noqa: BLE001 - whatever it is, the results are not at home
         why = described(error)
     machine = from_record(record)
     if not record.may_have_results:
         note(why)
-        return _Brought(None)
+        return _PullOutcome(None)
     if isinstance(machine, NoMachine) or not cast("Machine", machine).ephemeral:
-        return _Brought(why)
+        return _PullOutcome(why)
     reached = limit_reached(record, time.time())
     if not (reached or given_up()):
         note(f"{why}; trying for a minute")
@@ -196,7 +196,7 @@ def _bring_home(
         if not given_up():
             raise _kept(record, why)
     note(f"its newest results are lost with it: {reached or 'they were given up'} ({why})")
-    return _Brought(why)
+    return _PullOutcome(why)
 
 
 def close_wandb(record: RunRecord, note: Note, seconds: float = CLOSE_WANDB_SECONDS) -> None:
@@ -209,14 +209,14 @@ def close_wandb(record: RunRecord, note: Note, seconds: float = CLOSE_WANDB_SECO
         note(described(error))
 
 
-def _missing(record: RunRecord, report: PullReport, note: Note) -> _Brought:
+def _missing(record: RunRecord, report: PullReport, note: Note) -> _PullOutcome:
     """Say what did not come; why the newest never will, where there may have been some."""
     for missing in report.missing:
         note(f"not copied: {missing}")
-    return _Brought(report.lost if record.may_have_results else None, gone=report.lost is not None)
+    return _PullOutcome(report.lost if record.may_have_results else None, gone=report.lost is not None)
 
 
-def _out_of_reach(record: RunRecord) -> TeardownUnverified:
+def _unreachable(record: RunRecord) -> TeardownUnverified:
     label = record.name or record.id
     there = "  # typed there"
     if record.silent:
@@ -239,11 +239,11 @@ def _kept(record: RunRecord, why: str) -> NotPulled:
     )
 
 
-def _kept_by(at_it: LockOwner, record: RunRecord) -> NotPulled:
+def _kept_by(other: LockOwner, record: RunRecord) -> NotPulled:
     label = record.name or record.id
     return NotPulled(
         f"{label} is kept: its newest results could not be copied",
-        f"{record.unpulled or 'copying fails'}; {at_it.who} (pid {at_it.process.pid}) keeps trying while "
+        f"{record.unpulled or 'copying fails'}; {other.who} (pid {other.process.pid}) keeps trying while "
         "lease, deadline and budget allow, then ends it without them",
         f"launch down {label} --give-up-results  # ends it now, without them",
     )
@@ -286,7 +286,7 @@ def _write_down(
     return record
 
 
-def _stands_still(record: RunRecord, guardian: ProcessId) -> LaunchError:
+def _is_stuck(record: RunRecord, guardian: ProcessId) -> LaunchError:
     return TeardownUnverified(
         f"could not verify that {record.name or record.id} is down",
         f"its guardian (pid {guardian.pid}) is stopped",

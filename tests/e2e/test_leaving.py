@@ -116,7 +116,9 @@ def test_g08_gc_ends_a_real_runtime_whose_ledger_is_gone(home: Path) -> None:
         assert len(left) >= 4
 
         # Not `gc --yes`: what else is left on this computer is none of a test's business.
-        finds = leftovers.look(Home.find({"LAUNCH_HOME": str(home)}), None, False, leftovers.IDLE_SECONDS)
+        finds = leftovers.find_leftovers(
+            Home.find({"LAUNCH_HOME": str(home)}), None, False, leftovers.IDLE_SECONDS
+        )
         (ours,) = [find for find in finds if find.run_id == run_id]
         assert (ours.kind, set(ours.pids)) == ("processes", left)
         assert ours.remove() == "ended"

@@ -200,7 +200,7 @@ def openai_env(run: SmallRun, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", TOKEN)
 
 
-def by_name(run: SmallRun, good: Any) -> Any:
+def was_requested(run: SmallRun, good: Any) -> Any:
     """As the gateway: a model that it has not is a 404."""
 
     def answer(asked: Asked) -> Any:
@@ -236,7 +236,7 @@ class Delegating(dspy.Module):
 def test_a08_with_openai_env_a_model_the_run_has_not_is_not_trained_and_it_is_said_at_once(
     run: SmallRun, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    run.answer = by_name(run, answering(reasoning="r", french="mot", answer="mot"))
+    run.answer = was_requested(run, answering(reasoning="r", french="mot", answer="mot"))
     untrusted = dspy.LM("openai/gpt-4.1-mini", cache=False, num_retries=0)
     student = Delegating(untrusted)
     student.craft.set_lm(PolicyLM())
@@ -278,7 +278,7 @@ def test_a08_with_openai_env_both_predictors_are_trained_where_the_other_model_h
 def test_a08_with_openai_env_a_module_of_the_program_that_asks_openai_is_never_given_the_policy(
     run: SmallRun,
 ) -> None:
-    run.answer = by_name(run, answering(reasoning="r", french="mot", english="hi"))
+    run.answer = was_requested(run, answering(reasoning="r", french="mot", english="hi"))
     student = a.Two()
     judge = dspy.LM("openai/gpt-4.1-mini", cache=False, num_retries=0)
     student.first.lm, student.second.lm = PolicyLM(), judge
@@ -293,7 +293,7 @@ def test_a08_with_openai_env_a_module_of_the_program_that_asks_openai_is_never_g
 def test_a08_with_openai_env_a_judge_of_openais_is_counted_as_anothers_failure(
     run: SmallRun, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    run.answer = by_name(run, a.varied)
+    run.answer = was_requested(run, a.varied)
     judge = dspy.Predict("french -> verdict")
     judge.lm = dspy.LM("openai/gpt-4.1-mini", cache=False, num_retries=0)
 

@@ -18,7 +18,7 @@ from launcher.base.errors import LaunchError, NotPulled
 from launcher.cli import ending_verbs
 from launcher.console.output import Output
 from launcher.records.teardown_lock import LockOwner
-from launcher.teardown.take_down import Keeping
+from launcher.teardown.take_down import ResultsWait
 from launcher.types.machine import Proof
 from tests.support import pretend_machine
 from tests.support.ends import PRICE, UP, ended_well, raising, soon
@@ -41,15 +41,15 @@ def test_g28_down_waits_for_a_launch_that_is_still_bringing_results_home(
         machine.found_again = True  # else `down` would find nothing that it could end a second time
 
     looks: list[str | None] = []
-    waits: set[Keeping] = set()  # each has one of its own: for launch to end it, and for a turn to do so
-    look = Keeping.look
+    waits: set[ResultsWait] = set()  # each has one of its own: for launch to end it, and for a turn to do so
+    look = ResultsWait.check
 
-    def looking(keeping: Keeping, holder: LockOwner | None) -> None:
+    def looking(keeping: ResultsWait, holder: LockOwner | None) -> None:
         looks.append(holder and holder.who)
         waits.add(keeping)
         look(keeping, holder)
 
-    monkeypatch.setattr(Keeping, "look", looking)
+    monkeypatch.setattr(ResultsWait, "check", looking)
 
     def pull_slowly() -> None:
         wait_until(lambda: "launch" in looks, what="down sees that launch is at it")

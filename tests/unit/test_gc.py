@@ -125,7 +125,7 @@ def test_a_run_that_starts_while_we_look_is_not_touched(
 ) -> None:
     record = over(store, "dev")
     process = start(**of_run(home, record.id))
-    (find,) = [find for find in leftovers.look(home, None, False, OLD) if find.kind == "processes"]
+    (find,) = [find for find in leftovers.find_leftovers(home, None, False, OLD) if find.kind == "processes"]
     store.update(record.id, state="work")
     assert find.remove() == "it is alive after all"
     assert process.poll() is None

@@ -77,7 +77,7 @@ def never() -> bool:
 
 def standing_still(clocks: Clocks) -> Callable[[Stopped], str | None]:
     def copy(stopped: Stopped) -> str | None:
-        clocks.pass_by(last_copy.STILL_SECONDS + 1, stopped)
+        clocks.pass_by(last_copy.STALL_SECONDS + 1, stopped)
         wait_until(stopped, what="nobody waits any more")
         return "it was broken off"
 
@@ -97,20 +97,20 @@ def test_p07_a_guardian_goes_on_copying_while_bytes_move(
         return PullReport(into, 1, 10, 0.5, 3)
 
     monkeypatch.setattr(recorded_machine.RecordedMachine, "pull", pull)
-    assert guardian._bring_home(store, record, last_copy.OneLease()) is None
+    assert guardian._bring_home(store, record, last_copy.SharedLease()) is None
 
 
 def test_g29_p07_a_last_copy_that_moves_takes_longer_than_its_stillness_may(
     store: RecordStore, there: Path, clocks: Clocks
 ) -> None:
     record = left_alone(store, there, lease_seconds=LEASE)
-    copy = trickling(store.folder(record.id), clocks, 10, last_copy.STILL_SECONDS - 1)
-    assert last_copy.bring(record, store.folder(record.id), copy, never) is None
+    copy = trickling(store.folder(record.id), clocks, 10, last_copy.STALL_SECONDS - 1)
+    assert last_copy.copy_results(record, store.folder(record.id), copy, never) is None
 
 
 def test_g29_p07_a_last_copy_without_a_byte_is_ended(store: RecordStore, there: Path, clocks: Clocks) -> None:
     record = left_alone(store, there, lease_seconds=LEASE)
-    why = last_copy.bring(record, store.folder(record.id), standing_still(clocks), never)
+    why = last_copy.copy_results(record, store.folder(record.id), standing_still(clocks), never)
     assert why == "nothing of them came for 20 s"
 
 
@@ -128,7 +128,7 @@ def test_g29_p07_a_last_copy_never_goes_on_past_lease_deadline_or_budget(
     record = left_alone(store, there, **plan)
     begun = clocks.now
     copy = trickling(store.folder(record.id), clocks, 100, 10.0)
-    assert why in str(last_copy.bring(record, store.folder(record.id), copy, never))
+    assert why in str(last_copy.copy_results(record, store.folder(record.id), copy, never))
     assert 60.0 <= clocks.now - begun <= 90.0
 
 
@@ -137,7 +137,9 @@ def test_g29_p07_what_is_given_up_by_name_ends_a_last_copy(
 ) -> None:
     record = left_alone(store, there, lease_seconds=LEASE)
     copy = trickling(store.folder(record.id), clocks, 100, 1.0)
-    why = last_copy.bring(record, store.folder(record.id), copy, lambda: clocks.now > record.created + 5)
+    why = last_copy.copy_results(
+        record, store.folder(record.id), copy, lambda: clocks.now > record.created + 5
+    )
     assert why == "they were given up" and clocks.now - record.created < 60
 
 
@@ -237,7 +239,7 @@ def test_p07_what_a_last_copy_raises_is_raised(store: RecordStore, there: Path) 
         raise OSError("No space left on device")
 
     with pytest.raises(OSError, match="No space left"):
-        last_copy.bring(record, store.folder(record.id), copy, never)
+        last_copy.copy_results(record, store.folder(record.id), copy, never)
 
 
 def test_p07_folders_that_are_renamed_meanwhile_end_no_copy(tmp_path: Path) -> None:

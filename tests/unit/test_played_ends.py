@@ -18,7 +18,7 @@ from launcher.base.errors import TeardownUnverified
 from launcher.base.home import Home
 from launcher.records.records import RecordStore, RunRecord
 from launcher.teardown import rented_leftovers
-from launcher.teardown.leftovers import Find
+from launcher.teardown.leftovers import Leftover
 from launcher.teardown.take_down import take_down
 from tests.support import played_gcp, played_lambda
 from tests.support.played_https import Answer, Played
@@ -165,11 +165,11 @@ def test_g07_what_a_provider_says_of_the_end_proves_nothing_its_list_does(
     assert machine in str(refused.value.why)
 
 
-def looked(store: RecordStore, cloud: str) -> tuple[list[Find], OrphanReport, list[str]]:
+def looked(store: RecordStore, cloud: str) -> tuple[list[Leftover], OrphanReport, list[str]]:
     """What `launch gc` is told of a cloud, and what it says beside."""
     notes: list[str] = []
     home = Home.find({"LAUNCH_HOME": str(store.runs.parent)})
-    return *rented_leftovers.look(home, [cloud], notes.append), notes
+    return *rented_leftovers.find_rented_leftovers(home, [cloud], notes.append), notes
 
 
 def test_p08_gc_finds_what_runs_of_this_home_left_at_every_cloud_whose_list_can_be_asked(

@@ -19,7 +19,7 @@ import pytest
 from launcher.base import log, processes, running
 from launcher.base.log import REDACTOR, rotated
 from launcher.teardown import minder, program_log
-from launcher.teardown.program_log import Lines, ProgramLog
+from launcher.teardown.program_log import LineSplitter, ProgramLog
 from launcher.teardown.program_streams import ProgramStreams
 from tests.support.environment import PROGRAMS
 from tests.support.lived import Lives
@@ -41,9 +41,9 @@ def kept(tmp_path: Path) -> Path:
 
 
 def _said(kept: Path, *pieces: bytes) -> str:
-    lines = Lines(ProgramLog(kept))
+    lines = LineSplitter(ProgramLog(kept))
     for piece in pieces:
-        lines.hear(piece)
+        lines.feed(piece)
     lines.end()
     return kept.read_text()
 

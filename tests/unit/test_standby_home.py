@@ -182,7 +182,7 @@ def test_g01_whoever_stands_by_goes_with_the_guardian(laptop: Laptop, how: str) 
         wait_until(lambda: ProcessId.of(stands_by) is None, what="its pipe has ended, and so has it")
         laptop.store.update(record.id, state="verified", launch=None)
         home = laptop.store.runs.parent
-        finds = leftovers.look(Home(home, home, home), None, False, 1e9)
+        finds = leftovers.find_leftovers(Home(home, home, home), None, False, 1e9)
         (find,) = (find for find in finds if STANDBY_FOLDER in find.what)
         find.remove()
     assert not standing_by(laptop, record)

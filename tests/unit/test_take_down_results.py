@@ -16,7 +16,7 @@ from launcher.cli import ending_verbs
 from launcher.records.records import RecordStore
 from launcher.results import background_copy
 from launcher.run import taking_up
-from launcher.teardown import giving_up, take_down
+from launcher.teardown import abandon_results, take_down
 from tests.support import recorded_machine
 from tests.support.left_alone import left_alone, store, there, typed
 from tests.support.typed import Typed
@@ -89,7 +89,9 @@ def test_g29_results_that_do_not_come_are_tried_for_a_minute_and_a_copy_has_one(
     monkeypatch.setattr(
         take_down, "pull_with_retries", lambda machine, into, seconds, *_: tried.append(seconds)
     )
-    monkeypatch.setattr(giving_up, "after", lambda seconds, given_up: tried.append(seconds) or given_up)
+    monkeypatch.setattr(
+        abandon_results, "after_grace", lambda seconds, given_up: tried.append(seconds) or given_up
+    )
     with pytest.raises(NotPulled):
         take_down.take_down(store, record, "down")
     assert tried == [60.0, 60.0]

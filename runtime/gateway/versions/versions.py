@@ -218,8 +218,8 @@ class Versions:
     def _names(self, kept: dict[int, int]) -> dict[str, int]:
         """Every name that answers, the newest version first."""
         versions = self.staged | {version for version in kept if version <= self.current}
-        by_name = {self._name_now(version): version for version in sorted(versions, reverse=True)}
-        return {self._alias: self.current} | by_name | {BASE: 0}
+        was_requested = {self._name_now(version): version for version in sorted(versions, reverse=True)}
+        return {self._alias: self.current} | was_requested | {BASE: 0}
 
     # ------------------------------------------------------------------ which weights a name means
 

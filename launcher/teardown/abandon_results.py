@@ -16,7 +16,7 @@ from launcher.types.machine import Stopped
 _LOOK_EVERY_SECONDS = 0.5
 
 
-def by_name(store: RecordStore, run_id: str) -> Stopped:
+def was_requested(store: RecordStore, run_id: str) -> Stopped:
     """Whether its record says so, whoever wrote it; what was said is not taken back. To be asked often."""
     said, looked_at = False, float("-inf")
 
@@ -31,7 +31,7 @@ def by_name(store: RecordStore, run_id: str) -> Stopped:
     return given_up
 
 
-def after(seconds: float, given_up: Stopped) -> Stopped:
+def after_grace(seconds: float, given_up: Stopped) -> Stopped:
     """The same of a copy that begins now and has so long all the same: most are home by then."""
     bound = time.monotonic() + seconds
     return lambda: time.monotonic() >= bound and given_up()
