@@ -1,8 +1,8 @@
 """This computer's own GPUs: which of them a run takes, or why it cannot have them.
 
-Neighbours: `runtime/fitness.py` has the checks, the same as on a rented machine; `config/checking.py` asks
-before anything is built, `local.py` once more when the runtime is started, `doctor.py` at any time. Changes
-nothing.
+Neighbours: `runtime/fitness.py` has the checks, the same as on a rented machine;
+`config/request_validation.py` asks before anything is built, `local.py` once more when the runtime is
+started, `doctor.py` at any time. Changes nothing.
 """
 
 from __future__ import annotations

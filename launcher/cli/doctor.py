@@ -222,10 +222,10 @@ def _disk(home: Home) -> Check:
 def _port(home: Home) -> Check:
     from launcher.records.endpoint import DEFAULT_PORT
 
-    trouble = ports.port_trouble(DEFAULT_PORT)
+    trouble = ports.why_port_unusable(DEFAULT_PORT)
     if trouble is None:
         return Check("port", "ok", f"{DEFAULT_PORT} is free")
-    holder = ports.holder_of(DEFAULT_PORT, home) or trouble
+    holder = ports.port_owner(DEFAULT_PORT, home) or trouble
     return Check("port", "info", f"{DEFAULT_PORT}: {holder}; a run takes the next free one")
 
 
@@ -311,7 +311,7 @@ def _skypilot() -> Check:
         return Check("skypilot", "info", "not installed; needed only for rented machines", fix)
     installed = f"{found} is installed"
     if missing := remote_tools.missing_tools():
-        fix = remote_tools.how_to_install(missing)
+        fix = remote_tools.install_command(missing)
         return Check("skypilot", "warn", f"{installed}, {' and '.join(missing)} not", fix)
     return Check("skypilot", "info", f"{installed}; ssh and rsync are here")
 

@@ -83,7 +83,7 @@ def _dispatch(own: list[str], command: list[str] | None) -> int:
     except Exception as error:  # noqa: BLE001 - the outermost boundary: a bug gets three lines and code 1
         _hide_secrets()
         output.traceback(show="--debug" in own)
-        failure = shadowing.met(error) or as_launch_error(error)
+        failure = shadowing.shadowed_import(error) or as_launch_error(error)
         output.error(failure)
         return failure.exit_code
 

@@ -1,7 +1,7 @@
 """`launch plan` and `launch --dry-run`: what a run would use and cost, whether it fits, and nothing else.
 
-Neighbours: `pricing.py` makes the plan, `agreement.py` and `memory_table.py` have its tables, `commands.py`
-calls. Starts nothing.
+Neighbours: `pricing.py` makes the plan, `price_agreement.py` and `memory_table.py` have its tables,
+`commands.py` calls. Starts nothing.
 """
 
 from __future__ import annotations
@@ -12,7 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from launcher.base.errors import EXIT_OK, UsageError
-from launcher.config import agreement, checking, fitting, memory_table, pricing, setting_sources
+from launcher.config import (
+    memory_fit,
+    memory_table,
+    price_agreement,
+    pricing,
+    request_validation,
+    setting_sources,
+)
 from launcher.console.output import Output
 from launcher.types.offers import NoPricesError
 from launcher.types.plan import Plan
@@ -37,14 +44,14 @@ def show(
     if refresh:
         _refresh(output, settings)
     try:
-        plan = pricing.make(settings, output.note, only_shown=True)
+        plan = pricing.make_priced_plan(settings, output.note, only_shown=True)
     except NoPricesError:
         _show_without_prices(output, settings)
         raise
     output.result(plan.to_dict(), _text(plan))
     # Memory is known: then whoever had to be asked for the model's config.json has answered.
-    checking.check_planned(settings, asks=plan.gpus is not None and plan.gpus.memory is not None)
-    fitting.refuse_what_does_not_fit(plan)
+    request_validation.validate_plan(settings, asks=plan.gpus is not None and plan.gpus.memory is not None)
+    memory_fit.refuse_too_small(plan)
     return EXIT_OK
 
 
@@ -52,10 +59,10 @@ def _show_without_prices(output: Output, settings: Settings) -> None:
     """What is known of the model's memory. What a run would refuse is said before the missing prices."""
     gpus = pricing.without_prices(settings, output.note)
     memory = [memory_table.text(gpus.memory)] if gpus.memory else []
-    shown = [f"{settings.model} on {gpus.gpus}, prices not known", *agreement.use(gpus), *memory]
+    shown = [f"{settings.model} on {gpus.gpus}, prices not known", *price_agreement.gpu_usage(gpus), *memory]
     output.result({"model": settings.model, "rented": asdict(gpus)}, "\n".join(shown))
-    checking.check_planned(settings, asks=gpus.memory is not None)
-    fitting.refuse(settings.model, gpus)
+    request_validation.validate_plan(settings, asks=gpus.memory is not None)
+    memory_fit.refuse_gpus(settings.model, gpus)
 
 
 def _text(plan: Plan) -> str:
@@ -64,7 +71,9 @@ def _text(plan: Plan) -> str:
         return _free(plan)
     memory = [memory_table.text(gpus.memory)] if gpus.memory else []
     terms = (
-        [plan.describe_cost(), agreement.table(plan)] if plan.rented else [_free(plan), *agreement.use(gpus)]
+        [plan.describe_cost(), price_agreement.table(plan)]
+        if plan.rented
+        else [_free(plan), *price_agreement.gpu_usage(gpus)]
     )
     return "\n".join([*terms, *memory])
 

@@ -114,7 +114,7 @@ def _refuse_what_hides(machine: CloudMachine, command: list[str]) -> None:
         bound_seconds=_ASK_SECONDS,
     )
     if found := said.stdout.decode(errors="replace").splitlines():
-        raise shadowing.refusal("runtime", PurePosixPath(found[0]))
+        raise shadowing.shadowing_error("runtime", PurePosixPath(found[0]))
 
 
 def _machine(record: RunRecord) -> CloudMachine:

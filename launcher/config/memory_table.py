@@ -1,6 +1,6 @@
 """What takes a run's GPU memory, as text: the table of `launch plan`, and a line for who agrees to a price.
 
-Neighbours: `plan_verb.py` shows it, `agreement.py` has the line, `fitting.py` found the figures out.
+Neighbours: `plan_verb.py` shows it, `price_agreement.py` has the line, `memory_fit.py` found the figures out.
 """
 
 from __future__ import annotations

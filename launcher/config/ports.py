@@ -1,6 +1,7 @@
 """A port of this computer: whether the endpoint can listen on it, and who does already.
 
-Neighbours: `checking.py` asks before a run, `doctor.py` at any time. Binds a port only to let it go.
+Neighbours: `request_validation.py` asks before a run, `doctor.py` at any time. Binds a port only to let it
+go.
 """
 
 from __future__ import annotations
@@ -15,17 +16,17 @@ from launcher.records.endpoint import other_port_hint
 
 def check_port(port: int, home: Home | None = None, *, keyless_option: str | None = None) -> None:
     """Nobody listens on this port of 127.0.0.1. `keyless_option`: no other port will do by itself."""
-    if (trouble := port_trouble(port)) is None:
+    if (trouble := why_port_unusable(port)) is None:
         return
     hint = (
         other_port_hint(port, keyless_option)
         if keyless_option
         else "launch  # without --port: 7453, or the next free one"
     )
-    raise PreflightError(f"port {port} is taken", holder_of(port, home) or trouble, hint)
+    raise PreflightError(f"port {port} is taken", port_owner(port, home) or trouble, hint)
 
 
-def port_trouble(port: int) -> str | None:
+def why_port_unusable(port: int) -> str | None:
     """Why the port cannot be listened on; None when it can."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -36,7 +37,7 @@ def port_trouble(port: int) -> str | None:
     return None
 
 
-def holder_of(port: int, home: Home | None = None) -> str | None:
+def port_owner(port: int, home: Home | None = None) -> str | None:
     """Who listens on a port, as far as this user may know: a run of ours, else a process of the user's."""
     from launcher.base import running
     from launcher.records.records import RecordStore

@@ -168,7 +168,7 @@ def checkpoints_bytes(settings: Settings, model_path: str) -> int:
         return 0
     from launcher.config import runtime_config
 
-    lora = runtime_config.of_user(settings.runtime).train.lora
+    lora = runtime_config.user_values(settings.runtime).train.lora
     one = model_folder.checkpoint_bytes(found, lora.rank, lora.target_modules)
     return one * (int(settings.values["train.keep_checkpoints"].value) + 2)
 

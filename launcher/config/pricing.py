@@ -1,6 +1,6 @@
 """A run's plan with the prices it needs. No provider is asked for anything here.
 
-Neighbours: `plan.py` makes the plan, `prices.py` has the prices, `agreement.py` has the plan agreed to;
+Neighbours: `plan.py` makes the plan, `prices.py` has the prices, `price_agreement.py` has the plan agreed to;
 `launching.py` asks for a run, `plan_verb.py` to show it.
 """
 
@@ -16,7 +16,7 @@ from pathlib import Path
 from launcher.backends import local_gpus
 from launcher.base.errors import PreflightError, UsageError
 from launcher.base.units import format_money
-from launcher.config import fitting, session_end
+from launcher.config import credential_expiry, memory_fit
 from launcher.models import model_size
 from launcher.records import lives
 from launcher.records.records import RunRecord
@@ -31,7 +31,7 @@ _OLD_DAYS = 14
 _LEAST_LEFT = 0.01
 
 
-def make(
+def make_priced_plan(
     settings: Settings, say: Callable[[str], None] = lambda line: None, *, only_shown: bool = False
 ) -> Plan:
     """The plan for these settings, with prices at hand where GPUs are to be rented, and with their memory.
@@ -46,15 +46,15 @@ def make(
     size = model_size.weights_bytes(settings.model, os.environ, token.value if token else None)
     if settings.own_gpus:
         return _on_own_gpus(settings, make_plan(settings, model_bytes=size), say, only_shown)
-    settings, market = _look(settings, gpus, say, only_shown)
+    settings, market = _look_up_prices(settings, gpus, say, only_shown)
     plan = make_plan(settings, market, size)
     assert plan.rented is not None
-    for line in (*_remarks(settings, market), *session_end.remarks(plan)):
+    for line in (*_warnings(settings, market), *credential_expiry.warnings(plan)):
         say(line)
     return replace(plan, rented=_with_memory(settings, plan.rented, say))
 
 
-def after_earlier_lives(plan: Plan, record: RunRecord) -> Plan:
+def subtract_earlier_cost(plan: Plan, record: RunRecord) -> Plan:
     """The plan of another life of a run that is over: the budget is the run's, and what its lives have cost
     is spent. Raises UsageError where nothing is left of it."""
     if plan.budget is None or plan.dearest_per_hour == 0:
@@ -77,7 +77,7 @@ def without_prices(settings: Settings, say: Callable[[str], None]) -> RentedGpus
 
 def _with_memory(settings: Settings, rented: RentedGpus, say: Callable[[str], None]) -> RentedGpus:
     kind = gpus_of(rented.gpus)[0]
-    memory, remark = fitting.of(settings, rented, kind)
+    memory, remark = memory_fit.plan_memory(settings, rented, kind)
     if remark:
         say(remark)
     if memory is None and gpu_memory.memory_bytes(kind) is None:
@@ -100,7 +100,7 @@ def _on_own_gpus(settings: Settings, plan: Plan, say: Callable[[str], None], onl
     try:
         chosen = local_gpus.choose(replace(plan.own, model_bytes=None).needs("cuda"), os.environ)
         smallest = min(chosen, key=lambda gpu: gpu.memory_bytes or 0)
-        memory, remark = fitting.of(settings, plan.own, smallest.name, smallest.memory_bytes)
+        memory, remark = memory_fit.plan_memory(settings, plan.own, smallest.name, smallest.memory_bytes)
         if memory is None:
             local_gpus.choose(plan.own.needs("cuda"), os.environ)  # the weights alone, then
     except PreflightError as error:
@@ -115,7 +115,7 @@ def _on_own_gpus(settings: Settings, plan: Plan, say: Callable[[str], None], onl
     return replace(plan, own=replace(plan.own, memory=memory))
 
 
-def _look(
+def _look_up_prices(
     settings: Settings, gpus: str, say: Callable[[str], None], only_shown: bool
 ) -> tuple[Settings, Market]:
     """The prices at hand, and the settings with the places they are for."""
@@ -134,7 +134,7 @@ def _look(
     return replace(settings, infra=infra), prices.market(*gpus_of(gpus), infra)
 
 
-def _remarks(settings: Settings, market: Market) -> list[str]:
+def _warnings(settings: Settings, market: Market) -> list[str]:
     """What should be known of these prices: what has none, and how old they are."""
     gpus = settings.gpus or ""
     if market.snapshot_of is not None:

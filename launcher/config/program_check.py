@@ -1,10 +1,10 @@
 """Whether the Python of a program can read it and finds what it imports, before anything is paid for.
 
 That Python itself is asked, with the words, the folder and the environment that the program will have:
-`asked_python.py` is what it runs. Only a file that is given to a Python is looked at (`python my.py`); of
+`import_probe.py` is what it runs. Only a file that is given to a Python is looked at (`python my.py`); of
 `-m`, `-c`, `uv run`, a shell's script, a notebook nothing is known, and nothing is said. What is certain to
 fail is refused, what only seems so is a line. Nothing of the program is executed.
-Neighbours: `checking.py` asks; `preflight.py` has looked whether the program is there at all.
+Neighbours: `request_validation.py` asks; `preflight.py` has looked whether the program is there at all.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.base.errors import PreflightError
-from launcher.config import asked_python
+from launcher.config import import_probe
 from launcher.records import endpoint
 
 # A Python that has not answered by then is asked no more, and nothing is said.
@@ -43,7 +43,7 @@ _PYENV_THAT_LOOKS = "PYENV_FILE_ARG"
 
 
 @dataclass(frozen=True)
-class _Started:
+class _ProgramStart:
     """A file given to a Python: the words before it, the file as it was typed, its folder and environment."""
 
     python: tuple[str, ...]
@@ -69,7 +69,7 @@ def check(
         environ = {**environ, **endpoint.arbor_pythonpath(environ)}
     started = _started(command, folder or Path.cwd(), environ)
     bound_seconds = BOUND_SECONDS if bound_seconds is None else bound_seconds
-    said = _ask(started, bound_seconds) if started is not None else None
+    said = _probe(started, bound_seconds) if started is not None else None
     if started is None or said is None:
         return None
     python = f"{started.python[0]} ({said['version']})"
@@ -83,15 +83,15 @@ def check(
     if (missing := said.get("missing")) is None:
         return None
     name, line, sure = missing
-    if sure == asked_python.CERTAIN:
+    if sure == import_probe.CERTAIN:
         why = f"line {line} imports {name}, which {python} does not find"
         raise PreflightError(f"cannot run {started.script}", why, _elsewhere(started, name, bound_seconds))
-    if sure == asked_python.UNKNOWN:
+    if sure == import_probe.UNKNOWN:
         return None
     return f"{started.script} imports {name} in line {line}, and {python} finds no {name} now"
 
 
-def _started(command: Sequence[str], folder: Path, environ: Mapping[str, str]) -> _Started | None:
+def _started(command: Sequence[str], folder: Path, environ: Mapping[str, str]) -> _ProgramStart | None:
     """The program as a file for a Python that can be asked, where its words say that it is one."""
     if not command or not _PYTHON.fullmatch(Path(command[0]).name):
         return None
@@ -103,7 +103,7 @@ def _started(command: Sequence[str], folder: Path, environ: Mapping[str, str]) -
         return None
     if zipfile.is_zipfile(folder / script):  # a Python runs it as it is, and its text is in it
         return None
-    return _Started(tuple(command[:at]), script, folder, environ)
+    return _ProgramStart(tuple(command[:at]), script, folder, environ)
 
 
 def _is_itself(python: str, folder: Path) -> bool:
@@ -117,9 +117,9 @@ def _is_itself(python: str, folder: Path) -> bool:
     return not text.startswith(b"#!") or is_pyenv
 
 
-def _ask(started: _Started, bound_seconds: float) -> dict[str, Any] | None:
+def _probe(started: _ProgramStart, bound_seconds: float) -> dict[str, Any] | None:
     """What its Python says of the program; None where it does not say it in time."""
-    text = Path(asked_python.__file__).read_text()
+    text = Path(import_probe.__file__).read_text()
     try:
         done = subprocess.run(
             [*started.python, "-c", _BEGIN, text, started.script],
@@ -131,18 +131,18 @@ def _ask(started: _Started, bound_seconds: float) -> dict[str, Any] | None:
             errors="replace",
             timeout=bound_seconds,
         )
-        lines = [line for line in done.stdout.splitlines() if line.startswith(asked_python.MARK)]
-        return ast.literal_eval(lines[-1].removeprefix(asked_python.MARK)) if lines else None
+        lines = [line for line in done.stdout.splitlines() if line.startswith(import_probe.MARK)]
+        return ast.literal_eval(lines[-1].removeprefix(import_probe.MARK)) if lines else None
     except (OSError, ValueError, SyntaxError, subprocess.SubprocessError):
         return None
 
 
-def _elsewhere(started: _Started, name: str, bound_seconds: float) -> str:
+def _elsewhere(started: _ProgramStart, name: str, bound_seconds: float) -> str:
     """A command that shows a Python which has it, where one is near; else that this one has not."""
     for python in (started.folder / ".venv" / "bin" / "python", Path(sys.executable)):
         if not python.is_file():
             continue
-        said = _ask(replace(started, python=(str(python),)), bound_seconds / 2)
+        said = _probe(replace(started, python=(str(python),)), bound_seconds / 2)
         if said is not None and (said.get("missing") or ("",))[0] != name and "syntax" not in said:
             return f"{_importing(str(python), name)}  # it is there: name this Python after --"
     return f"{_importing(started.python[0], name)}  # install it there, or name a Python that has it"

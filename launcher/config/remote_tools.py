@@ -1,6 +1,6 @@
 """The programs that reach a rented machine: whether this computer has them, and how it gets them.
 
-Neighbours: `checking.py` asks before a run, `doctor.py` at any time. Knows nothing of machines.
+Neighbours: `request_validation.py` asks before a run, `doctor.py` at any time. Knows nothing of machines.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def check_tools(*tools: str) -> None:
         raise PreflightError(
             f"launch reaches a rented machine with {' and '.join(tools or TOOLS)}",
             f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} not on this computer",
-            how_to_install(missing),
+            install_command(missing),
         )
 
 
@@ -31,7 +31,7 @@ def missing_tools(*tools: str) -> list[str]:
     return [tool for tool in tools or TOOLS if shutil.which(tool) is None]
 
 
-def how_to_install(tools: Sequence[str]) -> str:
+def install_command(tools: Sequence[str]) -> str:
     """A command to paste."""
     if sys.platform == "darwin":
         return f"brew install {' '.join(_IN_BREW[tool] for tool in tools)}"

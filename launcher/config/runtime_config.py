@@ -17,7 +17,7 @@ from runtime.shared.runtime_config import RuntimeConfig
 from runtime.shared.train_config import COMBINATION, complaint
 
 # What `launch` decides itself, from its own options and from the machine.
-OURS = frozenset(
+LAUNCHER_KEYS = frozenset(
     {
         "run_id",
         "model_path",
@@ -51,7 +51,7 @@ def defaults() -> dict[str, Any]:
     """Every key a user may set, dotted, with its default: {"train.learning_rate": 2e-5, …}."""
     keys: dict[str, Any] = {}
     for name, field in RuntimeConfig.model_fields.items():
-        if name in OURS:
+        if name in LAUNCHER_KEYS:
             continue
         keys.update(_flatten(name, field.get_default()))
     return keys
@@ -72,7 +72,7 @@ def build(overrides: dict[str, Any], **ours: Any) -> RuntimeConfig:
         return RuntimeConfig.model_validate(nested)
     except ValidationError as error:
         key, kind, why = complaint(error)
-        raise InvalidSettingError(key, _in_our_words(key, kind, why)) from None
+        raise InvalidSettingError(key, _explain(key, kind, why)) from None
 
 
 def _not_finite(value: Any) -> bool:
@@ -83,7 +83,7 @@ def _not_finite(value: Any) -> bool:
         return False
 
 
-def _in_our_words(key: str, kind: str, message: str) -> str:
+def _explain(key: str, kind: str, message: str) -> str:
     """What the runtime's configuration expects of a key; pydantic's own words where the key has no range."""
     expected = None if kind in ("value_error", COMBINATION) else _expected(key)
     text = message.removeprefix("value error, ")
@@ -129,7 +129,7 @@ def _range(bounds: Iterable[Any]) -> str:
     return ""
 
 
-def of_user(overrides: dict[str, Any]) -> RuntimeConfig:
+def user_values(overrides: dict[str, Any]) -> RuntimeConfig:
     """What a user's overrides come to, typed, before there is a run: its own places mean nothing.
 
     Raises InvalidSettingError if a run with them could not be configured.

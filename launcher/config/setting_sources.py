@@ -39,9 +39,9 @@ _NOT_SETTINGS = frozenset(
 )
 _ENVIRONMENT = "the environment"
 # A foreign LAUNCH_X in the environment is nobody's mistake; one this close to a setting's name is.
-_TYPO = 0.8
+_MIN_TYPO_SIMILARITY = 0.8
 # Of two keys' last words: `lerning_rate` is `learning_rate`, `init_adapter` is nothing.
-_ALIKE = 0.7
+_MIN_SIMILARITY = 0.7
 # What other trainers call our settings.
 _ALIASES = {
     "lr": "learning_rate",
@@ -104,7 +104,7 @@ def load(
     from launcher.models import adapter_folder
 
     if (flags or {}).get("from") is not None:
-        values["model"] = starting_point.of(flags or {}, home)
+        values["model"] = starting_point.resolve(flags or {}, home)
     model = values["model"].value
     adapter = adapter_folder.find_adapter(model)
     if adapter is not None:
@@ -251,7 +251,7 @@ def _from_variables(variables: Mapping[str, str], known: list[str], place: str) 
             continue
         if name in by_variable:
             values[by_variable[name]] = value
-        elif meant := closest_match(name, by_variable, _TYPO):
+        elif meant := closest_match(name, by_variable, _MIN_TYPO_SIMILARITY):
             why = f"did you mean {meant}?"
             here = f"unset {name}; export {meant}={shlex.quote(value)}"
             hint = here if place == _ENVIRONMENT else f"in {place}: {meant} in the place of {name}"
@@ -262,11 +262,11 @@ def _from_variables(variables: Mapping[str, str], known: list[str], place: str) 
 def _known_or_raise(key: str, place: str, known: list[str], error: type[LaunchError], hint: str) -> None:
     if key in known:
         return
-    from launcher.config.runtime_config import OURS
+    from launcher.config.runtime_config import LAUNCHER_KEYS
 
-    if key in OURS:
+    if key in LAUNCHER_KEYS:
         raise error(f"{place}: launch sets this itself", "it depends on the options", "launch config")
-    full = _meant(key, known)
+    full = _closest_key(key, known)
     raise error(
         f"{place}: no such setting",
         f"did you mean {full}?" if full else "`launch config` lists every key",
@@ -274,13 +274,13 @@ def _known_or_raise(key: str, place: str, known: list[str], error: type[LaunchEr
     )
 
 
-def _meant(key: str, known: list[str]) -> str | None:
+def _closest_key(key: str, known: list[str]) -> str | None:
     """The key somebody meant. Its last word decides, for people leave the room out or take another one, and a
     long room makes two keys alike that have nothing in common."""
     last = key.rpartition(".")[2]
     last = _ALIASES.get(last, last)
     by_word = {name.rpartition(".")[2]: name for name in known}
-    word = last if last in by_word else closest_match(last, by_word, _ALIKE)
+    word = last if last in by_word else closest_match(last, by_word, _MIN_SIMILARITY)
     return by_word[word] if word else None
 
 
@@ -300,7 +300,7 @@ def _check_runtime(overrides: Mapping[str, Any], layers: list[_Layer]) -> None:
     from launcher.config import runtime_config
 
     try:
-        runtime_config.of_user(dict(overrides))
+        runtime_config.user_values(dict(overrides))
     except runtime_config.InvalidSettingError as invalid:
         key = invalid.key
         layer = next(layer for layer in layers if key in layer.values)

@@ -42,10 +42,10 @@ def refuse(command: Sequence[str], folder: Path, environ: Mapping[str, str], *, 
             for form in forms_of(package):
                 found = place / form
                 if found.is_file() and not _is_ours(found, package):
-                    raise refusal(package, found)
+                    raise shadowing_error(package, found)
 
 
-def refusal(package: str, found: PurePath) -> PreflightError:
+def shadowing_error(package: str, found: PurePath) -> PreflightError:
     """The error for a file that stands in the way, by its folder where it is a package's."""
     path = found.parent if found.name == "__init__.py" else found
     return PreflightError(
@@ -55,11 +55,11 @@ def refusal(package: str, found: PurePath) -> PreflightError:
     )
 
 
-def met(error: BaseException) -> PreflightError | None:
+def shadowed_import(error: BaseException) -> PreflightError | None:
     """The refusal where `error` is an import of ours that came upon another package in this very process."""
     package = (error.name or "").partition(".")[0] if isinstance(error, ImportError) else ""
     found = getattr(sys.modules.get(package), "__file__", None) if package in PACKAGES else None
-    return None if found is None or _is_ours(Path(found), package) else refusal(package, Path(found))
+    return None if found is None or _is_ours(Path(found), package) else shadowing_error(package, Path(found))
 
 
 def script_of(command: Sequence[str]) -> str | None:

@@ -1,6 +1,6 @@
 """Asking a person before money is spent or something is removed.
 
-Neighbours: `agreement.py` asks before GPUs are rented, `ending_verbs.py` before `gc` removes,
+Neighbours: `price_agreement.py` asks before GPUs are rented, `ending_verbs.py` before `gc` removes,
 `rented_run.py` once and for all whether plain ssh may find runs. Without a terminal nobody is ever asked.
 """
 

@@ -1,7 +1,7 @@
 """A model's config.json, from the nearest place: its folder, this computer, the package, the hub.
 
-Neighbours: `fitting.py` plans memory by it, `hub.py` looks at downloads and asks the hub, `known_models.py`
-is the table that ships. Reads no weights.
+Neighbours: `memory_fit.py` plans memory by it, `hub.py` looks at downloads and asks the hub,
+`known_models.py` is the table that ships. Reads no weights.
 """
 
 from __future__ import annotations

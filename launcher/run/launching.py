@@ -1,8 +1,8 @@
 """From what was typed to a run, in five calls: read, check, plan, take up, agree; then it lives.
 
-Neighbours: `commands.py` calls it; `reading.py`, `checking.py`, `pricing.py`, `taking_up.py` and
-`agreement.py` are the five rooms in a row; `run.py` is the life of the run. Nothing is ended before all is
-checked, and no provider is asked for a machine before its price is agreed to.
+Neighbours: `commands.py` calls it; `reading.py`, `request_validation.py`, `pricing.py`, `taking_up.py` and
+`price_agreement.py` are the five rooms in a row; `run.py` is the life of the run. Nothing is ended before all
+is checked, and no provider is asked for a machine before its price is agreed to.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from launcher.base.home import Home
-from launcher.config import agreement, checking, fitting, pricing
-from launcher.config.reading import Asked, read
+from launcher.config import memory_fit, price_agreement, pricing, request_validation
+from launcher.config.request_parsing import ParsedRequest, parse_request
 from launcher.console.output import Output
 from launcher.records.records import RecordStore, RunRecord
 from launcher.run import machine_from_plan, rented_run, taking_up
@@ -36,16 +36,16 @@ def launch_run(
     The flag `resume` names a run that is to be taken up.
     """
     home = Home.find()
-    asked = read(flags, sets, env_file, command, home)
-    model_path = checking.check(asked, home, output.note)
+    asked = parse_request(flags, sets, env_file, command, home)
+    model_path = request_validation.validate(asked, home, output.note)
     settings = asked.settings
-    plan = pricing.make(settings, output.note)
-    fitting.refuse_what_does_not_fit(plan)
+    plan = pricing.make_priced_plan(settings, output.note)
+    memory_fit.refuse_too_small(plan)
     pricing.refuse_without_account(plan)
     resumed = _take_up(asked, home, output)
     if resumed is not None:
-        plan = pricing.after_earlier_lives(plan, resumed.record)
-    agreement.confirm(output, plan, settings)
+        plan = pricing.subtract_earlier_cost(plan, resumed.record)
+    price_agreement.confirm(output, plan, settings)
     rented_run.agree_on_ssh(output, plan, home.runs, settings.yes)
     output.claim_stdout()
     for warning in settings.warnings:
@@ -53,7 +53,7 @@ def launch_run(
     machine = functools.partial(
         machine_from_plan.machine_for,
         plan,
-        secrets=checking.secret_values(settings),
+        secrets=request_validation.secret_values(settings),
         warn=output.warn,
         copy_rate=settings.copy_rate,
     )
@@ -61,7 +61,7 @@ def launch_run(
     return Run(request, home, output, machine).execute()
 
 
-def _take_up(asked: Asked, home: Home, output: Output) -> Resumed | None:
+def _take_up(asked: ParsedRequest, home: Home, output: Output) -> Resumed | None:
     """End what is left of the run that is taken up, if one is."""
     if asked.earlier is None:
         return None

@@ -35,7 +35,7 @@ from launcher.base.errors import (
 )
 from launcher.base.failpoints import failpoint
 from launcher.base.home import Home
-from launcher.config import earlier_run
+from launcher.config import resume_source
 from launcher.console.output import Output
 from launcher.records import heartbeat
 from launcher.records.endpoint import (
@@ -110,7 +110,7 @@ class Run:
         resumed, command = self._request.resumed, self._request.command
         details: dict[str, Any] = {"plan": self._request.plan.to_dict()}
         details |= {"openai_env": settings.openai_env, "arbor": settings.arbor, "art": settings.art}
-        details |= earlier_run.details(settings, self._request.model_path, self._request.folder)
+        details |= resume_source.record_details(settings, self._request.model_path, self._request.folder)
         try:
             if resumed is not None:
                 delete_token(self._store.folder(resumed.record.id))

@@ -1,7 +1,7 @@
 """Taking up a run that ended or was killed: what is left of it is ended, then from which step it goes on.
 
 Neighbours: `launching.py` calls it when all that was asked is checked, `run.py` lives the run again under its
-own id, `earlier_run.py` has what it was begun with, `durable.py` what survived where the machine did not.
+own id, `resume_source.py` has what it was begun with, `durable.py` what survived where the machine did not.
 Knows nothing of printing.
 """
 

@@ -1,8 +1,8 @@
 """What a run will use and the most it can cost, before anything starts. Pure: no files, no network.
 
-Neighbours: `offers.py` has what can be rented, `pricing.py` brings its prices, `agreement.py` has the plan
-agreed to, `run.py` keeps to it, `setting_sources.py` gives the wishes. A run on this computer costs nothing,
-whatever its budget.
+Neighbours: `offers.py` has what can be rented, `pricing.py` brings its prices, `price_agreement.py` has the
+plan agreed to, `run.py` keeps to it, `setting_sources.py` gives the wishes. A run on this computer costs
+nothing, whatever its budget.
 """
 
 from __future__ import annotations

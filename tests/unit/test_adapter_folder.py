@@ -9,7 +9,7 @@ import pytest
 
 from launcher.base.errors import LaunchError, PreflightError, UsageError
 from launcher.base.home import Home
-from launcher.config import checking, earlier_run, preflight, reading, setting_sources
+from launcher.config import preflight, request_parsing, request_validation, resume_source, setting_sources
 from launcher.models import adapter_folder, model_folder
 from launcher.records.records import RecordStore
 from launcher.results import durable
@@ -38,8 +38,8 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def asked(home: Home, model: str, *sets: str) -> tuple[Settings, str]:
     """The settings, and where the model is."""
-    read = reading.read({"model": model}, sets, None, (), home)
-    return read.settings, checking.check(read, home)
+    read = request_parsing.parse_request({"model": model}, sets, None, (), home)
+    return read.settings, request_validation.validate(read, home)
 
 
 def refusal(home: Home, model: str, *sets: str) -> LaunchError:
@@ -178,15 +178,15 @@ def test_g21_a_resumed_run_goes_on_from_its_checkpoints_not_from_an_adapter(
     write(project / "adapter")
     first, model_path = asked(home, "adapter")
     store = RecordStore(home)
-    details = earlier_run.details(first, model_path)
+    details = resume_source.record_details(first, model_path)
     assert details["adapter"] == str(project / "adapter")
     record = store.create(name=None, details=details)
 
-    again = earlier_run.settings(setting_sources.load(home=home), record)
+    again = resume_source.merge_settings(setting_sources.load(home=home), record)
     assert (again.model, again.adapter) == ("tiny", None)
     assert again.runtime["train.lora.rank"] == 16
     with pytest.raises(UsageError, match="cannot be resumed with the adapter"):
-        earlier_run.settings(setting_sources.load({"model": "adapter"}, home=home), record)
+        resume_source.merge_settings(setting_sources.load({"model": "adapter"}, home=home), record)
 
 
 def test_the_adapter_goes_to_a_new_machine_and_is_kept_at_home(project: Path, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import pytest
 
 from launcher.base.errors import PreflightError
 from launcher.base.home import Home
-from launcher.config import earlier_run, ports, shadowing
+from launcher.config import ports, resume_source, shadowing
 from launcher.config.setting_sources import load
 from launcher.proxy.relay import Relay
 from launcher.records.endpoint import ARBOR_PATH, DEFAULT_PORT, LocalEndpoint, save_token, wanted_port
@@ -70,12 +70,12 @@ def test_a02_a_resumed_run_keeps_it_and_one_of_before_has_it_not(
     settings: Callable[..., Settings], home: Home
 ) -> None:
     store = RecordStore(home)
-    details = earlier_run.details(settings(arbor=True), "/models/mine")
+    details = resume_source.record_details(settings(arbor=True), "/models/mine")
     record = store.create(name="dev", details=details)
-    again = earlier_run.settings(settings(), record)
+    again = resume_source.merge_settings(settings(), record)
     assert again.arbor and wanted_port(again) == DEFAULT_PORT
     del details["settings"]["arbor"]
-    assert not earlier_run.settings(settings(), store.create(name="old", details=details)).arbor
+    assert not resume_source.merge_settings(settings(), store.create(name="old", details=details)).arbor
 
 
 # ------------------------------------------------------------------ the port

@@ -16,7 +16,7 @@ import pytest
 
 from launcher.base.errors import PreflightError
 from launcher.base.home import Home
-from launcher.config import earlier_run
+from launcher.config import resume_source
 from launcher.config.setting_sources import load
 from launcher.proxy import relay_rules
 from launcher.proxy.relay import Relay
@@ -70,8 +70,10 @@ def test_b08_art_is_an_option_that_config_shows_and_a_resumed_run_keeps(
     shown = Typed(tmp_path / "project", tmp_path / "other")("--json", "config", "--art").stdout
     assert json.loads(shown)["settings"]["art"] == {"value": True, "source": "--art"}
     store = RecordStore(home)
-    record = store.create(name="dev", details=earlier_run.details(settings(art=True), "/models/mine"))
-    assert earlier_run.settings(settings(), record).art
+    record = store.create(
+        name="dev", details=resume_source.record_details(settings(art=True), "/models/mine")
+    )
+    assert resume_source.merge_settings(settings(), record).art
     save_token(store.folder(record.id), TOKEN)
     here = {"state": "work", "url": "http://127.0.0.1:7453", "details": {"art": True}}
     store.update(record.id, **here)

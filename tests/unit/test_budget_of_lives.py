@@ -14,8 +14,8 @@ import pytest
 from launcher.base.errors import PreflightError, UsageError
 from launcher.base.home import Home
 from launcher.base.log import close_log
-from launcher.config import earlier_run
-from launcher.config.agreement import table
+from launcher.config import resume_source
+from launcher.config.price_agreement import table
 from launcher.config.setting_sources import load
 from launcher.console.output import Output
 from launcher.records.lives import Life
@@ -47,7 +47,7 @@ def store(home: Home) -> RecordStore:
 def run_that_cost(store: RecordStore, home: Home, spent: float, lives: int) -> RunRecord:
     """A run named dev with a step and a budget, which is over; its lives have cost so much together."""
     begun = load({}, environ={}, folder=home.data.parent, home=home)
-    details = earlier_run.details(begun, "/models/mine")
+    details = resume_source.record_details(begun, "/models/mine")
     details["settings"]["budget"] = BUDGET
     record = store.create(name="dev", command=("true",), details=details)
     commit(store.folder(record.id) / "machine", 2)
@@ -70,10 +70,10 @@ def resume(home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Resum
         machine = PretendMachine(tmp_path / "machine", {"setup": set_up}, PRICE)
         with monkeypatch.context() as patch:
             patch.setattr(Home, "find", lambda: home)
-            patch.setattr(launching.checking, "check", lambda *_: "/models/mine")
+            patch.setattr(launching.request_validation, "validate", lambda *_: "/models/mine")
             patch.setattr(
                 launching.pricing,
-                "make",
+                "make_priced_plan",
                 lambda settings, say: replace(make_plan(settings), price_per_hour=PRICE),
             )
             patch.setattr(launching.machine_from_plan, "machine_for", lambda *_, **__: machine)

@@ -32,7 +32,7 @@ def _read(flag: str, settings: str) -> tuple[tuple[str, str, str], ...]:
         ("launcher/cli/commands.py", "root", flag),
         ("launcher/cli/invocation.py", "with_options", settings),
         ("launcher/run/launching.py", "launch_run", settings),
-        ("launcher/config/reading.py", "read", settings),
+        ("launcher/config/request_parsing.py", "read", settings),
     )
 
 
@@ -60,7 +60,7 @@ WAYS = {
             *_read("model", "flags"),
             ("launcher/config/setting_sources.py", "load", "model"),
             ("launcher/run/launching.py", "launch_run", "asked"),
-            ("launcher/config/checking.py", "check", "model"),
+            ("launcher/config/request_validation.py", "check", "model"),
             ("launcher/config/preflight.py", "find_model", "model"),
             ("launcher/run/launching.py", "launch_run", "model_path"),
             ("launcher/run/run.py", "_runtime_config", "model_path"),

@@ -19,7 +19,7 @@ import pytest
 from launcher.backends.skypilot.sky_home import SkyHome
 from launcher.backends.skypilot.sky_process import SkyProcess
 from launcher.base.errors import PreflightError
-from launcher.config import session_end
+from launcher.config import credential_expiry
 from launcher.types.plan import Plan, RentedGpus
 from tests.support.played_aws import PlayedAws
 
@@ -235,23 +235,28 @@ def _of_sso(user: Path, seconds: float) -> dict[str, str]:
 
 @pytest.mark.parametrize("login", [_of_variables, _of_a_file, _of_sso])
 def test_p05_a_session_that_ends_before_the_deadline_is_said_beside_the_plan(user: Path, login: Any) -> None:
-    (said,) = session_end.remarks(_plan(), login(user, 42 * 60 + 30), user)
+    (said,) = credential_expiry.warnings(_plan(), login(user, 42 * 60 + 30), user)
     assert said.startswith("your AWS session ends in 42m") and "before the deadline" in said and "4h" in said
-    assert session_end.remarks(_plan(1800.0), login(user, 42 * 60.0), user) == []
-    (said,) = session_end.remarks(_plan(None), login(user, 42 * 60.0), user)
+    assert credential_expiry.warnings(_plan(1800.0), login(user, 42 * 60.0), user) == []
+    (said,) = credential_expiry.warnings(_plan(None), login(user, 42 * 60.0), user)
     assert "has no deadline" in said
-    (said,) = session_end.remarks(_plan(), login(user, -60.0), user)
+    (said,) = credential_expiry.warnings(_plan(), login(user, -60.0), user)
     assert "has ended" in said
-    assert session_end.remarks(_plan(3600.0, "lambda"), login(user, 60.0), user) == [], "none of its clouds"
+    assert credential_expiry.warnings(_plan(3600.0, "lambda"), login(user, 60.0), user) == [], (
+        "none of its clouds"
+    )
 
 
 def test_p05_what_is_renewed_by_itself_or_never_ends_is_not_said(user: Path) -> None:
     variables = _of_sso(user, 60.0)
     (cache,) = (user / ".aws" / "sso" / "cache").iterdir()
     cache.write_text(json.dumps(json.loads(cache.read_text()) | {"refreshToken": "r"}))
-    assert session_end.remarks(_plan(), variables, user) == []
-    assert session_end.remarks(_plan(), {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "s"}, user) == []
+    assert credential_expiry.warnings(_plan(), variables, user) == []
+    assert (
+        credential_expiry.warnings(_plan(), {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "s"}, user)
+        == []
+    )
     (user / ".aws" / "config").write_text("[default]\ncredential_process = vault prod\n")
-    assert session_end.remarks(_plan(), {}, user) == []
+    assert credential_expiry.warnings(_plan(), {}, user) == []
     (user / ".aws" / "credentials").write_text("[default\n")
-    assert session_end.remarks(_plan(), {}, user) == []
+    assert credential_expiry.warnings(_plan(), {}, user) == []

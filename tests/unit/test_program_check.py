@@ -17,7 +17,7 @@ import pytest
 
 from launcher.base.errors import PreflightError
 from launcher.base.home import Home
-from launcher.config import asked_python, program_check
+from launcher.config import import_probe, program_check
 from launcher.records.records import RecordStore
 from launcher.teardown import program_log
 from tests.support.refusals import Place, Refused, check, place
@@ -221,7 +221,7 @@ def test_n04_a_package_that_supplies_nothing_adds_no_path_and_no_finder_of_other
         "assert not [one for one in made if one.find_spec('no_such', None)]\n"
         "print(*found)\n"
     )
-    names = sorted(asked_python.SUPPLY_NOTHING)
+    names = sorted(import_probe.WITHOUT_FINDERS)
     done = subprocess.run([sys.executable, "-c", code, *names], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert {"dspy", "openai", "numpy", "launcher"} <= set(done.stdout.split())

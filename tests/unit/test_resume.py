@@ -1,4 +1,4 @@
-"""taking_up.py, earlier_run.py: which run is taken up, from which step, as what, and what is refused."""
+"""taking_up.py, resume_source.py: which run is taken up, from which step, as what, and what is refused."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from launcher.base.errors import CapacityError, LaunchError, PreflightError, Usa
 from launcher.base.home import Home
 from launcher.base.log import close_log
 from launcher.base.processes import ProcessId
-from launcher.config import earlier_run
+from launcher.config import resume_source
 from launcher.config.setting_sources import load
 from launcher.console.output import Output
 from launcher.records.records import RecordStore, RunRecord
@@ -54,7 +54,7 @@ def settings(home: Home, tmp_path: Path) -> Callable[..., Settings]:
 
 def ended(store: RecordStore, begun: Settings | None = None, **fields: Any) -> RunRecord:
     """A run that is over; with the settings it was begun with."""
-    details = earlier_run.details(begun, "/models/mine") if begun else {}
+    details = resume_source.record_details(begun, "/models/mine") if begun else {}
     record = store.create(name="dev", command=("python", "x.py"), details=details)
     return store.update(record.id, state="verified", launch=None, **fields)
 
@@ -63,7 +63,7 @@ def find(store: RecordStore, word: str = "dev", said: list[str] | None = None) -
     def machine(record: RunRecord) -> LocalMachine:
         return LocalMachine(record.id, store.folder(record.id) / "machine", store.runs)
 
-    record = earlier_run.find(store, word)
+    record = resume_source.find(store, word)
     return taking_up.take_up(store, record, machine, (said if said is not None else []).append)
 
 
@@ -185,7 +185,7 @@ def test_the_recorded_settings_hold_whatever_files_and_variables_say_now(
 ) -> None:
     begun = settings("train.learning_rate=3e-3", "train.pack_tokens=512", max="2h", model="/models/mine")
     record = ended(store, begun)
-    again = earlier_run.settings(
+    again = resume_source.merge_settings(
         settings(environ={"LAUNCH_MODEL": "tiny", "LAUNCH_TRAIN__LEARNING_RATE": "1"}), record
     )
     assert (again.model, again.max_seconds, again.name) == ("/models/mine", 7200.0, "dev")
@@ -198,16 +198,16 @@ def test_every_option_of_a_run_holds_when_it_is_taken_up(
     store: RecordStore, settings: Callable[..., Settings], rate: str, bytes_per_second: float
 ) -> None:
     """But its name, which is the record's, and --yes, which was said of another price."""
-    assert SETTINGS.keys() - earlier_run._KEPT.keys() == {"name", "yes"}
+    assert SETTINGS.keys() - resume_source._RECORDED.keys() == {"name", "yes"}
     record = ended(store, settings(copy_rate=rate, keep_output=False, grace="30s", yes=True))
-    again = earlier_run.settings(settings(), store.load(record.id))
+    again = resume_source.merge_settings(settings(), store.load(record.id))
     assert (again.copy_rate, again.keep_output, again.grace_seconds) == (bytes_per_second, False, 30.0)
     assert not again.yes
 
 
 def test_what_is_given_anew_wins(store: RecordStore, settings: Callable[..., Settings]) -> None:
     record = ended(store, settings("train.learning_rate=3e-3", lease="5m"))
-    again = earlier_run.settings(settings("train.learning_rate=1e-3", lease="30s"), record)
+    again = resume_source.merge_settings(settings("train.learning_rate=1e-3", lease="30s"), record)
     assert again.runtime["train.learning_rate"] == "1e-3"
     assert again.lease_seconds == 30.0
 
@@ -218,7 +218,7 @@ def test_what_would_train_another_policy_is_refused_with_why(
 ) -> None:
     record = ended(store, settings())
     with pytest.raises(UsageError, match="cannot be resumed with") as refused:
-        earlier_run.settings(settings(given), record)
+        resume_source.merge_settings(settings(given), record)
     assert "and its checkpoints hold that policy" in str(refused.value.why)
 
 
@@ -226,14 +226,14 @@ def test_the_same_value_in_other_words_is_no_change(
     store: RecordStore, settings: Callable[..., Settings]
 ) -> None:
     record = ended(store, settings("train.lora.rank=16", "train.lora.alpha=16"))
-    assert earlier_run.settings(settings("train.lora.rank=16", "train.lora.alpha=16.0"), record)
+    assert resume_source.merge_settings(settings("train.lora.rank=16", "train.lora.alpha=16.0"), record)
 
 
 def test_a_run_keeps_its_name(store: RecordStore, settings: Callable[..., Settings]) -> None:
     record = ended(store, settings())
     with pytest.raises(UsageError, match="keeps its name"):
-        earlier_run.settings(settings(name="other"), record)
-    assert earlier_run.settings(settings(name="dev"), record).name == "dev"
+        resume_source.merge_settings(settings(name="other"), record)
+    assert resume_source.merge_settings(settings(name="dev"), record).name == "dev"
 
 
 def test_its_program_runs_in_the_folder_it_ran_in(
@@ -244,17 +244,17 @@ def test_its_program_runs_in_the_folder_it_ran_in(
     monkeypatch.chdir(there)
     record = ended(store, settings())
     monkeypatch.chdir(tmp_path)
-    assert earlier_run.folder_of(record) == there
+    assert resume_source.working_folder(record) == there
     there.rmdir()
     with pytest.raises(PreflightError, match="ran its program in") as refused:
-        earlier_run.folder_of(record)
+        resume_source.working_folder(record)
     assert "--resume dev -- COMMAND" in str(refused.value.hint)
 
 
 def test_a_run_that_another_launch_has_taken_up_meanwhile_is_left_alone(store: RecordStore) -> None:
     record = ended(store)
     store.update(record.id, state="work")
-    read = earlier_run.find(store, record.id)  # nobody looks after it, by now somebody does
+    read = resume_source.find(store, record.id)  # nobody looks after it, by now somebody does
     store.update(record.id, state="verified")
     store.reopen(record.id, command=("true",), details={})
     with pytest.raises(UsageError, match="dev is live"):
@@ -268,12 +268,12 @@ def test_what_a_run_of_the_first_versions_recorded_of_memory_unasked_is_planned_
     was = {"engine.kv_cache_gib": 1.0, "engine.max_num_seqs": 64, "train.pack_tokens": 8192}
     record = ended(store, settings(gpus="H100:1"))
     record = store.update(record.id, details={**record.details, "runtime": was})
-    kept = earlier_run.settings(settings(), record).runtime
+    kept = resume_source.merge_settings(settings(), record).runtime
     assert "engine.kv_cache_gib" not in kept and "engine.max_num_seqs" not in kept
     assert kept["train.pack_tokens"] == 8192, "that was said"
     here = ended(store, settings())
     here = store.update(here.id, details={**here.details, "runtime": was})
-    assert earlier_run.settings(settings(), here).runtime["engine.kv_cache_gib"] == 1.0
+    assert resume_source.merge_settings(settings(), here).runtime["engine.kv_cache_gib"] == 1.0
 
 
 def test_a_run_that_had_no_machine_yet_may_be_taken_up_anywhere(
@@ -281,10 +281,10 @@ def test_a_run_that_had_no_machine_yet_may_be_taken_up_anywhere(
 ) -> None:
     record = ended(store)
     for anywhere in (settings(), settings(gpus="H100:4")):
-        earlier_run.check_same_kind(anywhere, record)
+        resume_source.check_same_kind(anywhere, record)
     here = store.update(record.id, machine={"kind": "local"})
     with pytest.raises(UsageError, match="cannot be"):
-        earlier_run.check_same_kind(settings(gpus="H100:4"), here)
+        resume_source.check_same_kind(settings(gpus="H100:4"), here)
 
 
 def test_a_run_stays_on_the_kind_of_gpus_it_was_started_on(
@@ -292,14 +292,14 @@ def test_a_run_stays_on_the_kind_of_gpus_it_was_started_on(
 ) -> None:
     record = ended(store)
     own = store.update(record.id, machine={"kind": "local", "variant": "cuda"})
-    earlier_run.check_same_kind(settings(gpus="local:2"), own)
+    resume_source.check_same_kind(settings(gpus="local:2"), own)
     for other, words in ((settings(), "this computer"), (settings(gpus="H100:4"), "rented GPUs")):
         with pytest.raises(UsageError, match=f"cannot be resumed on {words}$") as refused:
-            earlier_run.check_same_kind(other, own)
+            resume_source.check_same_kind(other, own)
         assert "it was started on this computer's own GPUs" in (refused.value.why or "")
     here = store.update(record.id, machine={"kind": "local", "variant": "cpu"})
     with pytest.raises(UsageError, match="cannot be resumed on this computer's own GPUs"):
-        earlier_run.check_same_kind(settings(gpus="local"), here)
+        resume_source.check_same_kind(settings(gpus="local"), here)
 
 
 def test_what_cannot_be_had_is_refused_before_anything_of_the_earlier_run_is_ended(
@@ -312,8 +312,8 @@ def test_what_cannot_be_had_is_refused_before_anything_of_the_earlier_run_is_end
         raise CapacityError("no cloud offers it", "none has it", None)
 
     monkeypatch.setattr(Home, "find", lambda: home)
-    monkeypatch.setattr(launching.checking, "check", lambda *_: "/nowhere")
-    monkeypatch.setattr(launching.pricing, "make", nowhere)
+    monkeypatch.setattr(launching.request_validation, "validate", lambda *_: "/nowhere")
+    monkeypatch.setattr(launching.pricing, "make_priced_plan", nowhere)
     monkeypatch.setattr(taking_up.take_down, "take_down", lambda *_: pytest.fail("ended too early"))
     output = Output(stdout=io.StringIO(), stderr=io.StringIO(), environ={})
     with pytest.raises(CapacityError):

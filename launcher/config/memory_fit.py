@@ -26,7 +26,7 @@ from runtime.shared.peft_form import Lora
 _NUMBER_BYTES = {"bfloat16": 2, "float32": 4}
 
 
-def of(
+def plan_memory(
     settings: Settings, gpus: GpuSplit, kind: str, listed_bytes: int | None = None
 ) -> tuple[MemoryPlan | None, str | None]:
     """The memory of a run on GPUs of this kind, None where model or GPU are not known; and a remark on that.
@@ -45,7 +45,7 @@ def of(
         return None, f"whether {settings.model} fits is not known: {said}"
     kind = kind.removeprefix("NVIDIA ")
     machine = Machine(kind, gpus_of(gpus.gpus)[1], gpus.train_gpus, gpus.infer_gpus, listed_bytes)
-    weighed = instead.explained(shape, machine, _wishes(settings, gpus))
+    weighed = instead.explained(shape, machine, _overrides(settings, gpus))
     if weighed is None:
         return None, f"whether {settings.model} fits is not known: launch has no figure for {kind}'s memory"
     remark = None
@@ -54,9 +54,9 @@ def of(
     return weighed, remark
 
 
-def _wishes(settings: Settings, gpus: GpuSplit) -> Wishes:
+def _overrides(settings: Settings, gpus: GpuSplit) -> Wishes:
     """What somebody set; the rest is open."""
-    config = runtime_config.of_user(settings.runtime)
+    config = runtime_config.user_values(settings.runtime)
     train, engine = config.train, config.engine
     lora = Lora(train.lora.rank, train.lora.alpha, train.lora.use_rslora)
 
@@ -79,13 +79,13 @@ def _wishes(settings: Settings, gpus: GpuSplit) -> Wishes:
     )
 
 
-def refuse_what_does_not_fit(plan: Plan) -> None:
+def refuse_too_small(plan: Plan) -> None:
     """Raises PreflightError, with what would fit, for a run whose GPUs are too small for its model."""
     if plan.gpus is not None:
-        refuse(plan.model, plan.gpus)
+        refuse_gpus(plan.model, plan.gpus)
 
 
-def refuse(model: str, gpus: GpuSplit) -> None:
+def refuse_gpus(model: str, gpus: GpuSplit) -> None:
     """The same by the GPUs alone."""
     memory = gpus.memory
     if memory is None or memory.short is None:

@@ -26,11 +26,13 @@ _KEYS = ("x_security_token_expires", "aws_session_expiration", "expiration", "ex
 _TOKEN = "aws_session_token"
 
 
-def remarks(plan: Plan, environ: Mapping[str, str] | None = None, user_home: Path | None = None) -> list[str]:
+def warnings(
+    plan: Plan, environ: Mapping[str, str] | None = None, user_home: Path | None = None
+) -> list[str]:
     """A line where a session ends before the run may."""
     if plan.rented is None or "aws" not in clouds_of(list(plan.rented.infra)):
         return []
-    ends = aws_session_ends(os.environ if environ is None else environ, user_home or Path.home())
+    ends = aws_session_expiry(os.environ if environ is None else environ, user_home or Path.home())
     if ends is None:
         return []
     left = ends - time.time()
@@ -46,7 +48,7 @@ def remarks(plan: Plan, environ: Mapping[str, str] | None = None, user_home: Pat
     ]
 
 
-def aws_session_ends(environ: Mapping[str, str], user_home: Path) -> float | None:
+def aws_session_expiry(environ: Mapping[str, str], user_home: Path) -> float | None:
     """Seconds since 1970; None where nothing says that it ends, or it is renewed by itself."""
     if environ.get("AWS_ACCESS_KEY_ID"):
         found = next((environ[name] for name in _VARIABLES if environ.get(name)), None)

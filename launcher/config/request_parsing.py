@@ -1,7 +1,8 @@
 """What was asked, as one value: the settings of every source, the command, the run that is taken up.
 
-Neighbours: `setting_sources.py` reads the sources, `earlier_run.py` has what a run that is taken up was begun
-with; `checking.py` is next. Only reads: nothing is checked against this computer, ended or started.
+Neighbours: `setting_sources.py` reads the sources, `resume_source.py` has what a run that is taken up was
+begun with; `request_validation.py` is next. Only reads: nothing is checked against this computer, ended or
+started.
 """
 
 from __future__ import annotations
@@ -12,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from launcher.base.home import Home
-from launcher.config import earlier_run, setting_sources
+from launcher.config import resume_source, setting_sources
 from launcher.records.records import RecordStore, RunRecord
 from launcher.types.settings import Settings
 
 
 @dataclass(frozen=True)
-class Asked:
+class ParsedRequest:
     """Without a `command` the endpoint is held. `folder`: where the command runs, None for this one.
     `earlier`: the record of the run that is taken up, None for a new run."""
 
@@ -28,22 +29,22 @@ class Asked:
     earlier: RunRecord | None = None
 
 
-def read(
+def parse_request(
     flags: Mapping[str, Any],
     sets: tuple[str, ...],
     env_file: Path | None,
     command: tuple[str, ...],
     home: Home,
-) -> Asked:
+) -> ParsedRequest:
     """The flag `resume` names a run that is taken up: its record's values hold unless they are given anew.
 
     Raises LaunchError for what cannot be read, contradicts itself, or would make another policy of that run.
     """
     settings = setting_sources.load(flags, sets, env_file, home=home)
     if flags.get("resume") is None:
-        return Asked(settings, command)
-    earlier = earlier_run.find(RecordStore(home), flags["resume"])
-    settings = earlier_run.settings(settings, earlier)
+        return ParsedRequest(settings, command)
+    earlier = resume_source.find(RecordStore(home), flags["resume"])
+    settings = resume_source.merge_settings(settings, earlier)
     if command or not earlier.command:
-        return Asked(settings, command, None, earlier)
-    return Asked(settings, earlier.command, earlier_run.folder_of(earlier), earlier)
+        return ParsedRequest(settings, command, None, earlier)
+    return ParsedRequest(settings, earlier.command, resume_source.working_folder(earlier), earlier)

@@ -1,4 +1,4 @@
-"""agreement.py, pricing.py and `launch plan`: what a person sees and agrees to before a provider is asked."""
+"""price_agreement.py, pricing.py and `launch plan`: what is shown and agreed to before renting."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 
 from launcher.base.errors import PreflightError, UsageError
 from launcher.base.home import Home
-from launcher.config import agreement, pricing
+from launcher.config import price_agreement, pricing
 from launcher.config.setting_sources import load
 from launcher.console.output import Output
 from launcher.types.offers import Market, Offer
@@ -93,10 +93,10 @@ def test_g11_the_price_and_the_most_it_can_cost_are_agreed_to(
     stderr = io.StringIO()
     output = Output(stdout=io.StringIO(), stderr=stderr, environ={})
     if agreed:
-        agreement.confirm(output, plan, settings)
+        price_agreement.confirm(output, plan, settings)
     else:
         with pytest.raises(UsageError, match="not agreed to"):
-            agreement.confirm(output, plan, settings)
+            price_agreement.confirm(output, plan, settings)
     *shown, question = stderr.getvalue().splitlines()
     assert question == QUESTION
     assert any("3 for inference, 1 for training" in line for line in shown)
@@ -106,10 +106,10 @@ def test_g11_the_price_and_the_most_it_can_cost_are_agreed_to(
 def test_g11_yes_agrees_and_json_cannot_be_asked(offered: tuple[Settings, Plan]) -> None:
     settings, plan = offered
     output = Output(as_json=True, stdout=io.StringIO(), stderr=io.StringIO(), environ={})
-    agreement.confirm(output, plan, replace(settings, yes=True))
+    price_agreement.confirm(output, plan, replace(settings, yes=True))
     with pytest.raises(UsageError, match="there is no terminal"):
-        agreement.confirm(output, plan, settings)
-    agreement.confirm(output, make_plan(replace(settings, gpus=None)), settings)
+        price_agreement.confirm(output, plan, settings)
+    price_agreement.confirm(output, make_plan(replace(settings, gpus=None)), settings)
 
 
 def test_an_account_is_asked_for_where_it_runs(offered: tuple[Settings, Plan], tmp_path: Path) -> None:

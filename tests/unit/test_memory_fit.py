@@ -1,4 +1,4 @@
-"""fitting.py, memory_table.py, and what a rented run is told of its memory: shown, refused, handed on."""
+"""memory_fit.py, memory_table.py, and what a rented run is told of its memory: shown, refused, handed on."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 
 from launcher.base.errors import PreflightError
 from launcher.base.home import Home
-from launcher.config import earlier_run, fitting, setting_sources
+from launcher.config import memory_fit, resume_source, setting_sources
 from launcher.config.runtime_config import build
 from launcher.models import model_config
 from launcher.run.rented_run import SHARED_FRACTION, runtime_overrides
@@ -50,7 +50,7 @@ def settings(tmp_path: Path, model: str, *sets: str, gpus: str = "H100:1") -> Se
 
 
 def fitted(tmp_path: Path, model: str, *sets: str, rented: RentedGpus = ONE) -> RentedGpus:
-    memory, _ = fitting.of(settings(tmp_path, model, *sets, gpus=rented.gpus), rented, "H100")
+    memory, _ = memory_fit.plan_memory(settings(tmp_path, model, *sets, gpus=rented.gpus), rented, "H100")
     return replace(rented, memory=memory)
 
 
@@ -170,7 +170,7 @@ def test_a_folder_says_its_own_shape(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"hidden_size": 64}))
     found = model_config.find_config(str(tmp_path), {})
     assert found is not None and found.table_date is None and found.config == {"hidden_size": 64}
-    memory, remark = fitting.of(settings(tmp_path, str(tmp_path)), ONE, "H100")
+    memory, remark = memory_fit.plan_memory(settings(tmp_path, str(tmp_path)), ONE, "H100")
     assert memory is None and "does not say how large its layers are" in str(remark)
 
 
@@ -230,7 +230,7 @@ def test_layers_are_named_on_a_command_line_with_commas(tmp_path: Path) -> None:
 
 def test_a_run_that_is_taken_up_is_planned_anew(tmp_path: Path) -> None:
     """What a default was then is no wish of anybody's."""
-    kept = earlier_run.details(settings(tmp_path, "tiny", "train.pack_tokens=9000"), "m")["runtime"]
+    kept = resume_source.record_details(settings(tmp_path, "tiny", "train.pack_tokens=9000"), "m")["runtime"]
     assert kept["train.pack_tokens"] == "9000"
     assert not set(MEMORY_SETTINGS) - {"train.pack_tokens"} & set(kept)
 
@@ -242,11 +242,11 @@ def test_a_run_that_cannot_fit_is_refused_before_a_provider_is_asked(tmp_path: P
     rented = fitted(tmp_path, "Qwen/Qwen3-32B")
     plan = Plan("1×H100 on aws", "Qwen/Qwen3-32B", 3.29, None, 900.0, None, rented)
     with pytest.raises(PreflightError) as refused:
-        fitting.refuse_what_does_not_fit(plan)
+        memory_fit.refuse_too_small(plan)
     assert refused.value.exit_code == 3 and "--gpus H100:2" in str(refused.value.hint)
-    fitting.refuse_what_does_not_fit(replace(plan, rented=fitted(tmp_path, "Qwen/Qwen3-8B")))
-    fitting.refuse_what_does_not_fit(replace(plan, rented=ONE))
-    fitting.refuse_what_does_not_fit(replace(plan, rented=None))
+    memory_fit.refuse_too_small(replace(plan, rented=fitted(tmp_path, "Qwen/Qwen3-8B")))
+    memory_fit.refuse_too_small(replace(plan, rented=ONE))
+    memory_fit.refuse_too_small(replace(plan, rented=None))
 
 
 def test_a_setting_that_is_in_the_way_is_named(tmp_path: Path) -> None:
@@ -256,5 +256,5 @@ def test_a_setting_that_is_in_the_way_is_named(tmp_path: Path) -> None:
     rented = fitted(tmp_path, "Qwen/Qwen3-8B", *sets, rented=FOUR)
     plan = Plan("4×H100 on aws", "Qwen/Qwen3-8B", 16.36, None, 900.0, None, rented)
     with pytest.raises(PreflightError) as refused:
-        fitting.refuse_what_does_not_fit(plan)
+        memory_fit.refuse_too_small(plan)
     assert "without train.activation_checkpointing" in str(refused.value.hint)

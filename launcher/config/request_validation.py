@@ -18,15 +18,15 @@ from launcher.base.errors import ConfigError, PreflightError, UsageError
 from launcher.base.home import Home
 from launcher.base.suggestions import closest_match
 from launcher.config import (
-    agreement,
-    earlier_run,
     ports,
     preflight,
+    price_agreement,
     program_check,
     remote_tools,
+    resume_source,
     runtime_config,
 )
-from launcher.config.reading import Asked
+from launcher.config.request_parsing import ParsedRequest
 from launcher.models import adapter_folder, hub, model_config
 from launcher.models.model_config import FoundConfig
 from launcher.records.endpoint import keyless_option, wanted_port
@@ -40,12 +40,12 @@ from runtime.shared.peft_form import Lora
 _LAYERS = "train.lora.target_modules"
 
 
-def check(asked: Asked, home: Home, say: Callable[[str], None] = lambda line: None) -> str:
+def validate(asked: ParsedRequest, home: Home, say: Callable[[str], None] = lambda line: None) -> str:
     """The model's folder, or its name on the hub. Raises LaunchError for the first thing that cannot work;
     what may not work is said."""
     settings, earlier = asked.settings, asked.earlier
     refuse_rental_options(settings)
-    agreement.refuse_unasked(settings)
+    price_agreement.refuse_without_consent(settings)
     rented = settings.rented
     if rented:
         remote_tools.check_tools()
@@ -56,14 +56,14 @@ def check(asked: Asked, home: Home, say: Callable[[str], None] = lambda line: No
     if earlier is None:
         RecordStore(home).check_name(settings.name)
     else:
-        earlier_run.check_same_kind(settings, earlier)
+        resume_source.check_same_kind(settings, earlier)
     preflight.check_command(_seen_from(asked.folder, asked.command), asked.folder)
     preflight.check_names(asked.command, asked.folder, arbor=settings.arbor)
     if doubt := program_check.check(asked.command, asked.folder, os.environ, arbor=settings.arbor):
         say(doubt)
     secrets = secret_values(settings)
     model_path = preflight.find_model(settings.model, secrets, here=not rented)
-    _check_wishes(settings, secrets)
+    _check_model_settings(settings, secrets)
     if earlier is not None:
         _check_model(model_path, earlier, secrets)
     if (port := wanted_port(settings)) is not None:
@@ -83,7 +83,7 @@ def secret_values(settings: Settings) -> dict[str, str]:
     return {name: secret.value for name, secret in settings.secrets.items()}
 
 
-def check_planned(settings: Settings, *, asks: bool) -> None:
+def validate_plan(settings: Settings, *, asks: bool) -> None:
     """For a plan: what a run would find of its model without a network. `asks`: the hub did answer already.
 
     Raises LaunchError as a run does.
@@ -93,21 +93,21 @@ def check_planned(settings: Settings, *, asks: bool) -> None:
     found = model_config.find_config(settings.model, os.environ, secrets.get("HF_TOKEN"), asks=asks)
     if found is not None and not os.path.isabs(model_path):
         hub.check_config(model_path, found.config)
-    _check_use(settings, found)
+    _check_model_fits_settings(settings, found)
 
 
-def _check_wishes(settings: Settings, secrets: Mapping[str, str]) -> None:
+def _check_model_settings(settings: Settings, secrets: Mapping[str, str]) -> None:
     """What was asked of the model; where that is nothing, the hub is not asked for its config.json."""
-    asked = runtime_config.of_user(settings.runtime)
+    asked = runtime_config.user_values(settings.runtime)
     asks = bool(settings.adapter or asked.engine.max_model_len or asked.train.lora.target_modules)
-    _check_use(
+    _check_model_fits_settings(
         settings, model_config.find_config(settings.model, os.environ, secrets.get("HF_TOKEN"), asks=asks)
     )
 
 
-def _check_use(settings: Settings, found: FoundConfig | None) -> None:
+def _check_model_fits_settings(settings: Settings, found: FoundConfig | None) -> None:
     """That the model can be used as it was asked: its adapter, its context, the layers with LoRA."""
-    asked = runtime_config.of_user(settings.runtime)
+    asked = runtime_config.user_values(settings.runtime)
     config = found.config if found else None
     if settings.adapter is not None:
         chosen = asked.train.lora
@@ -169,4 +169,4 @@ def _check_model(model_path: str, record: RunRecord, secrets: Mapping[str, str])
     """The embedded model may have moved with the package; any other one is known by its place."""
     was = record.details.get("settings", {}).get("model", model_path)
     if preflight.find_model(was, secrets) != model_path:
-        raise earlier_run.refused(record.name or record.id, f"the model {model_path}", str(was))
+        raise resume_source.cannot_change(record.name or record.id, f"the model {model_path}", str(was))

@@ -27,7 +27,7 @@ _BY_MACHINE = ("dtype", "engines", "train_processes", *MEMORY_SETTINGS)
 _OLD_DEFAULTS = {"engine.kv_cache_gib": 1.0, "engine.max_num_seqs": 64, "train.pack_tokens": 4096}
 _RENTED, _OWN_GPUS, _CPU = "rented GPUs", "this computer's own GPUs", "this computer"
 # Settings of ours that a resumed run keeps, and the field of Settings each one is.
-_KEPT = {
+_RECORDED = {
     "model": "model",
     "max": "max_seconds",
     "lease": "lease_seconds",
@@ -58,7 +58,7 @@ def find(store: RecordStore, id_or_name: str) -> RunRecord:
     return record
 
 
-def folder_of(record: RunRecord) -> Path | None:
+def working_folder(record: RunRecord) -> Path | None:
     """The folder its command ran in. Raises PreflightError when that is gone."""
     folder = record.details.get("folder")
     if folder is None:
@@ -73,9 +73,9 @@ def folder_of(record: RunRecord) -> Path | None:
     return Path(folder)
 
 
-def details(settings: Settings, model_path: str, folder: Path | None = None) -> dict[str, Any]:
+def record_details(settings: Settings, model_path: str, folder: Path | None = None) -> dict[str, Any]:
     """What a record keeps so that the run can be taken up; its program runs in `folder`, or here."""
-    kept = {key: settings.values[key].value for key in _KEPT}
+    kept = {key: settings.values[key].value for key in _RECORDED}
     # A relative folder would be another one elsewhere; the embedded model moves with the package.
     kept["model"] = TINY_MODEL if settings.model == TINY_MODEL else model_path
     known = _runtime_keys()
@@ -93,7 +93,7 @@ def details(settings: Settings, model_path: str, folder: Path | None = None) -> 
     }
 
 
-def settings(given: Settings, record: RunRecord) -> Settings:
+def merge_settings(given: Settings, record: RunRecord) -> Settings:
     """The run's recorded settings, and over them what is given anew on the command line.
 
     Raises UsageError for what would make another policy of it than its checkpoints hold.
@@ -110,16 +110,16 @@ def settings(given: Settings, record: RunRecord) -> Settings:
             f"{label} keeps its name", f"--name {given.name} is a different name", f"launch --resume {label}"
         )
     values = dict(given.values)
-    if given.adapter is not None and _anew(values["model"]):
-        raise refused(label, f"the adapter {given.adapter.folder}", str(kept.get("model")))
+    if given.adapter is not None and _given_now(values["model"]):
+        raise cannot_change(label, f"the adapter {given.adapter.folder}", str(kept.get("model")))
     recorded = {key: value for key, value in {**kept, **runtime}.items() if key in values}
     for key, value in recorded.items():
-        if not _anew(values[key]):
+        if not _given_now(values[key]):
             values[key] = Value(value, f"the record of {label}")
     for key in _FIXED:
         if key in recorded and _typed(key, values[key].value) != _typed(key, recorded[key]):
-            raise refused(label, f"{key} = {values[key].value}", f"{recorded[key]}")
-    fields = {field: values[key].value for key, field in _KEPT.items()}
+            raise cannot_change(label, f"{key} = {values[key].value}", f"{recorded[key]}")
+    fields = {field: values[key].value for key, field in _RECORDED.items()}
     overrides = {**given.runtime, **{key: values[key].value for key in runtime if key in values}}
     # What the run once began with is in its checkpoints.
     return replace(given, **fields, name=record.name, runtime=overrides, values=values, adapter=None)
@@ -145,7 +145,7 @@ def _kind(machine: Mapping[str, Any]) -> str:
     return _OWN_GPUS if machine.get("variant") == "cuda" else _CPU
 
 
-def refused(label: str, wanted: str, was: str) -> UsageError:
+def cannot_change(label: str, wanted: str, was: str) -> UsageError:
     """The error for a setting that would change what is trained."""
     return UsageError(
         f"{label} cannot be resumed with {wanted}",
@@ -154,7 +154,7 @@ def refused(label: str, wanted: str, was: str) -> UsageError:
     )
 
 
-def _anew(value: Value) -> bool:
+def _given_now(value: Value) -> bool:
     """Whether it was said on this command line."""
     return value.source.startswith("--")
 

@@ -21,7 +21,7 @@ _SHOWN_CANDIDATES = 8
 _NO_MODEL = "not known for this model"
 
 
-def refuse_unasked(settings: Settings) -> None:
+def refuse_without_consent(settings: Settings) -> None:
     """Nobody is there to agree, and nobody has with --yes: then prices are not even looked up."""
     if not settings.rented or settings.yes or consent.is_interactive():
         return
@@ -52,7 +52,7 @@ def table(plan: Plan) -> str:
     disk = "SkyPilot's usual size" if rented.disk_gb is None else f"{rented.disk_gb} GB"
     lines = [
         f"  model   {plan.trained_model}",
-        *use(rented),
+        *gpu_usage(rented),
         f"  limits  {' · '.join(limits)}",
         f"  disk    {disk}{'' if plan.unpriced else '; it and traffic are billed apart from the machine'}",
     ]
@@ -71,7 +71,7 @@ def table(plan: Plan) -> str:
     return "\n".join([*lines, columns(rows), *rest])
 
 
-def use(gpus: GpuSplit) -> list[str]:
+def gpu_usage(gpus: GpuSplit) -> list[str]:
     """How GPUs are shared out, and whether all fits."""
     apart = f"{gpus.infer_gpus} for inference, {gpus.train_gpus} for training"
     return [

@@ -20,7 +20,7 @@ MARK = "slipway-asked "
 CERTAIN, LIKELY, UNKNOWN = 2, 1, 0
 # Importing one of these adds nothing to the path and no finder of names other than its own: seen in a
 # process of its own for each (a test does it again).
-SUPPLY_NOTHING = frozenset(
+WITHOUT_FINDERS = frozenset(
     {"aiohttp", "click", "dotenv", "dspy", "gepa", "httpx", "jinja2", "launcher", "litellm", "numpy"}
     | {"openai", "optuna", "orjson", "pandas", "psutil", "pydantic", "requests", "rich", "tenacity", "tqdm"}
     | {"typer", "yaml"}
@@ -29,21 +29,21 @@ SUPPLY_NOTHING = frozenset(
 _KNOWN_FINDERS = ("_frozen_importlib", "zipimport", "_distutils_hack", "__editable__", "_virtualenv")
 _INSTALLED = frozenset({"site-packages", "dist-packages"})
 # Whoever names one of these may change what is found, or install something.
-_TRICKY = frozenset(
+_DYNAMIC_IMPORT = frozenset(
     {"__import__", "builtins", "eval", "exec", "globals", "imp", "importlib", "pip", "pkgutil", "runpy"}
     | {"site", "subprocess"}
 )  # fmt: skip
-_HARMLESS = {
+_SAFE_ATTRIBUTES = {
     "sys": frozenset({"argv", "executable", "platform", "stderr", "stdin", "stdout", "version_info"}),
     "os": frozenset({"environ", "getenv", "name", "path", "sep"}),
 }
-_CALLS = frozenset(
+_SAFE_CALLS = frozenset(
     {"Path", "bool", "dataclass", "dataclasses.dataclass", "dict", "dotenv.load_dotenv", "float", "frozenset"}
     | {"int", "list", "load_dotenv", "logging.basicConfig", "logging.getLogger", "os.environ.get"}
     | {"os.environ.setdefault", "os.getenv", "pathlib.Path", "print", "set", "str", "tuple"}
     | {"warnings.filterwarnings", "warnings.simplefilter"}
 )  # fmt: skip
-_NAMES_OF_CALLS = frozenset(name.partition(".")[0] for name in _CALLS)
+_NAMES_OF_CALLS = frozenset(name.partition(".")[0] for name in _SAFE_CALLS)
 _PLAIN = (
     ast.Import, ast.ImportFrom, ast.Expr, ast.Assign, ast.AnnAssign, ast.AugAssign, ast.Pass, ast.If, ast.Try,
     ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.ExceptHandler,
@@ -80,11 +80,11 @@ def first_missing(tree: ast.Module, script: str) -> tuple[str, int, int] | None:
         for name in names:
             if not found(name):
                 return name, statement.lineno, sure
-        sure = min(sure, surety(statement, local))
+        sure = min(sure, confidence(statement, local))
     return None
 
 
-def surety(statement: ast.stmt, local: set[str]) -> int:
+def confidence(statement: ast.stmt, local: set[str]) -> int:
     """How sure one can be, behind this statement, of what is found. `local`: folders of the user's own."""
     sure = CERTAIN
     for node in _run_at_once(statement):
@@ -93,8 +93,8 @@ def surety(statement: ast.stmt, local: set[str]) -> int:
         elif isinstance(node, (ast.Import, ast.ImportFrom)):
             sure = min(sure, _of_import(node, local))
         elif isinstance(node, ast.Call):
-            sure = min(sure, CERTAIN if _dotted(node.func) in _CALLS else LIKELY)
-        elif isinstance(node, ast.Name) and node.id in _TRICKY:
+            sure = min(sure, CERTAIN if _dotted(node.func) in _SAFE_CALLS else LIKELY)
+        elif isinstance(node, ast.Name) and node.id in _DYNAMIC_IMPORT:
             sure = UNKNOWN
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node.id in _NAMES_OF_CALLS:
             sure = min(sure, LIKELY)  # it may be anything from here on
@@ -104,7 +104,7 @@ def surety(statement: ast.stmt, local: set[str]) -> int:
             sure = min(sure, CERTAIN if _dotted(node.value) == "os.environ" else LIKELY)
         if isinstance(node, (*_FUNCTIONS, ast.ClassDef)):
             decorated = [_dotted(one) for one in node.decorator_list if not isinstance(one, ast.Call)]
-            known = node.name not in _NAMES_OF_CALLS and all(name in _CALLS for name in decorated)
+            known = node.name not in _NAMES_OF_CALLS and all(name in _SAFE_CALLS for name in decorated)
             sure = min(sure, CERTAIN if known else LIKELY)
     return sure
 
@@ -148,18 +148,23 @@ def _of_import(node: ast.Import | ast.ImportFrom, local: set[str]) -> int:
     names = _names(node)
     if not names or any(_hides(name, node) for name in names):
         return UNKNOWN
-    return CERTAIN if all(_supplies_nothing(name, local) for name in names) else LIKELY
+    return CERTAIN if all(_adds_no_modules(name, local) for name in names) else LIKELY
 
 
 def _hides(name: str, node: ast.Import | ast.ImportFrom) -> bool:
     """Whether what is tricky has another name from here on."""
     if isinstance(node, ast.ImportFrom):
-        safe = _HARMLESS.get(name, frozenset())
-        return (name in _TRICKY or name in _HARMLESS) and not all(one.name in safe for one in node.names)
-    return any(one.asname and one.name.partition(".")[0] in _TRICKY | _HARMLESS.keys() for one in node.names)
+        safe = _SAFE_ATTRIBUTES.get(name, frozenset())
+        return (name in _DYNAMIC_IMPORT or name in _SAFE_ATTRIBUTES) and not all(
+            one.name in safe for one in node.names
+        )
+    return any(
+        one.asname and one.name.partition(".")[0] in _DYNAMIC_IMPORT | _SAFE_ATTRIBUTES.keys()
+        for one in node.names
+    )
 
 
-def _supplies_nothing(name: str, local: set[str]) -> bool:
+def _adds_no_modules(name: str, local: set[str]) -> bool:
     spec = _spec(name)
     if spec is None:
         return name in sys.modules
@@ -170,12 +175,14 @@ def _supplies_nothing(name: str, local: set[str]) -> bool:
     kind = os.path.basename(place or "")
     if name == "arbor":  # ours stands in a folder of its own, first on the path
         return kind == "on_path"
-    return name in SUPPLY_NOTHING and (kind in _INSTALLED or name == "launcher")
+    return name in WITHOUT_FINDERS and (kind in _INSTALLED or name == "launcher")
 
 
 def _of_attribute(node: ast.Attribute) -> int:
     holder = _dotted(node.value).rpartition(".")[2]  # `sys` of `logging.sys.path` as well
-    if node.attr in _TRICKY or (holder in _HARMLESS and node.attr not in _HARMLESS[holder]):
+    if node.attr in _DYNAMIC_IMPORT or (
+        holder in _SAFE_ATTRIBUTES and node.attr not in _SAFE_ATTRIBUTES[holder]
+    ):
         return UNKNOWN
     return LIKELY if isinstance(node.ctx, (ast.Store, ast.Del)) else CERTAIN
 
