@@ -21,7 +21,7 @@ from launcher.dashboard.run_page import RunPage
 FOLDER = "page"
 # In `index.html`: that what is beside it is all there is, and that a disk's own files may be loaded.
 _LIVE = '<html lang="en" data-kept="no">'
-_KEPT = '<html lang="en" data-kept="yes">'
+_SAVED = '<html lang="en" data-kept="yes">'
 _HEAD = '<meta charset="utf-8">'
 _SELF = "'self'"
 
@@ -50,20 +50,20 @@ def _fill(page: RunPage, folder: Path) -> None:
     data.mkdir(mode=0o700, parents=True)
     for name in (*page_files.NAMES, page_files.LICENCE):
         (folder / name).write_bytes(page_files.read(name))
-    (folder / page_files.INDEX).write_bytes(_kept_index())
-    _hand_over(data, "run", page.head())
-    _hand_over(data, "steps", page.steps(at_once=None))
-    for step in page.steps_said():
-        _hand_over(data, f"step-{step}", page.said(step))
+    (folder / page_files.INDEX).write_bytes(_saved_index())
+    _write_data(data, "run", page.head())
+    _write_data(data, "steps", page.steps(at_once=None))
+    for step in page.steps_with_texts():
+        _write_data(data, f"step-{step}", page.step_texts(step))
 
 
-def _kept_index() -> bytes:
+def _saved_index() -> bytes:
     text = page_files.read(page_files.INDEX).decode()
     policy = page_files.POLICY.replace(_SELF, f"{_SELF} file:").replace("; frame-ancestors 'none'", "")
     said = f'{_HEAD}\n<meta http-equiv="Content-Security-Policy" content="{policy}">'
-    return text.replace(_LIVE, _KEPT, 1).replace(_HEAD, said, 1).encode()
+    return text.replace(_LIVE, _SAVED, 1).replace(_HEAD, said, 1).encode()
 
 
-def _hand_over(data: Path, name: str, value: Any) -> None:
+def _write_data(data: Path, name: str, value: Any) -> None:
     script = b'slipwayData("%b", %b);\n' % (name.encode(), page_files.as_json(value))
     (data / f"{name}.js").write_bytes(script)

@@ -30,7 +30,7 @@ AT_ONCE = 40
 
 
 @dataclass(frozen=True)
-class Digest:
+class StepTexts:
     """Of one step's file. `lag`: how many versions its samples were behind what the step began from, by mean
     and at most; None where none says its version."""
 
@@ -40,12 +40,12 @@ class Digest:
     lag_most: float | None
 
 
-class Rollouts:
+class RolloutFiles:
     """The files of one run. Used from one thread at a time."""
 
     def __init__(self, results: Path) -> None:
         self._folder = results / ROLLOUTS
-        self._digests: dict[int, Digest] = {}
+        self._digests: dict[int, StepTexts] = {}
 
     def stamps(self) -> dict[int, tuple[int, int]]:
         """By step, what tells a file from the one that was there before."""
@@ -60,13 +60,13 @@ class Rollouts:
             return {}
         return found
 
-    def digests(self, most: int | None = AT_ONCE) -> dict[int, Digest]:
+    def summaries(self, most: int | None = AT_ONCE) -> dict[int, StepTexts]:
         """By step; the newest first where not all can be looked through at once."""
         stamps = self.stamps()
         self._digests = {step: it for step, it in self._digests.items() if stamps.get(step) == it.stamp}
         new = sorted(stamps.keys() - self._digests.keys(), reverse=True)
         for step in new[:most]:
-            self._digests[step] = _digest(step, stamps[step], self.of_step(step))
+            self._digests[step] = _summarize(step, stamps[step], self.of_step(step))
         return dict(self._digests)
 
     def of_step(self, step: int) -> list[dict[str, Any]]:
@@ -74,11 +74,11 @@ class Rollouts:
         return list(_lines(self._folder / f"step-{step:06d}.jsonl"))
 
 
-def _digest(step: int, stamp: tuple[int, int], said: list[dict[str, Any]]) -> Digest:
+def _summarize(step: int, stamp: tuple[int, int], said: list[dict[str, Any]]) -> StepTexts:
     begun = step - 1
     lags = [max(0.0, begun - it["version"]) for it in said if it["version"] is not None]
     mean, most = (sum(lags) / len(lags), max(lags)) if lags else (None, None)
-    return Digest(stamp, len(said), mean, most)
+    return StepTexts(stamp, len(said), mean, most)
 
 
 def _lines(path: Path) -> Iterator[dict[str, Any]]:

@@ -41,7 +41,7 @@ _PROVEN = (
     "version", "step", "time", "seconds", "engines", "modules", "probe_tokens", "max_error", "mean_error",
     "cached_error", "effect", "stage_seconds", "verify_seconds", "probe_seconds",
 )  # fmt: skip
-_WORDS = 400
+_MAX_TEXT_LENGTH = 400
 
 
 def of_run(results: Path, machine: Path | None) -> dict[str, Any]:
@@ -53,7 +53,7 @@ def of_run(results: Path, machine: Path | None) -> dict[str, Any]:
         if isinstance(line.get("step"), int)
     }
     rows = [_row(step, metrics.get(step.step, {})) for step in data.steps]
-    _time_them(rows)
+    _add_durations(rows)
     return {
         "steps": rows,
         "validations": [asdict(it) for it in data.validations],
@@ -69,18 +69,18 @@ def _row(step: ReportedStep, line: Mapping[str, Any]) -> dict[str, Any]:
     row |= {name: number(measured.get(key)) for name, key in _MEASURED.items()}
     row |= {name: number(counts.get(key)) for name, key in _COUNTED.items()}
     row["dropped"] = {
-        str(reason)[:_WORDS]: count
+        str(reason)[:_MAX_TEXT_LENGTH]: count
         for reason, it in _mapping(counts.get("dropped")).items()
         if (count := number(it))
     }
     return row | {
         "version": number(line.get("version")),
         "time": number(line.get("time")),
-        "kind": str(line.get("kind", "train"))[:_WORDS],
+        "kind": str(line.get("kind", "train"))[:_MAX_TEXT_LENGTH],
     }
 
 
-def _time_them(rows: Iterable[dict[str, Any]]) -> None:
+def _add_durations(rows: Iterable[dict[str, Any]]) -> None:
     """How long each took since the one before it, and how many tokens were sampled in a second of that."""
     before: float | None = None
     for row in rows:
@@ -98,7 +98,7 @@ def _proof(line: Mapping[str, Any]) -> dict[str, Any]:
     if found["max_error"] is None and adapter:  # of the model itself, before the first step
         found |= {"max_error": number(adapter.get("largest")), "mean_error": number(adapter.get("mean"))}
     for name in ("outcome", "name", "sha256", "reason", "error", "detail"):
-        found[name] = None if line.get(name) is None else str(line[name])[:_WORDS]
+        found[name] = None if line.get(name) is None else str(line[name])[:_MAX_TEXT_LENGTH]
     return found
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.dashboard import page_steps
-from launcher.dashboard.page_rollouts import AT_ONCE, Rollouts
+from launcher.dashboard.page_rollouts import AT_ONCE, RolloutFiles
 from launcher.records import lives
 from launcher.records.endpoint import RESULTS
 from launcher.records.records import RecordStore, RunRecord
@@ -30,7 +30,7 @@ class RunPage:
         self._store = store
         self._id = run_id
         self._folder = store.folder(run_id)
-        self._rollouts = Rollouts(self._folder / RESULTS)
+        self._rollouts = RolloutFiles(self._folder / RESULTS)
         self._read: tuple[str, dict[str, Any]] | None = None
 
     def head(
@@ -54,8 +54,8 @@ class RunPage:
     def steps(self, at_once: int | None = AT_ONCE) -> dict[str, Any]:
         """Its steps, validations, proofs; `at_once`: how many files of texts may be looked through for it."""
         record = self._store.load(self._id)
-        before, revision = len(self._rollouts.digests(0)), self._revision(record)
-        digests = self._rollouts.digests(at_once)
+        before, revision = len(self._rollouts.summaries(0)), self._revision(record)
+        digests = self._rollouts.summaries(at_once)
         if self._read is None or self._read[0] != revision or len(digests) != before:
             found = page_steps.of_run(self._folder / RESULTS, _machine(record))
             for row in found["steps"]:
@@ -73,11 +73,11 @@ class RunPage:
         found = self.steps(0)
         return not (found["steps"] or found["validations"] or found["proofs"])
 
-    def said(self, step: int) -> dict[str, Any]:
+    def step_texts(self, step: int) -> dict[str, Any]:
         """What was said in one step."""
         return {"step": step, "lines": self._rollouts.of_step(step)}
 
-    def steps_said(self) -> list[int]:
+    def steps_with_texts(self) -> list[int]:
         """The steps whose texts are at home."""
         return sorted(self._rollouts.stamps())
 

@@ -46,7 +46,7 @@ class Page(Protocol):
 
     def head(self, runtime: Mapping[str, Any] | None, door: Mapping[str, Any] | None) -> dict[str, Any]: ...
     def steps(self) -> dict[str, Any]: ...
-    def said(self, step: int) -> dict[str, Any]: ...
+    def step_texts(self, step: int) -> dict[str, Any]: ...
 
 
 def is_pages(target: str) -> bool:
@@ -143,7 +143,9 @@ class PageDoor:
             return await self._read(lambda: page_files.as_json(self._page.steps())), "application/json"
         if named := _SAID.fullmatch(name):
             step = int(named[1])
-            return await self._read(lambda: page_files.as_json(self._page.said(step))), "application/json"
+            return await self._read(
+                lambda: page_files.as_json(self._page.step_texts(step))
+            ), "application/json"
         return None
 
     async def _read(self, read: Callable[..., bytes], *names: str) -> bytes:

@@ -90,10 +90,10 @@ def test_a_step_is_read_alone_and_a_new_one_is_another_revision(store: RecordSto
     page = RunPage(store, record.id)
     before = page.head()["revision"]
     assert before == page.steps()["revision"] == page.head()["revision"]
-    said = page.said(2)["lines"]
+    said = page.step_texts(2)["lines"]
     assert len(said) == 64 and {it["predictor"] for it in said} == set(PREDICTORS)
     assert any(MARKUP in it["completion"] for it in said)
-    assert page.said(7)["lines"] == []
+    assert page.step_texts(7)["lines"] == []
     (results(store, record.id) / "rollouts" / "step-000003.jsonl").write_text("{}\n")
     assert page.head()["revision"] != before
 
@@ -137,11 +137,11 @@ def test_what_a_machine_wrote_badly_is_left_out_and_nothing_else(store: RecordSt
     (folder / "rollouts" / "step-000003.jsonl").write_text(f"{json.dumps(odd)}\n[]\nno\n")
     page = RunPage(store, record.id)
     found = page.steps()
-    page_files.as_json([found, page.said(3), page.head()])
+    page_files.as_json([found, page.step_texts(3), page.head()])
     assert [it["step"] for it in found["steps"]] == [1, 2, 3, 4]
     assert found["steps"][2]["time"] is None and found["steps"][2]["entropy"] is None
     assert found["steps"][3]["dropped"] == {} and found["steps"][3]["samples"] is None
-    (line,) = page.said(3)["lines"]
+    (line,) = page.step_texts(3)["lines"]
     assert (line["reward"], line["completion"], line["version"], line["prompt_cut"]) == (
         None,
         "7",
