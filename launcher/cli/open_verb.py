@@ -1,6 +1,6 @@
 """`launch open`: a run's page in the browser; from its endpoint while it lives, else from the files at home.
 
-Neighbours: `commands.py` calls, `proxy/page_door.py` lets the browser in, `dashboard/page_folder.py` makes
+Neighbours: `commands.py` calls, `proxy/page_routes.py` lets the browser in, `dashboard/page_folder.py` makes
 the folder. The link that lets a browser in is in no command line: others of this computer could read it
 there. The browser is given a file of this user's instead, which goes on to it.
 """

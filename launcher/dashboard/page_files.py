@@ -1,6 +1,6 @@
 """The page's own files: what they are, and what a browser may do with them.
 
-Neighbours: `proxy/page_door.py` serves them, `page_folder.py` copies them. `static/ORIGIN` says where those
+Neighbours: `proxy/page_routes.py` serves them, `page_folder.py` copies them. `static/ORIGIN` says where those
 of others are from. Knows nothing of runs.
 """
 

@@ -1,6 +1,6 @@
 """One run as the page asks for it: its head, its steps, and one step's texts, out of the files at home.
 
-Neighbours: `page_steps.py` and `page_rollouts.py` read, `proxy/page_door.py` serves it while the run lives,
+Neighbours: `page_steps.py` and `page_rollouts.py` read, `proxy/page_routes.py` serves it while the run lives,
 `page_folder.py` keeps it as a folder. Each answer is a value of JSON. Reads files and the record; what only
 the living runtime and the door know is handed in.
 """

@@ -7,10 +7,10 @@ again with the same id: the gateway answers an id it has seen from its store, so
 neither an error nor a second sample. The waiting is bounded: then 503 with Retry-After.
 Neighbours: `run.py` starts and stops it; `relay_rules.py` says what may pass, `relay_connection.py` holds the
 connections, `relay_body.py` reads, `relay_forward.py` asks, `relay_receipts.py` says what arrived,
-`page_door.py` shows the run to browsers. A request shows the run's token before anything of its body is read
-(G30). Under `--arbor` or `--art` a program of this same user (`relay_peers.py`) needs none: the token is put
-in the place of whatever key it sent, which goes no further. Else what a program sends goes through untouched.
-Knows nothing of models or steps.
+`page_routes.py` shows the run to browsers. A request shows the run's token before anything of its body is
+read (G30). Under `--arbor` or `--art` a program of this same user (`relay_peers.py`) needs none: the token is
+put in the place of whatever key it sent, which goes no further. Else what a program sends goes through
+untouched. Knows nothing of models or steps.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from aiohttp import HttpVersion10, HttpVersion11, web
 from launcher.base import timeout_budget
 from launcher.base.errors import PreflightError
 from launcher.base.failpoints import failpoint
-from launcher.proxy import page_door, relay_rules
-from launcher.proxy.page_door import Page, PageDoor
+from launcher.proxy import page_routes, relay_rules
+from launcher.proxy.page_routes import Page, PageRoutes
 from launcher.proxy.relay_body import BODY_BYTES as BODY_BYTES
 from launcher.proxy.relay_body import BodyError, read_body
-from launcher.proxy.relay_connection import DoorServer, RelayConnection, log
-from launcher.proxy.relay_forward import REQUEST_HEADER, Forwarder, RelayedRequest, Tally
+from launcher.proxy.relay_connection import RelayConnection, RelayServer, log
+from launcher.proxy.relay_forward import REQUEST_HEADER, Forwarder, RelayCounters, RelayedRequest
 from launcher.proxy.relay_receipts import FOLLOWS, RECEIPT_HEADER, Receipts
 from launcher.records.endpoint import DEFAULT_PORT, other_port_hint
 from runtime.shared import open_files
@@ -53,7 +53,7 @@ _PROBES_KEPT = 15
 # For what the runtime says of itself on the page.
 _STATUS_SECONDS = 2.0
 _STOP_SECONDS = 2.0
-_WHO_NEEDS_NONE = "Without the run's key, only programs of the user who started it are served, no browser."
+_KEYLESS_RULE = "Without the run's key, only programs of the user who started it are served, no browser."
 # The last receipts, when the door closes.
 _LAST_RECEIPTS_SECONDS = 2.0
 
@@ -91,7 +91,7 @@ class Relay:
         page: Page | None = None,
     ) -> None:
         self._page = (
-            PageDoor(page, token, self._status, lambda: asdict(self.stats())) if page and token else None
+            PageRoutes(page, token, self._status, lambda: asdict(self.stats())) if page and token else None
         )
         self._socket = socket
         self._wanted_port = port
@@ -100,7 +100,7 @@ class Relay:
         self._keyless_by = keyless_option
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="relay", daemon=True)
-        self._tally = Tally()
+        self._counters = RelayCounters()
         self._latencies_ms: deque[float] = deque(maxlen=_PROBES_KEPT)
         self._answered_at = time.monotonic()
         self._connected = False
@@ -127,7 +127,7 @@ class Relay:
         """How the door is doing; may be asked from any thread."""
         latencies = list(self._latencies_ms)
         return RelayStats(
-            **asdict(self._tally),
+            **asdict(self._counters),
             connected=self._connected,
             latency_ms=statistics.median(latencies) if latencies else None,
         )
@@ -145,8 +145,8 @@ class Relay:
             auto_decompress=False,
         )
         self._receipts = Receipts(self._session)
-        self._forwarder = Forwarder(self._session, self._receipts, self._tally, self._replay_seconds)
-        server = DoorServer(
+        self._forwarder = Forwarder(self._session, self._receipts, self._counters, self._replay_seconds)
+        server = RelayServer(
             self._answer, self._count_refusal, lambda lost: self._receipts.add(lost, "doubtful")
         )
         self._runner = web.ServerRunner(server, shutdown_timeout=_STOP_SECONDS)
@@ -186,7 +186,7 @@ class Relay:
 
     async def _close_session(self) -> None:
         await self._runner.cleanup()
-        await self._receipts.told(_LAST_RECEIPTS_SECONDS)
+        await self._receipts.flush(_LAST_RECEIPTS_SECONDS)
         self._receipts.close()
         await self._session.close()
 
@@ -204,7 +204,7 @@ class Relay:
         assert isinstance(connection, RelayConnection)
         connection.answered = None
         refused = self._refused_head(request)
-        if refused is None and self._page and page_door.is_pages(request.raw_path):
+        if refused is None and self._page and page_routes.is_page_path(request.raw_path):
             return await self._answer_page(self._page, request, connection)
         refused = refused or self._refused(request, connection)
         if refused is not None:
@@ -215,17 +215,17 @@ class Relay:
         except BodyError as error:
             return self._refuse(error.status, str(error), error.code)
         failpoint("relay.read")
-        self._tally.requests += 1
-        self._tally.active += 1
+        self._counters.requests += 1
+        self._counters.active += 1
         try:
             return await self._forward(request, body)
         finally:
-            self._tally.active -= 1
+            self._counters.active -= 1
 
     async def _answer_page(
-        self, page: PageDoor, request: web.BaseRequest, connection: RelayConnection
+        self, page: PageRoutes, request: web.BaseRequest, connection: RelayConnection
     ) -> web.StreamResponse:
-        answer = await page.answer(request, connection.prove)
+        answer = await page.answer(request, connection.authenticate)
         if answer.status in (401, 403):
             self._count_refusal()
         return answer
@@ -254,7 +254,7 @@ class Relay:
         """The answer to who does not show that they may come in, before anything of a body is read."""
         reason = self._token and relay_rules.without_token(request.headers, self._token)
         if not reason:
-            connection.prove()
+            connection.authenticate()
         elif relay_rules.needs_token(request.raw_path):
             return self._refused_without_token(request, connection, reason)
         return None
@@ -265,12 +265,12 @@ class Relay:
         """The answer to who does not show the token; None to a program that needs none."""
         if not self._keyless_by:
             return self._refuse(401, reason, "invalid_api_key")
-        if relay_rules.is_browsers(request.headers) or not connection.is_this_users:
-            return self._refuse(401, f"{reason} {_WHO_NEEDS_NONE}", "invalid_api_key")
+        if relay_rules.is_from_browser(request.headers) or not connection.is_this_users:
+            return self._refuse(401, f"{reason} {_KEYLESS_RULE}", "invalid_api_key")
         head = request.method, request.raw_path, request.headers
-        if unfit := relay_rules.not_a_programs(*head, request.body_exists):
+        if unfit := relay_rules.browser_refusal(*head, request.body_exists):
             return self._refuse(415, unfit, "unsupported_media_type")
-        connection.prove()
+        connection.authenticate()
         return None
 
     def _refuse(self, status: int, message: str, code: str) -> web.StreamResponse:
@@ -278,10 +278,10 @@ class Relay:
         return relay_rules.error(status, message, code, closes=True)
 
     def _count_refusal(self) -> None:
-        self._tally.refused += 1
+        self._counters.refused += 1
 
     async def _forward(self, request: web.BaseRequest, body: bytes) -> web.StreamResponse:
-        headers = relay_rules.passed_on(request.headers)
+        headers = relay_rules.end_to_end_headers(request.headers)
         # One, where a client sent two: the gateway and the receipt would not mean the same.
         headers[REQUEST_HEADER] = headers.get(REQUEST_HEADER) or uuid.uuid4().hex
         headers["Host"] = "localhost"
@@ -303,13 +303,13 @@ class Relay:
                     self._connected = answer.status == 200
             except (aiohttp.ClientError, OSError) as error:
                 self._connected = False
-                self._tally.last_error = str(error) or f"no answer in {_PROBE_SECONDS:.0f} s"
+                self._counters.last_error = str(error) or f"no answer in {_PROBE_SECONDS:.0f} s"
             now = time.monotonic()
             if self._connected:
                 self._answered_at = now
                 self._latencies_ms.append(1000 * (now - begun))
             elif now - self._answered_at > self._replay_seconds:
-                self._forwarder.break_off(self._answered_at)
+                self._forwarder.cancel_attempts(self._answered_at)
             await asyncio.sleep(max(0.0, _PROBE_PERIOD_SECONDS - (now - begun)))
 
 

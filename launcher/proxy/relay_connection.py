@@ -1,7 +1,7 @@
 """One client's connection to the relay: what malformed bytes get, how long it may stay, how it ended.
 
 A connection that never shows the run's token lives for seconds, and there are only so many of them (G30).
-Neighbours: `relay.py` serves through a `DoorServer` and says when a request showed the token;
+Neighbours: `relay.py` serves through a `RelayServer` and says when a request showed the token;
 `relay_peers.py` knows whose program is at the other end; `relay_forward.py` marks a connection with the
 answer it was handed last. Knows HTTP's framing, nothing of the gateway.
 """
@@ -25,10 +25,10 @@ from launcher.proxy import relay_peers, relay_rules
 log = LOGGER.getChild("relay")
 
 # A connection that has not shown the token by then is closed, whatever it is doing.
-UNPROVEN_SECONDS = 10.0
+UNAUTHENTICATED_SECONDS = 10.0
 # So many of them at a time; one more costs the oldest. Wider than the queue of a listening socket, so that
 # clients who come all at once, while the relay stood still, are all heard.
-MOST_UNPROVEN = 2048
+MAX_UNAUTHENTICATED = 2048
 _IDLE_SECONDS = 600.0
 # What a refused client still sends is thrown away for so long, so that it can read why.
 _LINGERING_SECONDS = 5.0
@@ -39,7 +39,7 @@ Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 class RelayConnection(web.RequestHandler):
     """One connection. `answered`: the id of the answer handed over last, until the next request begins."""
 
-    def __init__(self, server: DoorServer, **options: Any) -> None:
+    def __init__(self, server: RelayServer, **options: Any) -> None:
         super().__init__(server, **options)
         self._door = server
         self._clock: asyncio.TimerHandle | None = None
@@ -56,7 +56,7 @@ class RelayConnection(web.RequestHandler):
         own, peer = (self.transport.get_extra_info(end) for end in ("sockname", "peername"))
         return bool(own and peer) and relay_peers.is_this_users(own, peer)
 
-    def prove(self) -> None:
+    def authenticate(self) -> None:
         """It showed the token, or needs none, or has ended: its time is no longer counted."""
         self._door.unproven.pop(self, None)
         if self._clock is not None:
@@ -68,12 +68,12 @@ class RelayConnection(web.RequestHandler):
         assert isinstance(transport, asyncio.Transport)
         transport.set_write_buffer_limits(high=0)  # drained means: the kernel has it all
         self._door.unproven[self] = None
-        self._clock = self._loop.call_later(UNPROVEN_SECONDS / 2, self._age, False)
-        if len(self._door.unproven) > MOST_UNPROVEN:
+        self._clock = self._loop.call_later(UNAUTHENTICATED_SECONDS / 2, self._age, False)
+        if len(self._door.unproven) > MAX_UNAUTHENTICATED:
             next(iter(self._door.unproven)).abort()
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        self.prove()
+        self.authenticate()
         if exc is not None and self.answered is not None:
             self._door.on_reset(self.answered)
         super().connection_lost(exc)
@@ -96,7 +96,7 @@ class RelayConnection(web.RequestHandler):
 
     def abort(self) -> None:
         """Close it now, whatever was not sent yet."""
-        self.prove()
+        self.authenticate()
         if self.transport is not None:
             self.transport.abort()
 
@@ -125,10 +125,10 @@ class RelayConnection(web.RequestHandler):
         if is_old:
             self.abort()
         else:
-            self._clock = self._loop.call_later(UNPROVEN_SECONDS / 2, self._age, True)
+            self._clock = self._loop.call_later(UNAUTHENTICATED_SECONDS / 2, self._age, True)
 
 
-class DoorServer(web.Server):
+class RelayServer(web.Server):
     """Makes the connections. `on_reset(id)`: a connection broke after that answer, before another request."""
 
     def __init__(
@@ -153,7 +153,7 @@ class DoorServer(web.Server):
         return RelayConnection(self, loop=self._loop, **self._kwargs)
 
 
-def look(transport: asyncio.BaseTransport | None) -> Literal["open", "closed", "reset"]:
+def peer_state(transport: asyncio.BaseTransport | None) -> Literal["open", "closed", "reset"]:
     """What the other end has done, as far as the kernel knows now; "reset" also where the connection is over.
 
     The event loop may not have looked yet: after this computer slept, an answer and its program's hanging up

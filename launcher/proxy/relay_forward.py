@@ -19,7 +19,7 @@ from yarl import URL
 
 from launcher.base.failpoints import failpoint
 from launcher.proxy import relay_rules
-from launcher.proxy.relay_connection import RelayConnection, look
+from launcher.proxy.relay_connection import RelayConnection, peer_state
 from launcher.proxy.relay_receipts import Receipts
 
 REQUEST_HEADER = "x-slipway-request"
@@ -38,7 +38,7 @@ _RETRY_AFTER_SECONDS = 5
 
 
 @dataclass
-class Tally:
+class RelayCounters:
     """What the relay counts."""
 
     requests: int = 0
@@ -49,7 +49,7 @@ class Tally:
     last_error: str | None = None
 
 
-class LostError(Exception):
+class UpstreamLostError(Exception):
     """The gateway went away, or asked to be asked again, before its answer began.
 
     `after_seconds`: it asked to be asked again after so long; None: it went away. `silent_since`: it stands
@@ -64,7 +64,7 @@ class LostError(Exception):
         self.silent_since = silent_since
 
 
-class Waiting:
+class RetryDeadline:
     """How much longer one request may go without an answer: from its first loss on, however old it is.
 
     A time in which the gateway worked on it again is not counted, unless it came to asking to be asked again:
@@ -76,7 +76,7 @@ class Waiting:
         self.left = seconds
         self._lost_at: float | None = None
 
-    def lost(self, begun: float, now: float, error: LostError) -> None:
+    def record_loss(self, begun: float, now: float, error: UpstreamLostError) -> None:
         """An attempt that began then is lost now."""
         went_away = error.silent_since is None and error.after_seconds is None
         if self._lost_at is None:
@@ -114,11 +114,15 @@ class Forwarder:
     """Everything between a request that was read and its answer in the program's hands."""
 
     def __init__(
-        self, session: aiohttp.ClientSession, receipts: Receipts, tally: Tally, replay_seconds: float
+        self,
+        session: aiohttp.ClientSession,
+        receipts: Receipts,
+        counters: RelayCounters,
+        replay_seconds: float,
     ) -> None:
         self._session = session
         self._receipts = receipts
-        self._tally = tally
+        self._counters = counters
         self._replay_seconds = replay_seconds
         self._attempts: set[asyncio.Task[web.StreamResponse]] = set()
         self._silent_since: float | None = None
@@ -127,7 +131,7 @@ class Forwarder:
     async def answer(self, call: RelayedRequest) -> web.StreamResponse:
         """Ask until there is an answer, and hand it over."""
         request = call.request
-        if relay_rules.rewards(request.method, request.raw_path) and not await self._receipts.told(
+        if relay_rules.names_samples(request.method, request.raw_path) and not await self._receipts.flush(
             self._replay_seconds
         ):
             return self._given_up("could not tell the gateway what was received")
@@ -135,7 +139,7 @@ class Forwarder:
         if call.begun is not None:
             return response
         call.begun = response
-        was_there = look(request.transport) == "open"
+        was_there = peer_state(request.transport) == "open"
         try:
             await response.prepare(request)
             await response.write_eof()
@@ -147,7 +151,7 @@ class Forwarder:
             call.cut()
         return response
 
-    def break_off(self, silent_since: float) -> None:
+    def cancel_attempts(self, silent_since: float) -> None:
         """End every attempt: the gateway has stood still for too long."""
         self._silent_since = silent_since
         self._cancel()
@@ -162,25 +166,25 @@ class Forwarder:
             attempt.cancel()
 
     async def _ask_until_answered(self, call: RelayedRequest) -> web.StreamResponse:
-        waiting = Waiting(self._replay_seconds)
+        waiting = RetryDeadline(self._replay_seconds)
         pause_seconds = _FIRST_PAUSE_SECONDS
         while True:
             begun = time.monotonic()
             try:
                 return await self._attempt(call)
-            except LostError as error:
-                self._tally.last_error = str(error)
-                waiting.lost(begun, time.monotonic(), error)
+            except UpstreamLostError as error:
+                self._counters.last_error = str(error)
+                waiting.record_loss(begun, time.monotonic(), error)
                 wait_seconds = max(pause_seconds, min(error.after_seconds or 0.0, _LONGEST_PAUSE_SECONDS))
                 if self._closing or wait_seconds > waiting.left:
                     return self._given_up(str(error))
             failpoint("relay.replaying")
-            self._tally.replays += 1
+            self._counters.replays += 1
             await asyncio.sleep(wait_seconds)
             pause_seconds = min(2 * pause_seconds, _LONGEST_PAUSE_SECONDS)
 
     def _given_up(self, reason: str) -> web.StreamResponse:
-        self._tally.given_up += 1
+        self._counters.given_up += 1
         return relay_rules.error(
             503,
             f"the runtime has not answered for {self._replay_seconds:.0f} s: {reason}",
@@ -189,7 +193,7 @@ class Forwarder:
         )
 
     async def _attempt(self, call: RelayedRequest) -> web.StreamResponse:
-        """One try, which `break_off` may end."""
+        """One try, which `cancel_attempts` may end."""
         attempt = asyncio.ensure_future(self._ask(call))
         self._attempts.add(attempt)
         try:
@@ -200,7 +204,9 @@ class Forwarder:
                 raise  # our client hung up, or the door closes
             if call.begun is not None:
                 return call.begun
-            raise LostError("the gateway makes no progress", silent_since=self._silent_since) from None
+            raise UpstreamLostError(
+                "the gateway makes no progress", silent_since=self._silent_since
+            ) from None
         finally:
             self._attempts.discard(attempt)
             attempt.cancel()
@@ -219,27 +225,29 @@ class Forwarder:
                 retry_after = upstream.headers.get("Retry-After")
                 if upstream.status == 503 and retry_after is not None:
                     text = (await upstream.text(errors="replace"))[:200]
-                    raise LostError(text or "503", float(retry_after) if retry_after.isdigit() else 1.0)
-                if _streams(upstream):
+                    raise UpstreamLostError(
+                        text or "503", float(retry_after) if retry_after.isdigit() else 1.0
+                    )
+                if _is_streamed(upstream):
                     return await self._stream(call, upstream)
                 whole = await upstream.read()
                 failpoint("relay.answered")
                 return web.Response(
                     status=upstream.status,
                     reason=upstream.reason,
-                    headers=relay_rules.passed_on(upstream.headers),
+                    headers=relay_rules.end_to_end_headers(upstream.headers),
                     body=whole,
                 )
         except (aiohttp.ClientError, OSError) as error:
             if call.begun is not None:
                 return call.begun
-            raise LostError(str(error) or type(error).__name__) from error
+            raise UpstreamLostError(str(error) or type(error).__name__) from error
 
     async def _stream(self, call: RelayedRequest, upstream: aiohttp.ClientResponse) -> web.StreamResponse:
         """Pass an answer on as it comes. Until its first piece is here it may still be asked for again."""
         pieces = upstream.content.iter_any()
         piece = await anext(pieces, b"")
-        headers = relay_rules.passed_on(upstream.headers)
+        headers = relay_rules.end_to_end_headers(upstream.headers)
         response = web.StreamResponse(status=upstream.status, reason=upstream.reason, headers=headers)
         if upstream.content_length is not None:
             response.content_length = upstream.content_length
@@ -251,7 +259,7 @@ class Forwarder:
                 end = (end + piece)[-len(_EVENTS_END) :]
                 is_end = end == _EVENTS_END
                 if is_end or upstream.content_type != _EVENTS:
-                    was_there = look(call.request.transport) == "open"
+                    was_there = peer_state(call.request.transport) == "open"
                 await response.write(piece)
                 failpoint("relay.streaming")
                 if is_end:  # some programs leave at this, before the stream has ended
@@ -275,12 +283,12 @@ class Forwarder:
         if _VERSION_HEADER not in response.headers or call.signed is not None:
             return
         await call.request.writer.drain()
-        call.signed = was_there and look(call.request.transport) != "reset"
+        call.signed = was_there and peer_state(call.request.transport) != "reset"
         if call.signed:
             self._receipts.add(call.id, "received", call.headers.get("Authorization"))
 
 
-def _streams(upstream: aiohttp.ClientResponse) -> bool:
+def _is_streamed(upstream: aiohttp.ClientResponse) -> bool:
     """Whether an answer is to be passed on as it comes: events, or more than is held back."""
     length = upstream.content_length
     return upstream.content_type == _EVENTS or (length is not None and length > _HELD_BYTES)

@@ -54,12 +54,12 @@ def is_this_users(own: Address, peer: Address) -> bool:
         return False
     try:
         found = _look(own, peer)
-        return found is not None and found.user == _us() and _look(own, peer) == found
+        return found is not None and found.user == _our_user() and _look(own, peer) == found
     except (OSError, struct.error, ValueError):
         return False
 
 
-def _us() -> int | None:
+def _our_user() -> int | None:
     user = os.geteuid()
     return None if user == _OVERFLOW_USER else user
 

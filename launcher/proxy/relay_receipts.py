@@ -49,9 +49,9 @@ class Receipts:
         self._waiting.append((request_id, state))
         self._added += 1
         if self._teller is None or self._teller.done():
-            self._teller = asyncio.create_task(self._tell_all())
+            self._teller = asyncio.create_task(self._send_all())
 
-    async def told(self, seconds: float) -> bool:
+    async def flush(self, seconds: float) -> bool:
         """Wait until everything added before this call is told; whether it was within `seconds`."""
         last = self._added
         with contextlib.suppress(TimeoutError):
@@ -64,10 +64,10 @@ class Receipts:
         if self._teller is not None:
             self._teller.cancel()
 
-    async def _tell_all(self) -> None:
+    async def _send_all(self) -> None:
         pause_seconds = _FIRST_PAUSE_SECONDS
         while batch := self._waiting[:_MOST_AT_ONCE]:
-            if not await self._tell(batch):
+            if not await self._send(batch):
                 await asyncio.sleep(pause_seconds)
                 pause_seconds = min(2 * pause_seconds, _LONGEST_PAUSE_SECONDS)
                 continue
@@ -77,7 +77,7 @@ class Receipts:
                 self._told += len(batch)
                 self._progress.notify_all()
 
-    async def _tell(self, batch: list[tuple[str, State]]) -> bool:
+    async def _send(self, batch: list[tuple[str, State]]) -> bool:
         """Whether the gateway has them, or will never take them."""
         receipts = [{"request": request_id, "state": state} for request_id, state in batch]
         try:

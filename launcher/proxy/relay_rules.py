@@ -32,7 +32,7 @@ _LOOKUP = "/slipway/samples/lookup"
 _FILES = "/v1/files"
 _WRITING = frozenset({"POST", "PUT", "PATCH"})
 # What only a browser sends (Fetch metadata), beside Origin.
-_FROM_A_BROWSER = "sec-fetch-"
+_BROWSER_HEADER_PREFIX = "sec-fetch-"
 # Where a client shows who it is: keys of somewhere else, when the run's own is put there for it.
 _KEYS = ("Authorization", "Cookie", "Api-Key", "X-Api-Key", "OpenAI-Organization", "OpenAI-Project")
 
@@ -74,12 +74,12 @@ def without_token(headers: Mapping[str, str], token: str) -> str | None:
     return None if shown else "Incorrect API key provided."
 
 
-def is_browsers(headers: Mapping[str, str]) -> bool:
+def is_from_browser(headers: Mapping[str, str]) -> bool:
     """Whether a web page may be behind a request: its user did not start it, whoever owns the browser."""
-    return "Origin" in headers or any(name.lower().startswith(_FROM_A_BROWSER) for name in headers)
+    return "Origin" in headers or any(name.lower().startswith(_BROWSER_HEADER_PREFIX) for name in headers)
 
 
-def not_a_programs(method: str, target: str, headers: Mapping[str, str], has_body: bool) -> str | None:
+def browser_refusal(method: str, target: str, headers: Mapping[str, str], has_body: bool) -> str | None:
     """What to say to a body without the token that a web page could post without asking; None to others."""
     said = headers.get("Content-Type")
     if method not in _WRITING or (said is None and not has_body):
@@ -99,7 +99,7 @@ def with_token(headers: CIMultiDict[str], token: str) -> None:
     headers["Authorization"] = f"Bearer {token}"
 
 
-def rewards(method: str, target: str) -> bool:
+def names_samples(method: str, target: str) -> bool:
     """Whether a request names samples: which answers were received must be known before it."""
     path = unquote(target.partition("?")[0])
     return method == "POST" and path in (_STEPS, _LOOKUP)
@@ -113,7 +113,7 @@ def _host_name(address: str) -> str:
         return ""
 
 
-def passed_on(headers: CIMultiDictProxy[str]) -> CIMultiDict[str]:
+def end_to_end_headers(headers: CIMultiDictProxy[str]) -> CIMultiDict[str]:
     """The headers of the message, in their order, without those of the connection."""
     named = {name.strip().lower() for line in headers.getall("Connection", []) for name in line.split(",")}
     dropped = _HOP_BY_HOP | _OWN | named

@@ -124,5 +124,5 @@ def test_b08_another_user_of_this_computer_is_not_let_in(door: tuple[str, Upstre
 
 
 def test_b08_what_is_looked_up_by_its_words_waits_for_receipts() -> None:
-    assert relay_rules.rewards("POST", "/slipway/samples/lookup")
-    assert not any(relay_rules.rewards("POST", path) for path in ROUTES)
+    assert relay_rules.names_samples("POST", "/slipway/samples/lookup")
+    assert not any(relay_rules.names_samples("POST", path) for path in ROUTES)

@@ -8,7 +8,7 @@ import socket
 
 import pytest
 
-from launcher.proxy.relay_connection import look
+from launcher.proxy.relay_connection import peer_state
 
 pytestmark = pytest.mark.process
 
@@ -27,7 +27,7 @@ def test_c52_a_program_that_is_there_is_seen_where_no_file_more_can_be_opened() 
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
         try:
-            return look(transport)
+            return peer_state(transport)
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
             transport.abort()
@@ -44,11 +44,11 @@ def test_c52_who_left_before_the_answer_came_is_seen_although_it_left_in_order(r
             transport.write(b"an answer")
             program.recv(64)
         program.close()
-        seen = [look(transport)]
+        seen = [peer_state(transport)]
         if not reads:
             transport.write(b"an answer")
-        seen.append(look(transport))
+        seen.append(peer_state(transport))
         transport.abort()
-        return [*seen, look(transport)]
+        return [*seen, peer_state(transport)]
 
     assert asyncio.run(scenario()) == ["closed", "closed" if reads else "reset", "reset"]

@@ -127,7 +127,7 @@ def test_g30_what_is_no_request_is_answered_as_openai_does_and_repeats_nothing(
     shared: tuple[RelayProcess, Upstream], sent: str
 ) -> None:
     door, upstream = shared
-    passed_on = len(upstream.seen)
+    end_to_end_headers = len(upstream.seen)
     got = answer_to(door, sent.encode("latin-1"))
     head, _, body = got.partition(b"\r\n\r\n")
     assert 400 <= int(head.split()[1]) < 500, got
@@ -136,7 +136,7 @@ def test_g30_what_is_no_request_is_answered_as_openai_does_and_repeats_nothing(
     assert TOKEN.encode() not in got
     assert httpx.get(f"{door.url}/healthz", trust_env=False, timeout=60).status_code == 200
     assert door.said.read_bytes() == b"", "nothing on the terminal"
-    assert len(upstream.seen) == passed_on
+    assert len(upstream.seen) == end_to_end_headers
 
 
 def test_g30_bytes_after_a_request_are_the_last_that_is_read(shared: tuple[RelayProcess, Upstream]) -> None:
@@ -331,7 +331,7 @@ def test_g30_a_connection_on_which_nothing_comes_any_more_is_closed(
     upstream: Upstream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of who has shown the token, too; not as soon as of who has not."""
-    assert relay_connection.UNPROVEN_SECONDS < relay_connection._IDLE_SECONDS <= 600
+    assert relay_connection.UNAUTHENTICATED_SECONDS < relay_connection._IDLE_SECONDS <= 600
     monkeypatch.setattr(relay_connection, "_IDLE_SECONDS", 0.3)
     relay = Relay(upstream.socket, 0, token=TOKEN)
     try:
@@ -344,7 +344,7 @@ def test_g30_a_connection_on_which_nothing_comes_any_more_is_closed(
 def test_g30_of_too_many_who_show_no_token_the_oldest_goes(
     near: RelayHere, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(relay_connection, "MOST_UNPROVEN", 3)
+    monkeypatch.setattr(relay_connection, "MAX_UNAUTHENTICATED", 3)
     with connect(near) as proven:
         proven.sendall(f"{GET}\r\n".encode())
         assert proven.recv(65536).startswith(b"HTTP/1.1 200")

@@ -15,8 +15,8 @@ from aiohttp import web
 
 from launcher.proxy import relay
 from launcher.proxy.relay import Relay
-from launcher.proxy.relay_connection import DoorServer
-from launcher.proxy.relay_forward import LostError, Waiting
+from launcher.proxy.relay_connection import RelayServer
+from launcher.proxy.relay_forward import RetryDeadline, UpstreamLostError
 from tests.support.upstream import Upstream, upstream_in_a_folder
 from tests.support.waiting import wait_until
 
@@ -66,7 +66,7 @@ def check_cut(answer: bytes) -> None:
     assert body == b"9\r\ndata: 1\n\n\r\n"
 
 
-class Outlived(DoorServer):
+class Outlived(RelayServer):
     """Its requests go on when their connection is closed: what asks again cannot count on being ended."""
 
     def __init__(self, *words: Any, **named: Any) -> None:
@@ -74,11 +74,11 @@ class Outlived(DoorServer):
         self.handler_cancellation = False
 
 
-@pytest.mark.parametrize("server", [DoorServer, Outlived])
+@pytest.mark.parametrize("server", [RelayServer, Outlived])
 def test_g17_a_stream_that_has_begun_is_closed_and_not_asked_again_when_the_gateway_stands_still(
-    upstream: Upstream, monkeypatch: pytest.MonkeyPatch, server: type[DoorServer]
+    upstream: Upstream, monkeypatch: pytest.MonkeyPatch, server: type[RelayServer]
 ) -> None:
-    monkeypatch.setattr(relay, "DoorServer", server)
+    monkeypatch.setattr(relay, "RelayServer", server)
     monkeypatch.setattr(relay, "_PROBE_SECONDS", 0.2)
     monkeypatch.setattr(relay, "_PROBE_PERIOD_SECONDS", 0.1)
     upstream.handlers[CHAT] = begins
@@ -134,34 +134,36 @@ def test_g17_a_request_that_is_older_than_the_patience_is_asked_again_when_the_l
         door.stop()
 
 
-AWAY = LostError("cut")
+AWAY = UpstreamLostError("cut")
 
 
 def test_g17_patience_counts_from_the_first_loss_and_not_while_the_gateway_works() -> None:
-    waiting = Waiting(120.0)
-    waiting.lost(0.0, 1000.0, AWAY)  # it worked for a thousand seconds, then the link was lost
+    waiting = RetryDeadline(120.0)
+    waiting.record_loss(0.0, 1000.0, AWAY)  # it worked for a thousand seconds, then the link was lost
     assert waiting.left == 120.0
-    waiting.lost(1010.0, 1011.0, AWAY)  # eleven seconds later it is still away
+    waiting.record_loss(1010.0, 1011.0, AWAY)  # eleven seconds later it is still away
     assert waiting.left == 109.0
-    waiting.lost(1012.0, 2000.0, AWAY)  # it came back, worked, and was lost again
+    waiting.record_loss(1012.0, 2000.0, AWAY)  # it came back, worked, and was lost again
     assert waiting.left == 108.0
-    waiting.lost(2001.0, 2050.0, LostError("still", silent_since=2002.0))  # and then stood still
+    waiting.record_loss(
+        2001.0, 2050.0, UpstreamLostError("still", silent_since=2002.0)
+    )  # and then stood still
     assert waiting.left == 58.0
 
 
 def test_g17_a_gateway_that_stood_still_from_the_beginning_has_used_up_its_patience() -> None:
-    waiting = Waiting(120.0)
-    waiting.lost(10.0, 131.0, LostError("still", silent_since=5.0))
+    waiting = RetryDeadline(120.0)
+    waiting.record_loss(10.0, 131.0, UpstreamLostError("still", silent_since=5.0))
     assert waiting.left == -1.0
 
 
 def test_g23_a_gateway_that_asks_to_be_asked_again_each_time_is_not_asked_for_hours() -> None:
     """It waits for an engine that is away, or for one more that this very request ends."""
-    asks = LostError("no engine was ready again within 120 s", after_seconds=0.0)
-    waiting = Waiting(180.0)
-    waiting.lost(0.0, 120.0, asks)
+    asks = UpstreamLostError("no engine was ready again within 120 s", after_seconds=0.0)
+    waiting = RetryDeadline(180.0)
+    waiting.record_loss(0.0, 120.0, asks)
     assert waiting.left == 180.0
-    waiting.lost(122.0, 242.0, asks)
+    waiting.record_loss(122.0, 242.0, asks)
     assert waiting.left == 58.0
-    waiting.lost(244.0, 364.0, asks)
+    waiting.record_loss(244.0, 364.0, asks)
     assert waiting.left < 0.0

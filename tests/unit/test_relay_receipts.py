@@ -16,7 +16,7 @@ from aiohttp import web
 
 from launcher.proxy import relay_forward, relay_rules
 from launcher.proxy.relay import Relay
-from launcher.proxy.relay_connection import look
+from launcher.proxy.relay_connection import peer_state
 from tests.support.upstream import Upstream, upstream_in_a_folder
 from tests.support.waiting import wait_until, wait_until_async
 
@@ -144,13 +144,13 @@ def test_c52_a_program_that_leaves_between_the_last_look_and_its_answer_has_none
     def leave(transport: asyncio.BaseTransport | None) -> str:
         nonlocal looks
         looks += 1
-        seen = look(transport)
+        seen = peer_state(transport)
         if looks == 1:
             assert seen == "open"
             leaving.close()
         return seen
 
-    monkeypatch.setattr(relay_forward, "look", leave)
+    monkeypatch.setattr(relay_forward, "peer_state", leave)
     gateway.answers.set()
     wait_until(lambda: looks >= 2, what="it has looked before and after")
     ask(client, "stayed")
@@ -163,7 +163,7 @@ def test_c52_a_stream_that_was_reset_at_its_end_is_not_received_a_moment_later(
 ) -> None:
     """The kernel says of a reset once, and the end of the response comes right after that of the events."""
     says = ["open", "reset"]
-    monkeypatch.setattr(relay_forward, "look", lambda _: says.pop(0) if says else "closed")
+    monkeypatch.setattr(relay_forward, "peer_state", lambda _: says.pop(0) if says else "closed")
 
     async def events(request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse(headers=SAMPLED | {"Content-Type": "text/event-stream"})
@@ -174,7 +174,7 @@ def test_c52_a_stream_that_was_reset_at_its_end_is_not_received_a_moment_later(
     gateway.upstream.handlers[CHAT] = events
     ask(client, "reset")
     assert not says
-    monkeypatch.setattr(relay_forward, "look", look)
+    monkeypatch.setattr(relay_forward, "peer_state", peer_state)
     gateway.upstream.handlers[CHAT] = gateway.chat
     ask(client, "after")
     wait_until(lambda: gateway.told)
@@ -335,9 +335,9 @@ def test_c52_of_two_ids_the_receipt_and_the_gateway_know_the_same(gateway: Gatew
 
 
 def test_c52_a_step_is_known_in_every_spelling_of_its_path_that_the_gateway_takes() -> None:
-    assert relay_rules.rewards("POST", STEPS) and relay_rules.rewards("POST", f"{STEPS}?a=b")
-    assert relay_rules.rewards("POST", "/slipway/%73teps")
-    assert not relay_rules.rewards("GET", STEPS) and not relay_rules.rewards("POST", RECEIPTS)
+    assert relay_rules.names_samples("POST", STEPS) and relay_rules.names_samples("POST", f"{STEPS}?a=b")
+    assert relay_rules.names_samples("POST", "/slipway/%73teps")
+    assert not relay_rules.names_samples("GET", STEPS) and not relay_rules.names_samples("POST", RECEIPTS)
 
 
 def test_c52_a_receipt_names_the_id_the_relay_gave(gateway: Gateway, client: httpx.Client) -> None:

@@ -14,7 +14,7 @@ from launcher.proxy.relay import Relay
 
 
 def main(socket: str, token: str, unproven_seconds: str, silent_seconds: str, keyless: str = "") -> None:
-    relay_connection.UNPROVEN_SECONDS = float(unproven_seconds)
+    relay_connection.UNAUTHENTICATED_SECONDS = float(unproven_seconds)
     relay_body._IDLE_SECONDS = float(silent_seconds)
     relay = Relay(Path(socket), 0, token=token, keyless_option="--arbor" if keyless else None)
     print(relay.start(), flush=True)

@@ -16,7 +16,7 @@ from aiohttp import web
 from launcher.base.home import Home
 from launcher.dashboard import page_files
 from launcher.dashboard.run_page import RunPage
-from launcher.proxy.page_keys import COOKIE, LINK_SECONDS, PageKeys
+from launcher.proxy.page_auth import COOKIE, LINK_SECONDS, PageKeys
 from launcher.proxy.relay import Relay
 from launcher.records.records import RecordStore
 from tests.support.played_run import MARKUP, played_run

@@ -7,7 +7,7 @@
 The token itself is in no address. A cookie alone does nothing but read, and only for the page itself: what
 another page asks for, whoever has the cookie, is refused by what the browser says of it.
 Neighbours: `relay.py` hands over what begins with `/page`, after its own rules of host and origin;
-`page_keys.py` has the keys, `dashboard/` what is shown. Files are read in a thread of their own, one at a
+`page_auth.py` has the keys, `dashboard/` what is shown. Files are read in a thread of their own, one at a
 time.
 """
 
@@ -23,18 +23,18 @@ from aiohttp import web
 
 from launcher.dashboard import page_files
 from launcher.proxy import relay_rules
-from launcher.proxy.page_keys import COOKIE, LINK_SECONDS, PageKeys
+from launcher.proxy.page_auth import COOKIE, LINK_SECONDS, PageKeys
 
 _ROOT = "/page"
 _ENTER = "/page/enter/"
-_SAID = re.compile(r"data/step-(\d{1,12})\.json")
+_STEP_TEXTS = re.compile(r"data/step-(\d{1,12})\.json")
 _READING = ("GET", "HEAD")
 _TITLE = (
     "<!doctype html><html lang=en><meta charset=utf-8><title>Slipway</title><link rel=icon href='data:,'>"
 )
 # For a person who has no cookie yet, or whose link was used.
 _NO_ENTRY = _TITLE + "<h1>{title}</h1><p>{text}</p><pre>launch open RUN</pre></html>"
-_COME_IN = (
+_ENTER_PAGE = (
     _TITLE + '<meta http-equiv=refresh content="0; url={place}"><a href="{place}">The run\'s page</a></html>'
 )
 
@@ -49,13 +49,13 @@ class Page(Protocol):
     def step_texts(self, step: int) -> dict[str, Any]: ...
 
 
-def is_pages(target: str) -> bool:
+def is_page_path(target: str) -> bool:
     """Whether a request is for the page."""
     path = target.partition("?")[0]
     return path == _ROOT or path.startswith(f"{_ROOT}/")
 
 
-class PageDoor:
+class PageRoutes:
     """Of one run. `status`: what the runtime says of itself now; `door`: how the relay is doing."""
 
     def __init__(self, page: Page, token: str, status: Status, door: Callable[[], Mapping[str, Any]]) -> None:
@@ -70,28 +70,28 @@ class PageDoor:
         """Read no more."""
         self._reader.shutdown(wait=False, cancel_futures=True)
 
-    async def answer(self, request: web.BaseRequest, prove: Callable[[], None]) -> web.Response:
-        """What a request gets; nothing of its body is read. `prove` is called for who may see the page."""
-        answer = await self._answer(request, prove)
+    async def answer(self, request: web.BaseRequest, authenticate: Callable[[], None]) -> web.Response:
+        """The answer; no body is read. `authenticate` is called for who may see the page."""
+        answer = await self._answer(request, authenticate)
         answer.headers.update(page_files.HEADERS)
         if answer.status >= 400 or request.body_exists:
             answer.force_close()
         return answer
 
-    async def _answer(self, request: web.BaseRequest, prove: Callable[[], None]) -> web.Response:
+    async def _answer(self, request: web.BaseRequest, authenticate: Callable[[], None]) -> web.Response:
         path = request.raw_path.partition("?")[0]
-        if reason := _from_another_page(request):
+        if reason := _cross_site(request):
             return web.Response(status=403, text=reason)
         has_token = relay_rules.without_token(request.headers, self._token) is None
         if path == f"{_ROOT}/link":
-            return self._link(request.method, has_token, prove)
+            return self._link(request.method, has_token, authenticate)
         if request.method not in _READING:
             return web.Response(status=405, text="the page is only read", headers={"Allow": "GET, HEAD"})
         if path.startswith(_ENTER):
-            return self._enter(request.method, path.removeprefix(_ENTER), prove)
+            return self._enter(request.method, path.removeprefix(_ENTER), authenticate)
         if not has_token and not self._has_cookie(request, path):
             return _no_entry("This page opens from a terminal", "On the computer that runs it, type")
-        prove()
+        authenticate()
         found = await self._found(path.removeprefix(self._keys.place)) if self._is_inside(path) else None
         if found is None:
             return web.Response(status=404, text="there is no such page")
@@ -100,23 +100,23 @@ class PageDoor:
 
     # ------------------------------------------------------------- who comes in
 
-    def _link(self, method: str, has_token: bool, prove: Callable[[], None]) -> web.Response:
+    def _link(self, method: str, has_token: bool, authenticate: Callable[[], None]) -> web.Response:
         if not has_token:
             return web.Response(status=401, text="a link is given to who shows the run's token")
-        prove()
+        authenticate()
         if method != "POST":
             return web.Response(status=405, text="a link is asked for by POST", headers={"Allow": "POST"})
         link = {"path": f"{_ENTER}{self._keys.new_link()}", "seconds": LINK_SECONDS, "page": self._keys.place}
         return web.json_response(link)
 
-    def _enter(self, method: str, code: str, prove: Callable[[], None]) -> web.Response:
+    def _enter(self, method: str, code: str, authenticate: Callable[[], None]) -> web.Response:
         # A look ahead, by HEAD, must not use it up.
         if method != "GET" or not self._keys.use(code):
             return _no_entry("This link was used, or is too old", "For a new one, type")
-        prove()
+        authenticate()
         # By a page that goes on by itself: a browser that came from elsewhere sends no strict cookie with
         # what it is redirected to.
-        body = _COME_IN.format(place=self._keys.place)
+        body = _ENTER_PAGE.format(place=self._keys.place)
         headers = {"Set-Cookie": self._keys.set_cookie()}
         return web.Response(text=body, content_type="text/html", headers=headers)
 
@@ -141,7 +141,7 @@ class PageDoor:
             ), "application/json"
         if name == "data/steps.json":
             return await self._read(lambda: page_files.as_json(self._page.steps())), "application/json"
-        if named := _SAID.fullmatch(name):
+        if named := _STEP_TEXTS.fullmatch(name):
             step = int(named[1])
             return await self._read(
                 lambda: page_files.as_json(self._page.step_texts(step))
@@ -152,7 +152,7 @@ class PageDoor:
         return await asyncio.get_running_loop().run_in_executor(self._reader, read, *names)
 
 
-def _from_another_page(request: web.BaseRequest) -> str | None:
+def _cross_site(request: web.BaseRequest) -> str | None:
     """Why a browser's request may not be answered, by what it says of the page that asks: pages of other
     ports of this computer are others too. Nobody but a browser says so."""
     origin = request.headers.get("Origin")

@@ -3,7 +3,7 @@
 All of it is random and in the memory of the process that has the door: it ends with it. A cookie goes to any
 port of this computer, whoever listens there; so the page's place has a part that nobody can guess, and the
 cookie goes nowhere else.
-Neighbours: `page_door.py` asks. Knows nothing of what the page shows.
+Neighbours: `page_routes.py` asks. Knows nothing of what the page shows.
 """
 
 from __future__ import annotations
