@@ -1,8 +1,8 @@
 """Seconds that go on while this computer sleeps: what a rented machine costs does not wait for its lid.
 
-Neighbours: `lease.py` is given these, `run.py` counts deadline and cost by them, `pulse.py` the lease. How
-long somebody has been silent is counted by `time.monotonic`, which stands still meanwhile: the network of a
-laptop that wakes up needs a moment as well. Knows nothing of what is counted.
+Neighbours: `lease.py` is given these, `run.py` counts deadline and cost by them, `runtime_monitor.py` the
+lease. How long somebody has been silent is counted by `time.monotonic`, which stands still meanwhile: the
+network of a laptop that wakes up needs a moment as well. Knows nothing of what is counted.
 """
 
 from __future__ import annotations

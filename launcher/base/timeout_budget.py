@@ -7,8 +7,8 @@
 A rented runtime is behind a network that may be lost for a while, and waits for us for its lease before it
 ends: it is waited for as long (G5), and never less than one that mends itself may need. One on this computer
 is behind nothing, and is waited for just that long.
-Neighbours: `run.py` hands it to `relay.py`, `pulse.py` and `work.py`, `endpoint.py` to the program, where
-`client/wire.py` reads it. Knows nothing of requests.
+Neighbours: `run.py` hands it to `relay.py`, `runtime_monitor.py` and `work.py`, `endpoint.py` to the program,
+where `client/wire.py` reads it. Knows nothing of requests.
 """
 
 from __future__ import annotations

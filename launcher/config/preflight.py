@@ -1,6 +1,6 @@
 """What can be known to fail before anything starts: the command, the model, folders, disk, an account.
 
-Neighbours: `request.py` asks all of it before a run, `doctor.py` some at any time; `ports.py` and
+Neighbours: `run_request.py` asks all of it before a run, `doctor.py` some at any time; `ports.py` and
 `remote_tools.py` look at the port and at ssh, `model_folder.py` and `hub.py` at models. Each check raises
 PreflightError with its fix. Knows nothing of machines or of the runtime's processes; reads files.
 """

@@ -1,6 +1,6 @@
 """A LoRA adapter's folder as what a run begins with: of which base it is, and whether a run can hold it.
 
-Neighbours: `setting_sources.py` asks what `--model` names, `request.py` has it checked before a run,
+Neighbours: `setting_sources.py` asks what `--model` names, `run_request.py` has it checked before a run,
 `run.py` brings it to the machine. Its form is PEFT's (`runtime/shared/peft_form.py`). Reads no tensors, only
 their header.
 """

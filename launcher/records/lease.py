@@ -1,7 +1,7 @@
 """When to renew the lease, how much of it is left, and when a deadline or budget is reached. Pure.
 
-Neighbours: `pulse.py` renews, `run.py` asks for limits. Times are seconds on whatever clock the caller uses:
-one that goes on while the computer sleeps (`clock.py`).
+Neighbours: `runtime_monitor.py` renews, `run.py` asks for limits. Times are seconds on whatever clock the
+caller uses: one that goes on while the computer sleeps (`clock.py`).
 Knows nothing of processes or of the network.
 """
 

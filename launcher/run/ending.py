@@ -27,8 +27,8 @@ from launcher.records.records import RecordStore
 from launcher.records.teardown_lock import LockHandle
 from launcher.results import durable
 from launcher.run import rented_run
-from launcher.run.phase_times import Timings
-from launcher.run.run_parts import EndingRun, Parts
+from launcher.run.phase_times import PhaseTimes
+from launcher.run.run_components import EndingRun, RunComponents
 from launcher.run.signals import Interrupted, Signals
 from launcher.run.summary import Summary, exit_code_of, program_code_of, reason_of, why_of
 from launcher.teardown import abandon_results, take_down
@@ -40,7 +40,7 @@ T = TypeVar("T")
 # What a Ctrl-C does after the first signal, whichever that was.
 AGAIN = " (one more Ctrl-C leaves it to the guardian)"
 _ENDING = f"already ending: copying results, taking everything down{AGAIN}"
-_KEEPING = "waiting for its results (Ctrl-C gives them up)"
+_WAITING_FOR_RESULTS = "waiting for its results (Ctrl-C gives them up)"
 # A record that cannot be written is tried again: another process may hold its lock for a moment.
 _WRITES = 3
 _PAUSE_SECONDS = 0.5
@@ -52,11 +52,11 @@ class Ending:
     def __init__(
         self,
         ended: EndingRun,
-        parts: Parts,
+        parts: RunComponents,
         store: RecordStore,
         output: Output,
         signals: Signals,
-        timings: Timings,
+        timings: PhaseTimes,
     ) -> None:
         self._ended = ended
         self._parts = parts
@@ -107,8 +107,8 @@ class Ending:
         lock.report("copying results")
         if self._parts.background_copy is not None:
             self._try("ending the copies", self._parts.background_copy.stop)
-        if self._parts.pulse is not None:
-            self._try("asking the runtime for its last status", self._parts.pulse.look)
+        if self._parts.monitor is not None:
+            self._try("asking the runtime for its last status", self._parts.monitor.poll_now)
         if not self._parts.served:
             return
         try:
@@ -145,10 +145,10 @@ class Ending:
         if seconds <= 0 or given_up():
             return
         lock.report(teardown_lock.WAITING_FOR_RESULTS)
-        self._signals.consequence = _KEEPING
+        self._signals.consequence = _WAITING_FOR_RESULTS
         keep = (self._warn, machine, self._results, seconds, self._ended.label, given_up)
         try:
-            self._pulled = rented_run.pull_later(*keep)
+            self._pulled = rented_run.pull_while_kept(*keep)
         finally:
             self._signals.consequence = _ENDING
         if self._pulled is not None:
@@ -175,8 +175,8 @@ class Ending:
 
     def _close_doors(self) -> None:
         """No renewal, no request and no token after this; harmless when repeated."""
-        if self._parts.pulse is not None:
-            self._try("ending the heartbeat", self._parts.pulse.stop)
+        if self._parts.monitor is not None:
+            self._try("ending the heartbeat", self._parts.monitor.stop)
         if self._parts.relay is not None:
             self._try("closing the door", self._parts.relay.stop)
         self._try("forgetting the token", lambda: delete_token(self._folder))
@@ -253,13 +253,13 @@ class Ending:
         self._summary(failure, proof, code).say(self._output)
 
     def _summary(self, failure: BaseException | None, proof: Proof, code: int) -> Summary:
-        now, limits, pulse = clock.boot_seconds(), self._ended.limits, self._parts.pulse
+        now, limits, monitor = clock.boot_seconds(), self._ended.limits, self._parts.monitor
         return Summary(
             run_id=self._run_id,
             name=self._ended.record.name,
             seconds=now - limits.begun_at,
             cost=limits.cost(now) if self._try("asking its price", self._was_rented) else 0.0,
-            status=pulse.now().status if pulse is not None else None,
+            status=monitor.latest().status if monitor is not None else None,
             results=self._pulled.into if self._pulled is not None else None,
             proof=proof,
             reason=reason_of(failure),

@@ -1,6 +1,6 @@
 """From what was typed to a run, in five calls: read, check, plan, take up, agree; then it lives.
 
-Neighbours: `commands.py` calls it; `reading.py`, `request_validation.py`, `pricing.py`, `taking_up.py` and
+Neighbours: `commands.py` calls it; `reading.py`, `request_validation.py`, `pricing.py`, `resume.py` and
 `price_agreement.py` are the five rooms in a row; `run.py` is the life of the run. Nothing is ended before all
 is checked, and no provider is asked for a machine before its price is agreed to.
 """
@@ -17,10 +17,10 @@ from launcher.config import memory_fit, price_agreement, pricing, request_valida
 from launcher.config.request_parsing import ParsedRequest, parse_request
 from launcher.console.output import Output
 from launcher.records.records import RecordStore, RunRecord
-from launcher.run import machine_from_plan, rented_run, taking_up
-from launcher.run.request import Request
+from launcher.run import machine_from_plan, rented_run, resume
+from launcher.run.resume import ResumePoint
 from launcher.run.run import Run
-from launcher.run.taking_up import Resumed
+from launcher.run.run_request import RunRequest
 from launcher.types.machine import Machine
 
 
@@ -42,11 +42,11 @@ def launch_run(
     plan = pricing.make_priced_plan(settings, output.note)
     memory_fit.refuse_too_small(plan)
     pricing.refuse_without_account(plan)
-    resumed = _take_up(asked, home, output)
+    resumed = _resume(asked, home, output)
     if resumed is not None:
         plan = pricing.subtract_earlier_cost(plan, resumed.record)
     price_agreement.confirm(output, plan, settings)
-    rented_run.agree_on_ssh(output, plan, home.runs, settings.yes)
+    rented_run.ask_about_ssh(output, plan, home.runs, settings.yes)
     output.claim_stdout()
     for warning in settings.warnings:
         output.warn(warning)
@@ -57,11 +57,11 @@ def launch_run(
         warn=output.warn,
         copy_rate=settings.copy_rate,
     )
-    request = Request(settings, plan, model_path, asked.command, asked.folder, resumed)
+    request = RunRequest(settings, plan, model_path, asked.command, asked.folder, resumed)
     return Run(request, home, output, machine).execute()
 
 
-def _take_up(asked: ParsedRequest, home: Home, output: Output) -> Resumed | None:
+def _resume(asked: ParsedRequest, home: Home, output: Output) -> ResumePoint | None:
     """End what is left of the run that is taken up, if one is."""
     if asked.earlier is None:
         return None
@@ -70,4 +70,4 @@ def _take_up(asked: ParsedRequest, home: Home, output: Output) -> Resumed | None
     def machine_of(record: RunRecord) -> Machine:
         return machine_from_plan.machine_of(record, store, home)
 
-    return taking_up.take_up(store, asked.earlier, machine_of, output.note)
+    return resume.resume(store, asked.earlier, machine_of, output.note)

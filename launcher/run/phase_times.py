@@ -15,7 +15,7 @@ from launcher.base import atomic
 _KEPT = 5
 
 
-class Timings:
+class PhaseTimes:
     """Seconds by (kind of machine, phase), in one small file of the cache."""
 
     def __init__(self, path: Path) -> None:

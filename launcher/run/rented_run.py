@@ -26,7 +26,7 @@ _SSH_LINE = "ssh_include"
 SHARED_FRACTION = 0.45
 
 
-def agree_on_ssh(output: Output, plan: Plan, runs: Path, yes: bool) -> None:
+def ask_about_ssh(output: Output, plan: Plan, runs: Path, yes: bool) -> None:
     """Ask once whether plain `ssh` may find rented machines; before anything is rented, for the answer may
     take its time."""
     if plan.rented is None or yes or consent.remembered_answer(runs.parent, _SSH_LINE) is not None:
@@ -71,7 +71,7 @@ def keep_seconds(machine: Machine, limits: Limits, lease_seconds: float) -> floa
     return max(0.0, seconds) if machine.ephemeral else 0.0
 
 
-def pull_later(
+def pull_while_kept(
     warn: Progress, machine: Machine, results: Path, seconds: float, label: str, given_up: Callable[[], bool]
 ) -> PullReport | None:
     """Keep the machine for so long at most and try again and again. None when the results did not come, or

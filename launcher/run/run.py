@@ -1,7 +1,7 @@
 """The life of one run: plan → arm → push → setup → serve → connect → work → pull → down → verified.
 
 Neighbours: `types/machine.py` is where it happens, `teardown/` covers every way it may end, `relay.py` is the
-program's door, `pulse.py` the heartbeat, `work.py` the work, `ending.py` what follows.
+program's door, `runtime_monitor.py` the heartbeat, `work.py` the work, `ending.py` what follows.
 Knows nothing of flags, of how a machine does what it is asked, or of how things look on the terminal.
 
 The record is on disk and the guardian alive before anything else starts. Whatever happens after that,
@@ -51,16 +51,16 @@ from launcher.records.records import RecordStore, RunRecord
 from launcher.results import durable
 from launcher.run import machine_from_plan, rented_run
 from launcher.run.ending import AGAIN, Ending
-from launcher.run.phase_times import Timings
-from launcher.run.request import Request
-from launcher.run.run_parts import EndingRun, Parts
+from launcher.run.phase_times import PhaseTimes
+from launcher.run.run_components import EndingRun, RunComponents
+from launcher.run.run_request import RunRequest
 from launcher.run.signals import Interrupted, Signals
 from launcher.teardown import guardian, minder, program_log
 from launcher.types.machine import Machine
 from launcher.types.settings import TINY_MODEL
 
 if TYPE_CHECKING:
-    from launcher.run.work import Watched
+    from launcher.run.work import WatchedRun
     from runtime.shared.runtime_config import RuntimeConfig
 
 # Each of these may take longer than a run may, and none looks at the clock; the work does by itself.
@@ -72,7 +72,7 @@ class Run:
 
     def __init__(
         self,
-        request: Request,
+        request: RunRequest,
         home: Home,
         output: Output,
         machine: Callable[[RunRecord, RecordStore, Home], Machine] = machine_from_plan.local_machine,
@@ -82,15 +82,15 @@ class Run:
         self._output = output
         self._make_machine = machine
         self._store = RecordStore(home)
-        self._timings = Timings(home.timings)
+        self._timings = PhaseTimes(home.timings)
         self._begun_at = clock.boot_seconds()
-        self._parts = Parts()
+        self._parts = RunComponents()
 
     def execute(self) -> int:
         """Live it from beginning to end; the exit code. Raises LaunchError when nothing was started."""
         settings, plan = self._request.settings, self._request.plan
         with Signals(self._output.write_from_signal_handler) as self._signals:
-            self._record = self._write_ahead()
+            self._record = self._write_record()
             self._label = settings.name or self._record.id
             self._folder = self._store.folder(self._record.id)
             until = (plan.deadline_seconds, plan.budget, plan.price_per_hour, plan.spent)
@@ -104,7 +104,7 @@ class Run:
         ending = Ending(ended, self._parts, self._store, self._output, self._signals, self._timings)
         return ending.end(failure)
 
-    def _write_ahead(self) -> RunRecord:
+    def _write_record(self) -> RunRecord:
         """The record, on disk before anything it will have to answer for."""
         settings = self._request.settings
         resumed, command = self._request.resumed, self._request.command
@@ -204,7 +204,7 @@ class Run:
         from launcher.dashboard.run_page import RunPage
         from launcher.proxy.relay import Relay
         from launcher.results.background_copy import BackgroundCopy
-        from launcher.run.pulse import Pulse
+        from launcher.run.runtime_monitor import RuntimeMonitor
 
         settings, timeout_budget_seconds = self._request.settings, self._timeout_budget_seconds
         hint = f"launch logs {self._label} --which supervisor"
@@ -214,8 +214,8 @@ class Run:
             by = keyless_option(settings)
             relay = self._parts.relay = Relay(socket, port, timeout_budget_seconds, token, by, page)
             root = f"http://127.0.0.1:{relay.start()}"
-            pulse = self._parts.pulse = Pulse(root, token, settings.lease_seconds, hint)
-            pulse.start(timeout_budget_seconds, machine.ended, progress)
+            monitor = self._parts.monitor = RuntimeMonitor(root, token, settings.lease_seconds, hint)
+            monitor.start(timeout_budget_seconds, machine.ended, progress)
             save_token(self._folder, token)
             self._update(url=root)
         results = self._folder / RESULTS
@@ -229,23 +229,23 @@ class Run:
 
     def _work(self, machine: Machine, endpoint: LocalEndpoint) -> None:
         """The program to its end; again, where it failed early and somebody has mended it."""
-        from launcher.run.another_try import AnotherTry
+        from launcher.run.program_retry import ProgramRetry
         from launcher.run.work import Work
 
         self._enter("work")
         self._say_ready(endpoint)
         watched = self._watched(machine)
-        parts = (self._request, self._label, self._limits, watched.pulse)
-        another = AnotherTry(*parts, lambda: Work(watched, None, "", self._output), self._output)
+        parts = (self._request, self._label, self._limits, watched.monitor)
+        another = ProgramRetry(*parts, lambda: Work(watched, None, "", self._output), self._output)
         while True:
             try:
                 return self._run_program(watched, endpoint)
             except JobFailed as failed:
                 self._signals.consequence = f"copying results, taking everything down{AGAIN}"
-                if not another.wanted(failed):
+                if not another.wait_for_key(failed):
                     raise
 
-    def _run_program(self, watched: Watched, endpoint: LocalEndpoint) -> None:
+    def _run_program(self, watched: WatchedRun, endpoint: LocalEndpoint) -> None:
         from launcher.run.work import Work
 
         command = self._request.command
@@ -261,18 +261,18 @@ class Run:
             failpoint("cli.started")
             ending = "ending the program, " if command else ""
             self._signals.consequence = f"{ending}copying results, taking everything down{AGAIN}"
-            Work(watched, program, shlex.join(command), self._output).do()
+            Work(watched, program, shlex.join(command), self._output).run()
         finally:
             if program is not None and program.poll() is None:
                 program.terminate()
 
-    def _watched(self, machine: Machine) -> Watched:
-        from launcher.run.work import Watched
+    def _watched(self, machine: Machine) -> WatchedRun:
+        from launcher.run.work import WatchedRun
 
-        assert self._parts.pulse is not None  # _connect made both
+        assert self._parts.monitor is not None  # _connect made both
         assert self._parts.background_copy is not None
-        return Watched(
-            self._label, self._begun_at, self._limits, self._request.plan.budget, self._parts.pulse,
+        return WatchedRun(
+            self._label, self._begun_at, self._limits, self._request.plan.budget, self._parts.monitor,
             machine.ended, self._parts.background_copy.latest, self._timeout_budget_seconds,
             self._request.settings.grace_seconds,
         )  # fmt: skip

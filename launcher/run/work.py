@@ -1,7 +1,7 @@
 """What happens between connect and pull: the program runs, or the endpoint is held, and the run is watched.
 
 Neighbours: `run.py` calls `do` and acts on how it ends; `teardown/minder.py` holds the user's program,
-`pulse.py` knows how the runtime is. Knows nothing of how to take anything down.
+`runtime_monitor.py` knows how the runtime is. Knows nothing of how to take anything down.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from launcher.base import clock
 from launcher.base.errors import JobFailed, LimitReached
 from launcher.console.output import LiveStatus, Output
 from launcher.records.lease import LONGER_LIMIT_HINT, Limits
-from launcher.run.pulse import Beat, Pulse
+from launcher.run.runtime_monitor import RuntimeMonitor, RuntimeSnapshot
 from launcher.run.signals import Interrupted
 from launcher.teardown.minder import GRACE_SECONDS, Command
 from launcher.types.durability import DurabilityStatus
@@ -31,7 +31,7 @@ _MISSED_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
-class Watched:
+class WatchedRun:
     """What the loop looks at. `ended` asks the machine why the runtime is gone, `durability` how far it got;
     `grace_seconds` is the program's time to save what it has when the run is interrupted;
     `timeout_budget_seconds` is how long the runtime may be silent (`timeout_budget.py`).
@@ -43,7 +43,7 @@ class Watched:
     begun_at: float
     limits: Limits
     budget: float | None
-    pulse: Pulse
+    monitor: RuntimeMonitor
     ended: Callable[[], str | None]
     durability: Callable[[], DurabilityStatus]
     timeout_budget_seconds: float
@@ -53,7 +53,7 @@ class Watched:
 class Work:
     """One program, or None to hold the endpoint until a signal. `text` is the program's command line."""
 
-    def __init__(self, watched: Watched, program: Command | None, text: str, output: Output) -> None:
+    def __init__(self, watched: WatchedRun, program: Command | None, text: str, output: Output) -> None:
         self._watched = watched
         self._program = program
         self._text = text
@@ -64,7 +64,7 @@ class Work:
         self.waits_for: str | None = None
         self._warned: set[str] = set()
 
-    def do(self) -> None:
+    def run(self) -> None:
         """Until the program has ended, whatever the reason.
 
         Raises JobFailed when it or the runtime failed, LimitReached, Interrupted.
@@ -80,7 +80,7 @@ class Work:
             if self._program is not None and self._program.poll() is None:
                 self._program.terminate()
 
-    def stand_by(self, over: Callable[[], bool]) -> None:
+    def watch_until(self, over: Callable[[], bool]) -> None:
         """Until `over`, which takes a little while each time. Raises as `do`."""
         try:
             self._watch(over)
@@ -91,16 +91,16 @@ class Work:
         drawn_at = 0.0
         while True:
             now = clock.boot_seconds()
-            beat = self._watched.pulse.now()
+            snapshot = self._watched.monitor.latest()
             if now - drawn_at >= _DRAW_EVERY_SECONDS:
-                self._output.live(self._live(beat, now))
+                self._output.live(self._live(snapshot, now))
                 drawn_at = now
             if over():
                 return
             self._check_limits(now)
-            self._check_runtime(beat)
-            self._say_detail(beat)
-            self._say_warnings(beat)
+            self._check_runtime(snapshot)
+            self._say_detail(snapshot)
+            self._say_warnings(snapshot)
             self._check_durable(self._watched.durability())
 
     def _program_is_over(self) -> bool:
@@ -131,35 +131,37 @@ class Work:
         if reached := self._watched.limits.reached(now):
             raise LimitReached(reached, "the run ends here; its results are kept", LONGER_LIMIT_HINT)
 
-    def _check_runtime(self, beat: Beat) -> None:
+    def _check_runtime(self, snapshot: RuntimeSnapshot) -> None:
         label = self._watched.label
-        if beat.status is not None and beat.status.phase == "failed":
-            failed = next((child for child in beat.status.children if child.state == "failed"), None)
+        if snapshot.status is not None and snapshot.status.phase == "failed":
+            failed = next((child for child in snapshot.status.children if child.state == "failed"), None)
             which = failed.name if failed else "supervisor"
-            why = (failed.detail if failed else None) or beat.status.detail
+            why = (failed.detail if failed else None) or snapshot.status.detail
             raise JobFailed("the runtime failed", why, f"launch logs {label} --which {which}")
-        if beat.silent_since is None:
+        if snapshot.silent_since is None:
             return
         hint = f"launch logs {label} --which supervisor"
         if reason := self._watched.ended():
             raise JobFailed("the runtime ended by itself", reason, hint)
-        if time.monotonic() - beat.silent_since > self._watched.timeout_budget_seconds:
-            raise JobFailed("the runtime no longer answers", beat.silence, hint)
+        if time.monotonic() - snapshot.silent_since > self._watched.timeout_budget_seconds:
+            raise JobFailed("the runtime no longer answers", snapshot.silence, hint)
 
-    def _say_detail(self, beat: Beat) -> None:
+    def _say_detail(self, snapshot: RuntimeSnapshot) -> None:
         """Say once what keeps the runtime from serving its newest step, and when it is over."""
-        if beat.status is None:
+        if snapshot.status is None:
             return
-        detail = beat.status.detail if beat.status.phase == "degraded" else None
+        detail = snapshot.status.detail if snapshot.status.phase == "degraded" else None
         if detail and detail != self._detail:
             self._output.warn(detail)
         if self._detail and not detail:
-            self._output.event("served", "the newest step is being served again", version=beat.status.version)
+            self._output.event(
+                "served", "the newest step is being served again", version=snapshot.status.version
+            )
         self._detail = detail
 
-    def _say_warnings(self, beat: Beat) -> None:
+    def _say_warnings(self, snapshot: RuntimeSnapshot) -> None:
         """Say each once."""
-        for line in beat.status.warnings if beat.status else ():
+        for line in snapshot.status.warnings if snapshot.status else ():
             if line not in self._warned:
                 self._warned.add(line)
                 self._output.warn(line)
@@ -176,10 +178,10 @@ class Work:
             )
         self._late = late
 
-    def _live(self, beat: Beat, now: float) -> LiveStatus:
-        status = beat.status
-        silent = None if beat.silent_since is None else time.monotonic() - beat.silent_since
-        trouble = _word_of(status) if status else None
+    def _live(self, snapshot: RuntimeSnapshot, now: float) -> LiveStatus:
+        status = snapshot.status
+        silent = None if snapshot.silent_since is None else time.monotonic() - snapshot.silent_since
+        trouble = _trouble_of(status) if status else None
         return LiveStatus(
             name=self._watched.label,
             up_seconds=now - self._watched.begun_at,
@@ -187,8 +189,8 @@ class Work:
             budget=self._watched.budget,
             step=status.step if status else None,
             reward=reward_of(status.last_metrics) if status else None,
-            tunnel_ms=None if beat.round_trip_seconds is None else beat.round_trip_seconds * 1000,
-            lease_left_seconds=beat.lease.left(now),
+            tunnel_ms=None if snapshot.round_trip_seconds is None else snapshot.round_trip_seconds * 1000,
+            lease_left_seconds=snapshot.lease.left(now),
             trouble=trouble if silent is None else f"no answer for {silent:.0f} s",
             waits_for=self.waits_for,
         )
@@ -200,7 +202,7 @@ class Work:
         program.wait(self._watched.grace_seconds)
 
 
-def _word_of(status: RuntimeStatus) -> str | None:
+def _trouble_of(status: RuntimeStatus) -> str | None:
     """What the live line says of a runtime: what restarts, is slow, is not served. None: all is well."""
     again = [child.name for child in status.children if child.state == "restarting"]
     if again:

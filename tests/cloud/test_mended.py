@@ -1,5 +1,5 @@
 """Three typos are one rental: on a terminal a program that failed before its first step is mended and run
-again on the machine that is paid for already, and without a key that machine goes (run/another_try.py)."""
+again on the machine that is paid for already, and without a key that machine goes (run/program_retry.py)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ another_name
 """
 
 
-@pytest.mark.long  # in every run: tests/unit/test_another_try.py, without a cloud
+@pytest.mark.long  # in every run: tests/unit/test_program_retry.py, without a cloud
 def test_s03_a_rented_endpoint_outlives_a_name_error_and_ends_after_idle_without_a_key(
     runtime_rig: Rig,
 ) -> None:

@@ -19,8 +19,8 @@ from launcher.base.log import close_log
 from launcher.config.setting_sources import load
 from launcher.console.output import Output
 from launcher.records.records import RecordStore, RunRecord
-from launcher.run.request import Request
 from launcher.run.run import Run
+from launcher.run.run_request import RunRequest
 from launcher.types.plan import make_plan
 from tests.support.pretend_machine import PretendMachine
 
@@ -70,7 +70,7 @@ class Lives:
         stdout, stderr = io.StringIO(), io.StringIO()
         output = Output(as_json=terminal is None, stdout=stdout, stderr=terminal or stderr, environ={})
         plan = replace(make_plan(settings), price_per_hour=price, **(planned or {}))
-        request = Request(settings, plan, "/nowhere", command)
+        request = RunRequest(settings, plan, "/nowhere", command)
         self._run = Run(request, self.home, output, lambda record, store, home: machine)
         code = self._run.execute()
         close_log()

@@ -35,9 +35,9 @@ from launcher.config.setting_sources import load
 from launcher.console.output import Output
 from launcher.records.endpoint import save_token
 from launcher.records.records import RecordStore, RunRecord
-from launcher.run.request import Request
+from launcher.run.resume import ResumePoint
 from launcher.run.run import Run
-from launcher.run.taking_up import Resumed
+from launcher.run.run_request import RunRequest
 from launcher.teardown import guardian
 from launcher.types.machine import Machine, Proof
 from launcher.types.plan import RentedGpus, make_plan
@@ -178,15 +178,15 @@ class PretendLife:
 
     # ----------------------------------------------------------------- what it is made of
 
-    def _request(self, life: str) -> Request:
+    def _request(self, life: str) -> RunRequest:
         """A rented run without a limit."""
         given = {"port": None, "name": "dev", "wandb": "offline"}
         settings = load(given, environ={}, folder=self._folder, home=self.home)
         settings = replace(settings, lease_seconds=_LEASE_SECONDS)
         gpus = RentedGpus("H100:1", ("aws",), idle_minutes=10, disk_gb=100, train_gpus=1, infer_gpus=1)
         plan = replace(make_plan(settings), price_per_hour=PRICE, deadline_seconds=None, rented=gpus)
-        resumed = Resumed(self._over_already(), 3, rewinds=True) if life == "rewound" else None
-        return Request(settings, plan, "/nowhere", _COMMAND, resumed=resumed)
+        resumed = ResumePoint(self._over_already(), 3, rewinds=True) if life == "rewound" else None
+        return RunRequest(settings, plan, "/nowhere", _COMMAND, resumed=resumed)
 
     def _over_already(self) -> RunRecord:
         """A run that has ended in order."""
@@ -214,13 +214,13 @@ class PretendLife:
         patch.setattr(clock, "boot_seconds", lambda: real() + self._slept_seconds)
         # Each life has a token of its own, and what is said is searched for all that are known.
         patch.setattr(REDACTOR, "_secrets", set())
-        for name in ("run.ending._PAUSE", "run.pulse._AGAIN", "run.work._LOOK_EVERY"):
+        for name in ("run.ending._PAUSE", "run.runtime_monitor._AGAIN", "run.work._LOOK_EVERY"):
             patch.setattr(f"launcher.{name}_SECONDS", 0.01)
         copying = "results.background_copy"
-        for name in ("run.pulse._ASK_EVERY", f"{copying}._AGAIN", f"{copying}._AFTER_TROUBLE"):
+        for name in ("run.runtime_monitor._ASK_EVERY", f"{copying}._AGAIN", f"{copying}._AFTER_TROUBLE"):
             patch.setattr(f"launcher.{name}_SECONDS", 0.02)
         if life == "troubled":
-            patch.setattr("launcher.run.pulse._ANSWER_SECONDS", _ANSWER_SECONDS)
+            patch.setattr("launcher.run.runtime_monitor._ANSWER_SECONDS", _ANSWER_SECONDS)
 
     def _guard(self, record: Path) -> PretendGuardian:
         self._guardian = PretendGuardian()

@@ -25,9 +25,9 @@ from launcher.config.setting_sources import load
 from launcher.console.output import Output
 from launcher.records.records import RecordStore
 from launcher.results import checkpoints, durable, results_copy, whole_checkpoints
-from launcher.run.request import Request
+from launcher.run.resume import ResumePoint
 from launcher.run.run import Run
-from launcher.run.taking_up import Resumed
+from launcher.run.run_request import RunRequest
 from launcher.types.plan import make_plan
 from runtime.shared.start_adapter import FILES
 from tests.support.committed import commit, pin
@@ -199,8 +199,8 @@ def test_p02_a_machine_has_its_code_before_anything_is_uploaded(tmp_path: Path) 
 
     machine = PretendMachine(tmp_path / "machine", {"setup": no_further})
     begun = load({}, environ={}, folder=tmp_path, home=home)
-    resumed = Resumed(record, 3, rewinds=True)
-    request = Request(begun, make_plan(begun), "/nowhere", ("true",), resumed=resumed)
+    resumed = ResumePoint(record, 3, rewinds=True)
+    request = RunRequest(begun, make_plan(begun), "/nowhere", ("true",), resumed=resumed)
     output = Output(stdout=io.StringIO(), stderr=io.StringIO(), environ={})
     assert Run(request, home, output, lambda record, store, home: machine).execute() == 3
     close_log()

@@ -13,7 +13,7 @@ import pytest
 
 from launcher.console.output import Output
 from launcher.records import teardown_lock
-from launcher.run.phase_times import Timings
+from launcher.run.phase_times import PhaseTimes
 from tests.support.ends import PRICE, ended_well, soon
 from tests.support.lived import Lives
 
@@ -43,14 +43,14 @@ def test_g27_a_process_that_may_open_no_more_files_ends_its_run(
 def test_g27_a_phase_whose_usual_time_is_not_known_is_gone_through(
     live: Lives, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = Timings.usual
+    real = PhaseTimes.usual
 
-    def usual(self: Timings, kind: str, phase: str) -> float | None:
+    def usual(self: PhaseTimes, kind: str, phase: str) -> float | None:
         if phase in ("pull", "down"):
             raise RuntimeError("no statistics")
         return real(self, kind, phase)
 
-    monkeypatch.setattr(Timings, "usual", usual)
+    monkeypatch.setattr(PhaseTimes, "usual", usual)
     lived = live(price=PRICE)
     assert lived.code == 0, lived.stderr
     assert lived.machine.calls.count("pull") == 1

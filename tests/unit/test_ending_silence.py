@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slow
 
 
 def test_g27_a_first_answer_that_takes_long_ends_no_run(live: Lives, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("launcher.run.pulse._ANSWER_SECONDS", 0.3)
+    monkeypatch.setattr("launcher.run.runtime_monitor._ANSWER_SECONDS", 0.3)
     asked: list[float] = []
 
     def slowly() -> None:
@@ -34,7 +34,7 @@ def test_g27_a_first_answer_that_takes_long_ends_no_run(live: Lives, monkeypatch
 def test_g23_a_runtime_that_never_answers_at_first_ends_the_run_within_its_patience(
     live: Lives, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("launcher.run.pulse._ANSWER_SECONDS", 0.2)
+    monkeypatch.setattr("launcher.run.runtime_monitor._ANSWER_SECONDS", 0.2)
     monkeypatch.setattr("launcher.base.timeout_budget.MIN_SECONDS", 1.0)
     over = threading.Event()
     lived = live(acts={"status": lambda: over.wait(30) or None}, price=PRICE)
@@ -48,7 +48,7 @@ def test_g23_a_runtime_that_never_answers_at_first_ends_the_run_within_its_patie
 def test_g27_a_machine_that_cannot_be_asked_why_it_is_silent_is_ended_all_the_same(
     live: Lives, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("launcher.run.pulse._ANSWER_SECONDS", 0.5)
+    monkeypatch.setattr("launcher.run.runtime_monitor._ANSWER_SECONDS", 0.5)
     first = threading.Event()
 
     def fall_silent() -> None:

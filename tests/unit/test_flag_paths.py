@@ -71,7 +71,7 @@ WAYS = {
             ("runtime/engine/command.py", "arguments", "model_path"),
         ),
     ),
-    # Here it is renewed: `Run._connect` gives the same seconds to `launcher/run/pulse.py`.
+    # Here it is renewed: `Run._connect` gives the same seconds to `launcher/run/runtime_monitor.py`.
     "--lease": Way(
         1,
         (

@@ -181,14 +181,14 @@ def test_two_that_take_up_the_same_run_at_once_are_one(tmp_path: Path, store: Re
     record = store.create()
     store.update(record.id, state="verified")
 
-    def take_up(_: int) -> str:
+    def resume(_: int) -> str:
         try:
             return store.reopen(record.id).state
         except LiveRunError:
             return "refused"
 
     with ThreadPoolExecutor(8) as pool:
-        assert sorted(pool.map(take_up, range(8))) == ["created"] + ["refused"] * 7
+        assert sorted(pool.map(resume, range(8))) == ["created"] + ["refused"] * 7
 
 
 def test_a_name_that_another_run_has_by_now_keeps_the_old_one_down(store: RecordStore) -> None:

@@ -387,7 +387,7 @@ def test_a_name_that_lives_is_refused_before_anything_starts(live) -> None:
 
 def test_g23_a_runtime_that_freezes_is_said_and_ends_the_run(live, monkeypatch: pytest.MonkeyPatch) -> None:
     """It answers once, then accepts questions and says nothing. The bounds are shortened."""
-    monkeypatch.setattr("launcher.run.pulse._ANSWER_SECONDS", 1.0)
+    monkeypatch.setattr("launcher.run.runtime_monitor._ANSWER_SECONDS", 1.0)
     monkeypatch.setattr("launcher.base.timeout_budget.MIN_SECONDS", 1.0)
     asked: list[float] = []
     over = threading.Event()

@@ -22,9 +22,9 @@ from launcher.client.steps import TrainingSteps
 from launcher.client.wire import AsyncWire, Endpoint, Patience, Wire
 from launcher.proxy.relay import Relay
 from launcher.records.lease import Lease
-from launcher.run import pulse
-from launcher.run.pulse import Pulse
-from launcher.run.work import Watched
+from launcher.run import runtime_monitor
+from launcher.run.runtime_monitor import RuntimeMonitor
+from launcher.run.work import WatchedRun
 from launcher.types.settings import MIN_LEASE_SECONDS, SETTINGS
 from runtime import health
 from runtime.gateway.engines import engine_client, fleet
@@ -72,31 +72,33 @@ def test_g23_what_mends_itself_has_its_time_before_anybody_gives_up(
     assert waited > frozen, "a gateway that froze is ended and started again, then it waits for its engines"
     assert waited > link.MAX_SILENT_SECONDS + 60.0, "a link that fell silent is made anew"
     lease = Lease(lease_seconds, 0.0)
-    answer = min(pulse._ANSWER_SECONDS, lease_seconds / 4)
-    assert lease.renew_every + answer + pulse._ASK_EVERY_SECONDS < lease.seconds, "one renewal may be lost"
+    answer = min(runtime_monitor._ANSWER_SECONDS, lease_seconds / 4)
+    assert lease.renew_every + answer + runtime_monitor._ASK_EVERY_SECONDS < lease.seconds, (
+        "one renewal may be lost"
+    )
 
 
 def test_g23_one_patience_is_told_to_the_door_the_heart_the_work_and_the_program(
     live: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     told: dict[str, float] = {}
-    open_door, first_beat, watch = Relay.__init__, Pulse.start, Watched.__init__
+    open_door, first_beat, watch = Relay.__init__, RuntimeMonitor.start, WatchedRun.__init__
 
     def door(self: Relay, socket: Path, port: int | None, replay_seconds: float, *others: Any) -> None:
         told["door"] = replay_seconds
         open_door(self, socket, port, replay_seconds, *others)
 
-    def beat(self: Pulse, timeout_budget_seconds: float, *others: Any) -> None:
+    def beat(self: RuntimeMonitor, timeout_budget_seconds: float, *others: Any) -> None:
         told["heart"] = timeout_budget_seconds
         first_beat(self, timeout_budget_seconds, *others)
 
-    def work(self: Watched, *fields: Any, **named: Any) -> None:
+    def work(self: WatchedRun, *fields: Any, **named: Any) -> None:
         watch(self, *fields, **named)
         told["work"] = self.timeout_budget_seconds
 
     monkeypatch.setattr(Relay, "__init__", door)
-    monkeypatch.setattr(Pulse, "start", beat)
-    monkeypatch.setattr(Watched, "__init__", work)
+    monkeypatch.setattr(RuntimeMonitor, "start", beat)
+    monkeypatch.setattr(WatchedRun, "__init__", work)
     monkeypatch.setattr("launcher.base.timeout_budget.MIN_SECONDS", 41.5)
     seen = tmp_path / "seen.json"
     text = f"import os, json; json.dump(dict(os.environ), open({str(seen)!r}, 'w'))"

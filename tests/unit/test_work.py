@@ -14,8 +14,8 @@ import pytest
 
 from launcher.console.output import Output
 from launcher.records.lease import Lease, Limits
-from launcher.run.pulse import Beat
-from launcher.run.work import Watched, Work
+from launcher.run.runtime_monitor import RuntimeSnapshot
+from launcher.run.work import WatchedRun, Work
 from launcher.teardown import minder
 from runtime.shared.statuses import RuntimeStatus
 from tests.support.waiting import wait_until
@@ -32,8 +32,8 @@ def status(phase: str, detail: str | None = None, version: int = 6) -> RuntimeSt
 
 def test_a_publication_that_failed_is_said_once_in_the_terminal_and_so_is_its_end() -> None:
     said = io.StringIO()
-    watched = SimpleNamespace(label="x", begun_at=0.0, limits=Limits(0.0), budget=None, pulse=None)
-    work = Work(cast(Watched, watched), None, "", Output(stdout=said, stderr=said, environ={}))
+    watched = SimpleNamespace(label="x", begun_at=0.0, limits=Limits(0.0), budget=None, monitor=None)
+    work = Work(cast(WatchedRun, watched), None, "", Output(stdout=said, stderr=said, environ={}))
     beats = [
         status("ready"),
         status("degraded", TROUBLE),
@@ -42,22 +42,24 @@ def test_a_publication_that_failed_is_said_once_in_the_terminal_and_so_is_its_en
     ]
     lines: list[Any] = []
     for one in beats:
-        beat = Beat(Lease(60, 0), status=one)
-        work._say_detail(beat)
-        lines.append(work._live(beat, 1.0).trouble)
+        snapshot = RuntimeSnapshot(Lease(60, 0), status=one)
+        work._say_detail(snapshot)
+        lines.append(work._live(snapshot, 1.0).trouble)
     assert said.getvalue().splitlines() == [TROUBLE, "the newest step is being served again"]
     assert lines == [None, "the newest step is not being served", "the newest step is not being served", None]
 
 
 def test_n11_only_what_restarts_is_said_to_restart_and_what_is_slow_to_be_slow() -> None:
-    watched = SimpleNamespace(label="x", begun_at=0.0, limits=Limits(0.0), budget=None, pulse=None)
+    watched = SimpleNamespace(label="x", begun_at=0.0, limits=Limits(0.0), budget=None, monitor=None)
     output = Output(stdout=io.StringIO(), stderr=io.StringIO(), environ={})
-    work = Work(cast(Watched, watched), None, "", output)
+    work = Work(cast(WatchedRun, watched), None, "", output)
 
     def said(phase: str, state: str, detail: str | None) -> str | None:
         one = status(phase, detail and f"engine-0 {detail}").model_dump()
         one["children"] = [{"name": "engine-0", "state": state, "detail": detail}]
-        return work._live(Beat(Lease(60, 0), status=RuntimeStatus.model_validate(one)), 1.0).trouble
+        return work._live(
+            RuntimeSnapshot(Lease(60, 0), status=RuntimeStatus.model_validate(one)), 1.0
+        ).trouble
 
     slow = "is slow: at work for 12 s without an answer"
     assert said("ready", "ready", slow) == f"engine-0 {slow}"
@@ -103,7 +105,7 @@ def test_g23_at_ctrl_c_a_program_has_its_grace_to_save_and_no_more(
 ) -> None:
     program = _saves(tmp_path, seconds, grace, *told)
     watched = SimpleNamespace(grace_seconds=grace)
-    Work(cast(Watched, watched), program, "", Output(environ={}))._let_end(program)
+    Work(cast(WatchedRun, watched), program, "", Output(environ={}))._let_end(program)
     assert program.terminate() == code if program.poll() is None else program.poll() == code
 
 

@@ -16,11 +16,11 @@ from launcher.types.machine import Machine
 if TYPE_CHECKING:
     from launcher.proxy.relay import Relay
     from launcher.results.background_copy import BackgroundCopy
-    from launcher.run.pulse import Pulse
+    from launcher.run.runtime_monitor import RuntimeMonitor
 
 
 @dataclass
-class Parts:
+class RunComponents:
     """What a run has come to have when its life is over; None for what it has not.
 
     `served`: its runtime was started, and so may have results.
@@ -29,7 +29,7 @@ class Parts:
     machine: Machine | None = None
     guardian: Guardian | None = None
     relay: Relay | None = None
-    pulse: Pulse | None = None
+    monitor: RuntimeMonitor | None = None
     background_copy: BackgroundCopy | None = None
     served: bool = False
 

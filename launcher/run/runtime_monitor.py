@@ -29,7 +29,7 @@ _AGAIN_SECONDS = 0.5
 
 
 @dataclass(frozen=True)
-class Beat:
+class RuntimeSnapshot:
     """What is known now. `silent_since`: `time.monotonic()` since when nothing answers; None while it does.
     The lease is on the clock that counts the laptop's sleep."""
 
@@ -40,7 +40,7 @@ class Beat:
     silence: str | None = None
 
 
-class Pulse:
+class RuntimeMonitor:
     """Asks `root`, the relay's address without `/v1`, until `stop`. `hint`: what to do if nobody answers."""
 
     def __init__(
@@ -51,7 +51,7 @@ class Pulse:
         hint: str | None = None,
     ) -> None:
         self._hint = hint
-        self._beat = Beat(Lease(lease_seconds, clock.boot_seconds()))
+        self._snapshot = RuntimeSnapshot(Lease(lease_seconds, clock.boot_seconds()))
         # trust_env: a proxy configured for the outside world must not see 127.0.0.1. verify: there is no TLS
         # on this computer, and loading certificates for none takes 0.1 s.
         self._http = httpx.Client(
@@ -80,9 +80,9 @@ class Pulse:
         or when it has said nothing for so long.
         """
         bound = time.monotonic() + timeout_budget_seconds
-        wait_seconds = self._usual_seconds(self._beat.lease.seconds)
+        wait_seconds = self._usual_seconds(self._snapshot.lease.seconds)
         while not self._first(wait_seconds):
-            why = self._beat.silence or ""
+            why = self._snapshot.silence or ""
             progress(f"no answer yet ({why})")
             if reason := ended():
                 raise JobFailed("the runtime ended by itself", reason, self._hint)
@@ -116,20 +116,20 @@ class Pulse:
             self._thread.join(_ANSWER_SECONDS + 1)
         self._http.close()
 
-    def look(self) -> None:
+    def poll_now(self) -> None:
         """Ask once more now, so that an end is told as it was; what is known stays where nobody answers."""
-        if self._beat.silent_since is None:
+        if self._snapshot.silent_since is None:
             with contextlib.suppress(httpx.HTTPError, ValueError):
                 self._ask()
 
-    def now(self) -> Beat:
+    def latest(self) -> RuntimeSnapshot:
         """The newest beat."""
-        return self._beat
+        return self._snapshot
 
     def _run(self) -> None:
         while not self._over.wait(_ASK_EVERY_SECONDS):
             try:
-                if self._beat.lease.due(clock.boot_seconds()):
+                if self._snapshot.lease.due(clock.boot_seconds()):
                     self._renew()
                 self._ask()
             except Exception as error:  # noqa: BLE001 - if this thread ended, the lease would, unnoticed
@@ -137,29 +137,29 @@ class Pulse:
 
     def _renew(self, wait_seconds: float | None = None) -> None:
         self._http.put("/slipway/lease", timeout=self._timeout(wait_seconds)).raise_for_status()
-        self._beat = replace(self._beat, lease=self._beat.lease.renewed(clock.boot_seconds()))
+        self._snapshot = replace(self._snapshot, lease=self._snapshot.lease.renewed(clock.boot_seconds()))
 
     def _ask(self, wait_seconds: float | None = None) -> None:
         begun = time.monotonic()
         answer = self._http.get("/slipway/status", timeout=self._timeout(wait_seconds)).raise_for_status()
         took = time.monotonic() - begun
         status = RuntimeStatus.model_validate_json(answer.content)
-        if self._beat.silent_since is not None:
-            LOGGER.info("the runtime answers again after %.1f s", begun - self._beat.silent_since)
-        self._beat = replace(
-            self._beat, status=status, round_trip_seconds=took, silent_since=None, silence=None
+        if self._snapshot.silent_since is not None:
+            LOGGER.info("the runtime answers again after %.1f s", begun - self._snapshot.silent_since)
+        self._snapshot = replace(
+            self._snapshot, status=status, round_trip_seconds=took, silent_since=None, silence=None
         )
 
     def _timeout(self, seconds: float | None) -> httpx.Timeout:
         return self._http.timeout if seconds is None else httpx.Timeout(seconds)
 
     def _silent(self, error: Exception) -> None:
-        since = self._beat.silent_since
+        since = self._snapshot.silent_since
         if since is None:
             since = time.monotonic()
             LOGGER.warning("the runtime does not answer: %r", error)
-        self._beat = replace(
-            self._beat,
+        self._snapshot = replace(
+            self._snapshot,
             round_trip_seconds=None,
             silent_since=since,
             silence=f"{type(error).__name__}: {error}",

@@ -1,5 +1,5 @@
 """A program that failed before its first step, on a terminal: mended and run again on the same endpoint, or
-ended by a key, by nobody, by a limit or by a signal (launcher/run/another_try.py).
+ended by a key, by nobody, by a limit or by a signal (launcher/run/program_retry.py).
 
 The terminals are real ones. `launch` is the real one on a small runtime; where a clock is put on, the machine
 is in this process.
@@ -23,7 +23,7 @@ import pytest
 
 from launcher.base import clock
 from launcher.base.errors import JobFailed
-from launcher.run import another_try
+from launcher.run import program_retry
 from tests.support.environment import REPOSITORY
 from tests.support.lived import Lived, Lives
 from tests.support.pretend_machine import PretendMachine
@@ -282,5 +282,5 @@ def test_s03_a_runtime_that_dies_meanwhile_ends_it(live: Lives, monkeypatch: pyt
 
 
 def test_s03_a_runtime_that_failed_is_no_programs_failure() -> None:
-    another = another_try.AnotherTry(*(None,) * 6)  # pyright: ignore[reportArgumentType] - nothing is asked
-    assert not another.wanted(JobFailed("the runtime failed"))
+    another = program_retry.ProgramRetry(*(None,) * 6)  # pyright: ignore[reportArgumentType] - nothing is asked
+    assert not another.wait_for_key(JobFailed("the runtime failed"))

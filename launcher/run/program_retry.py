@@ -17,65 +17,66 @@ from launcher.console import consent
 from launcher.console.keyboard import RawKeyboard
 from launcher.console.output import Output
 from launcher.records.lease import Limits
-from launcher.run.pulse import Pulse
-from launcher.run.request import Request
+from launcher.run.run_request import RunRequest
+from launcher.run.runtime_monitor import RuntimeMonitor
 from launcher.run.work import Work
 
 _AGAIN, _END = ("\n", "\r"), ("q", "Q", "")
 _LOOK_SECONDS = 0.25
 
 
-class AnotherTry:
+class ProgramRetry:
     """Whether a failed program is run again. `watching`: a watch over the run, with no program in it."""
 
     def __init__(
-        self, request: Request, label: str, limits: Limits, pulse: Pulse, watching: Callable[[], Work],
+        self, request: RunRequest, label: str, limits: Limits, monitor: RuntimeMonitor,
+        watching: Callable[[], Work],
         output: Output,
     ) -> None:  # fmt: skip
         self._request = request
         self._label = label
         self._limits = limits
-        self._pulse = pulse
+        self._monitor = monitor
         self._watching = watching
         self._output = output
 
-    def wanted(self, failed: JobFailed) -> bool:
+    def wait_for_key(self, failed: JobFailed) -> bool:
         """Wait for a key where one can come; raises as the run's end does. Where none can, the error says how
         to hold an endpoint."""
         if failed.job_exit_code is None or not self._before_its_first_step():
             return False
-        if not _somebody_answers(self._output, yes=self._request.settings.yes):
+        if not _is_interactive(self._output, yes=self._request.settings.yes):
             held = "the same line with --name dev and no program holds an endpoint while you mend it"
             failed.hint = f"launch logs {self._label}  # {held}"
             return False
-        return self._asked(failed)
+        return self._ask(failed)
 
     def _before_its_first_step(self) -> bool:
         """Whether no step of this life is committed, nor on its way."""
-        self._pulse.look()
-        status = self._pulse.now().status
+        self._monitor.poll_now()
+        status = self._monitor.latest().status
         resumed = self._request.resumed
         begun_after = resumed.step if resumed is not None else 0
         return status is not None and status.step <= begun_after and not status.steps_queued
 
-    def _asked(self, failed: JobFailed) -> bool:
+    def _ask(self, failed: JobFailed) -> bool:
         idle_seconds = self._request.settings.idle_seconds
         price = self._limits.price_per_hour
         cost = f", which goes on costing {format_money(price)}/h" if price else ""
         work = self._watching()
         with RawKeyboard() as keys:
-            waiting = _Waiting(keys, work, idle_seconds)
+            waiting = _RetryPrompt(keys, work, idle_seconds)
             self._output.warn(
                 f"{failed.message}, before its first step: mend it, and Enter runs it again on the same "
                 f"endpoint{cost}; q ends the run, as {format_duration(idle_seconds)} without a key do"
             )
-            work.stand_by(waiting.over)
+            work.watch_until(waiting.is_over)
         if waiting.again:
             self._output.event("again", "running it again", exit_code=failed.job_exit_code)
         return waiting.again
 
 
-class _Waiting:
+class _RetryPrompt:
     """Until Enter, the end that is asked for, or so long without a key."""
 
     def __init__(self, keys: RawKeyboard, work: Work, idle_seconds: float) -> None:
@@ -85,7 +86,7 @@ class _Waiting:
         self._until = clock.boot_seconds() + idle_seconds
         self.again = False
 
-    def over(self) -> bool:
+    def is_over(self) -> bool:
         """A look at the keyboard, a little while long."""
         key = self._keys.read_key(_LOOK_SECONDS)
         now = clock.boot_seconds()
@@ -97,5 +98,5 @@ class _Waiting:
         return self.again or key in _END or left <= 0
 
 
-def _somebody_answers(output: Output, *, yes: bool) -> bool:
+def _is_interactive(output: Output, *, yes: bool) -> bool:
     return not yes and not os.environ.get("CI") and consent.can_prompt(output)

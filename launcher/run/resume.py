@@ -20,7 +20,7 @@ from runtime.shared.start_adapter import START
 
 
 @dataclass(frozen=True)
-class Resumed:
+class ResumePoint:
     """A run to be taken up after `step`. `rewinds`: the machine's state is gone, what is durable is used, or,
     at step 0, the adapter that it began with."""
 
@@ -37,28 +37,28 @@ class Resumed:
         return f"resuming after step {self.step}{how}"
 
 
-def take_up(
+def resume(
     store: RecordStore,
     record: RunRecord,
     machine_of: Callable[[RunRecord], Machine],
     say: Callable[[str], None],
-) -> Resumed:
+) -> ResumePoint:
     """The run, over and proven to be down, and the step after which it goes on; as its record now says.
 
     Waits for a guardian that is at work, and ends what nobody looks after. Raises UsageError for a run that
     lives and for one that has nothing to resume, NotPulled where its machine is kept for results that cannot
     be brought home, TeardownUnverified.
     """
-    record = _ended(store, store.load(record.id), say)
+    record = _end_leftovers(store, store.load(record.id), say)
     step = machine_of(record).committed()
     if step is not None:
-        return Resumed(record, step, rewinds=False)
+        return ResumePoint(record, step, rewinds=False)
     results = store.folder(record.id) / RESULTS
     step = whole_checkpoints.newest_whole_step(results / durable.FOLDER)
     if step is not None:
-        return Resumed(record, step, rewinds=True)
+        return ResumePoint(record, step, rewinds=True)
     if (results / START).is_dir():
-        return Resumed(record, 0, rewinds=True)
+        return ResumePoint(record, 0, rewinds=True)
     command = f" -- {' '.join(record.command)}" if record.command else ""
     raise UsageError(
         f"{record.name or record.id} has nothing to resume",
@@ -67,7 +67,7 @@ def take_up(
     )
 
 
-def _ended(store: RecordStore, record: RunRecord, say: Callable[[str], None]) -> RunRecord:
+def _end_leftovers(store: RecordStore, record: RunRecord, say: Callable[[str], None]) -> RunRecord:
     """The record of a run that is over; what is left of one that nobody looks after is ended here."""
     if record.live and (record.elsewhere or record.launch_alive):
         raise LiveRunError(record)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from launcher.run.taking_up import Resumed
+from launcher.run.resume import ResumePoint
 from launcher.types.plan import Plan
 from launcher.types.settings import Settings
 
 
 @dataclass(frozen=True)
-class Request:
+class RunRequest:
     """`model_path` is a folder or a hub name; without a `command` the endpoint is held.
 
     `folder`: where the command runs, None for this one. `resumed`: the run that is taken up, None for a new.
@@ -22,4 +22,4 @@ class Request:
     model_path: str
     command: tuple[str, ...] = ()
     folder: Path | None = None
-    resumed: Resumed | None = None
+    resumed: ResumePoint | None = None
