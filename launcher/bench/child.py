@@ -37,7 +37,7 @@ _NOT_FOR_SIDES = (
 
 
 @dataclass(frozen=True)
-class Lived:
+class ProcessLifetime:
     """From when to when a program ran, in seconds since the epoch."""
 
     began: float
@@ -51,10 +51,10 @@ def run(
     *,
     folder: Path,
     environ: Mapping[str, str],
-    most_seconds: float,
+    max_seconds: float,
     progress: Callable[[str], None],
     at_our_end: signal.Signals = signal.SIGKILL,
-) -> Lived:
+) -> ProcessLifetime:
     """Run it in `folder`, where its `stdout.log` and `stderr.log` stay; `progress` gets its newest line.
 
     `at_our_end`: what it gets when this process dies. Raises JobFailed when it fails or takes too long.
@@ -73,7 +73,7 @@ def run(
             preexec_fn=functools.partial(processes.die_with_parent, at_our_end, os.getpid()),
         )
         try:
-            code = _wait(process, errors, began + most_seconds, progress, cpu)
+            code = _wait(process, errors, began + max_seconds, progress, cpu)
         except BaseException:  # a Ctrl-C above all: what was started must not go on
             progress("it is being ended, which may take two minutes")
             _end(process)
@@ -81,10 +81,10 @@ def run(
     ended = time.time()
     if code is None or code != 0:
         _end(process)
-        how = f"was not done after {most_seconds:.0f} s" if code is None else f"ended with code {code}"
+        how = f"was not done after {max_seconds:.0f} s" if code is None else f"ended with code {code}"
         lines = _tail(errors)[-_SHOWN_LINES:]
         raise JobFailed(f"{what} {how}", lines[-1] if lines else None, f"less {errors}", code, lines)
-    return Lived(began, ended, cpu)
+    return ProcessLifetime(began, ended, cpu)
 
 
 def _wait(

@@ -30,7 +30,7 @@ _RESULTS = Path("results")
 
 
 def run(
-    task: dict[str, Any], home: Home, most_seconds: float, folder: Path, progress: Callable[[str], None]
+    task: dict[str, Any], home: Home, max_seconds: float, folder: Path, progress: Callable[[str], None]
 ) -> SideRun:
     """One run. Raises JobFailed."""
     own, task_file, log = folder / "home", folder / "task.json", folder / "side.jsonl"
@@ -45,7 +45,7 @@ def run(
         [*module_command("launcher.cli.main"), "--json", "--model", "tiny", *options, "--", *program],
         folder=folder,
         environ=environ_of(own),
-        most_seconds=most_seconds,
+        max_seconds=max_seconds,
         progress=progress,
         at_our_end=signal.SIGTERM,  # it ends its run
     )

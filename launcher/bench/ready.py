@@ -1,6 +1,6 @@
 """Whether this computer can run our side of a bench, and its environment, built before anything is timed.
 
-Neighbours: `alone.py` asks. Knows nothing of what is measured.
+Neighbours: `self_bench.py` asks. Knows nothing of what is measured.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from runtime import bootstrap
 _RUN_BYTES = 10**9
 
 
-def refuse_what_cannot_run(home: Home) -> None:
+def refuse_unable_computer(home: Home) -> None:
     """Raises PreflightError, before anything is built or started."""
     preflight.check_platform()
     if importlib.util.find_spec("dspy") is None:

@@ -1,6 +1,6 @@
 """What to know of a bench's figures: on which computer, how busy it was, and why they are no record.
 
-Neighbours: `alone.py` shows it. Knows nothing of how things were measured.
+Neighbours: `self_bench.py` shows it. Knows nothing of how things were measured.
 """
 
 from __future__ import annotations

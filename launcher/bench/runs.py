@@ -1,6 +1,6 @@
 """One run of a bench, looked after: its folder, how long it may take, what the computer was like meanwhile.
 
-Neighbours: `alone.py` says what is run, `this_computer.py` looks. Knows nothing of sides.
+Neighbours: `self_bench.py` says what is run, `this_computer.py` looks. Knows nothing of sides.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ _MOST_START_SECONDS, _MOST_STEP_SECONDS = 1800.0, 60.0
 Side = Callable[[Path, Callable[[str], None]], SideRun]
 
 
-def most_seconds(shape: Shape) -> float:
+def max_seconds(shape: Shape) -> float:
     """How long a run of so many steps may take."""
     return _MOST_START_SECONDS + _MOST_STEP_SECONDS * shape.steps
 
 
-def looked_after(name: str, number: int, shape: Shape, run: Side, folder: Path, output: Output) -> SideRun:
+def run_supervised(name: str, number: int, shape: Shape, run: Side, folder: Path, output: Output) -> SideRun:
     """One run in a folder of its own, and what the computer was like before, meanwhile and after. It stays
     there as `run.json`: where a later run fails, or is stopped by Ctrl-C, this one was not in vain."""
     place = folder / f"{name}-{number}"

@@ -1,7 +1,7 @@
 """One side's run, read from what it left: when each step ended, what it earned, what the rest took.
 
-Neighbours: `our_side.py` reads ours from its files, `alone.py` shows it; `tests/bench/against_trl.py` has
-another trainer's beside it. Knows nothing of processes.
+Neighbours: `our_side.py` reads ours from its files, `self_bench.py` shows it;
+`tests/bench/compare_with_trl.py` has another trainer's beside it. Knows nothing of processes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.base.errors import JobFailed
-from launcher.bench.child import Lived
+from launcher.bench.child import ProcessLifetime
 from launcher.bench.cpu_seconds import ALL, CpuSeconds
 
 # A process that computed less in a stretch is not listed.
@@ -121,7 +121,13 @@ class Log:
 
 
 def side_run(
-    side: str, seed: int, lived: Lived, log: Log, steps: Sequence[Step], folder: Path, staleness: int = 0
+    side: str,
+    seed: int,
+    lived: ProcessLifetime,
+    log: Log,
+    steps: Sequence[Step],
+    folder: Path,
+    staleness: int = 0,
 ) -> SideRun:
     """One run out of its stretches: before the first evaluation it starts, after its last line it ends."""
     evaluations, training, last = log.of("evaluation"), log.one("training"), log.one("settings")

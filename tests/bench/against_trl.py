@@ -1,6 +1,6 @@
 """TRL's GRPOTrainer on the task of `launch bench`, by turns with ours, seed by seed, and compared.
 
-    uv run python -m tests.bench.against_trl [--steps N] [--seeds N] [--staleness N] [--json]
+    uv run python -m tests.bench.compare_with_trl [--steps N] [--seeds N] [--staleness N] [--json]
 
 Three seeds of 40 steps take some 20 minutes, alone on the computer. The same on both sides: the built-in
 model in fp32, LoRA on all linear layers, AdamW at a constant rate, 8 inputs by 8 answers a step, the same
@@ -19,8 +19,8 @@ from pathlib import Path
 from launcher.base import atomic
 from launcher.base.home import Home
 from launcher.bench import our_side, this_computer
-from launcher.bench.ready import our_environment, refuse_what_cannot_run
-from launcher.bench.runs import Side, looked_after, most_seconds, new_folder
+from launcher.bench.ready import our_environment, refuse_unable_computer
+from launcher.bench.runs import Side, max_seconds, new_folder, run_supervised
 from launcher.bench.shape import STEPS, Shape
 from launcher.console.output import Output
 from launcher.models import model_folder
@@ -29,14 +29,14 @@ from tests.bench.trl.report import SEEDS, Compared
 from tests.bench.trl.side_by_side import Pair
 
 
-def against_trl(shape: Shape, output: Output, home: Home) -> Compared:
+def compare_with_trl(shape: Shape, output: Output, home: Home) -> Compared:
     """Both sides with each seed, which of them first by turns. Raises PreflightError and JobFailed."""
-    refuse_what_cannot_run(home)
+    refuse_unable_computer(home)
     our_environment(home, output)
     with output.busy("building TRL's environment", "once") as progress:
         python = trl_side.python_of(home, progress)
     folder = new_folder(home)
-    model, most = model_folder.tiny_folder(), most_seconds(shape)
+    model, most = model_folder.tiny_folder(), max_seconds(shape)
     found = Compared(shape, this_computer.described(), str(folder))
     for number in range(shape.seeds):
         task = shape.task(number, model)
@@ -45,7 +45,7 @@ def against_trl(shape: Shape, output: Output, home: Home) -> Compared:
             trl_side.NAME: partial(trl_side.run, task, python, most),
         }
         order = list(sides) if number % 2 == 0 else list(reversed(sides))
-        runs = {side: looked_after(side, number, shape, sides[side], folder, output) for side in order}
+        runs = {side: run_supervised(side, number, shape, sides[side], folder, output) for side in order}
         found.runs += runs.values()
         found.pairs.append(Pair.of(runs[our_side.NAME], runs[trl_side.NAME], shape.first_step))
     return found
@@ -59,7 +59,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="one JSON object")
     asked = parser.parse_args()
     output = Output(as_json=asked.json)
-    found = against_trl(Shape(asked.steps, asked.seeds, asked.staleness), output, Home.find())
+    found = compare_with_trl(Shape(asked.steps, asked.seeds, asked.staleness), output, Home.find())
     data = found.to_dict()
     atomic.write(Path(found.folder) / "bench.json", json.dumps(data, indent=1) + "\n")
     output.result(data, found.text())

@@ -108,7 +108,7 @@ def timed_run(checkout: Checkout, seed: int, threads: int) -> dict[str, Any]:
         "threads": threads,
         "median_seconds": round(statistics.median(seconds), 4),
         "least_seconds": round(min(seconds), 4),
-        "most_seconds": round(max(seconds), 4),
+        "max_seconds": round(max(seconds), 4),
         "load": round(os.getloadavg()[0], 1),
     }
 

@@ -13,10 +13,10 @@ import pytest
 from examples import quickstart
 from launcher.base.errors import JobFailed
 from launcher.bench import our_side
-from launcher.bench.child import Lived
+from launcher.bench.child import ProcessLifetime
 from launcher.bench.cpu_seconds import ALL
 from launcher.bench.remarks import no_record_because
-from launcher.bench.runs import looked_after
+from launcher.bench.runs import run_supervised
 from launcher.bench.shape import Shape
 from launcher.bench.side_run import Log, SideRun, Step, side_run
 from launcher.client.staleness import check_staleness
@@ -61,7 +61,7 @@ STRETCHES = (
 
 def test_start_evaluations_training_and_end_are_apart(tmp_path: Path) -> None:
     log = side_log(tmp_path / "side.jsonl", *STRETCHES)
-    seen = side_run("ours", 0, Lived(100.0, 140.0), log, [Step(20.0, 1.0, 1.0, 1.0)], tmp_path, 1)
+    seen = side_run("ours", 0, ProcessLifetime(100.0, 140.0), log, [Step(20.0, 1.0, 1.0, 1.0)], tmp_path, 1)
     stretches = (seen.start_seconds, seen.evaluation_seconds, seen.training_seconds, seen.end_seconds)
     assert stretches == (10.0, 5.0, 20.0, 3.0)
     assert (seen.seconds, seen.scores, seen.staleness) == (40.0, (11.0, 20.0), 1)
@@ -70,7 +70,7 @@ def test_start_evaluations_training_and_end_are_apart(tmp_path: Path) -> None:
 def test_a_program_that_left_half_a_log_is_said_so(tmp_path: Path) -> None:
     log = side_log(tmp_path / "side.jsonl", *STRETCHES[:2])
     with pytest.raises(JobFailed, match="has not told all"):
-        side_run("ours", 0, Lived(100.0, 140.0), log, [], tmp_path)
+        side_run("ours", 0, ProcessLifetime(100.0, 140.0), log, [], tmp_path)
 
 
 def test_our_steps_end_when_their_version_is_served(tmp_path: Path) -> None:
@@ -100,7 +100,7 @@ def test_who_comes_to_the_computer_while_a_side_runs_is_seen_too(
     computed = {"training": {"trainer": 20.0, ALL: 20.0 + elsewhere}}
     quiet = dataclasses.replace(run_of("trl", [1.0] * 40, [10.0] * 40), cpu_seconds=computed)
     assert quiet.others_seconds == pytest.approx(elsewhere)
-    seen = looked_after("trl", 0, Shape(), lambda *_: quiet, tmp_path, Output(as_json=True))
+    seen = run_supervised("trl", 0, Shape(), lambda *_: quiet, tmp_path, Output(as_json=True))
     assert seen.computer["busy_meanwhile"] == pytest.approx(others, abs=0.001)
     assert json.loads((tmp_path / "trl-0" / "run.json").read_text()) == json.loads(json.dumps(seen.to_dict()))
     only = dataclasses.replace(seen, computer={**seen.computer, "busy_before": 0.0})
@@ -115,7 +115,7 @@ def test_a_comparison_with_another_trainer_is_elsewhere_and_said_so_before_anyth
 ) -> None:
     done = Typed(tmp_path / "project", tmp_path / "home")("bench", "--against", "trl")
     assert done.returncode == 2
-    assert "Hint: uv run python -m tests.bench.against_trl" in done.stderr
+    assert "Hint: uv run python -m tests.bench.compare_with_trl" in done.stderr
     assert not (tmp_path / "home").exists()
 
 

@@ -63,13 +63,13 @@ def test_a_side_is_told_to_end_when_its_bench_ends(
     assert (tmp_path / "told").read_text() == told
 
 
-def run(folder: Path, program: str, most_seconds: float) -> child.Lived:
+def run(folder: Path, program: str, max_seconds: float) -> child.ProcessLifetime:
     return child.run(
         "the program",
         [sys.executable, "-c", program],
         folder=folder,
         environ=os.environ,
-        most_seconds=most_seconds,
+        max_seconds=max_seconds,
         progress=lambda line: None,
     )
 

@@ -23,7 +23,7 @@ _ANSWER_TOKENS = 20
 
 
 @dataclass
-class _Way:
+class _Route:
     """One way to the engine, and what was measured on it. `socket` None: over TCP."""
 
     url: str
@@ -69,11 +69,11 @@ def measured(run: Session, task: dict[str, Any]) -> dict[str, Any]:
     # What the gateway asks its engine for: without it there is nothing to train on.
     evidence = {"logprobs": True, "return_token_ids": True}
     ways = {
-        "direct": _Way("http://engine/v1", sockets / "engine-0.sock", body | evidence),
-        "gateway": _Way("http://gateway/v1", sockets / "gateway.sock", body),
-        "door": _Way(run.base_url, None, body),
+        "direct": _Route("http://engine/v1", sockets / "engine-0.sock", body | evidence),
+        "gateway": _Route("http://gateway/v1", sockets / "gateway.sock", body),
+        "door": _Route(run.base_url, None, body),
     }
-    asyncio.run(_by_turns(ways, run.api_key, task["requests"]))
+    asyncio.run(_alternating(ways, run.api_key, task["requests"]))
     return {
         "requests_per_second": {name: round(statistics.median(way.rates), 1) for name, way in ways.items()},
         "p50_ms": {name: round(statistics.median(way.milliseconds), 2) for name, way in ways.items()},
@@ -89,7 +89,7 @@ def measured(run: Session, task: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-async def _by_turns(ways: dict[str, _Way], key: str, asked: dict[str, int]) -> None:
+async def _alternating(ways: dict[str, _Route], key: str, asked: dict[str, int]) -> None:
     for way in ways.values():
         await way.ask(key, asked["concurrent"], asked["concurrent"])
     for _ in range(asked["rounds"]):

@@ -28,7 +28,7 @@ _OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "TOKENIZERS_
 
 
 def run(
-    task: dict[str, Any], python: Path, most_seconds: float, folder: Path, progress: Callable[[str], None]
+    task: dict[str, Any], python: Path, max_seconds: float, folder: Path, progress: Callable[[str], None]
 ) -> SideRun:
     """One run. Raises JobFailed."""
     task_file, log = folder / "task.json", folder / "side.jsonl"
@@ -38,7 +38,7 @@ def run(
         [str(python), str(_PROGRAM), str(task_file), str(log)],
         folder=folder,
         environ=environ(),
-        most_seconds=most_seconds,
+        max_seconds=max_seconds,
         progress=progress,
     )
     found = Log(log)

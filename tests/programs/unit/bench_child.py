@@ -17,7 +17,7 @@ if __name__ == "__main__":
             sys.argv[2:],
             folder=Path(sys.argv[1]),
             environ=os.environ,
-            most_seconds=60.0,
+            max_seconds=60.0,
             progress=print,
             at_our_end=signal.SIGTERM,
         )

@@ -16,9 +16,9 @@ from typing import Any
 from launcher.base.home import Home
 from launcher.base.module_command import module_command
 from launcher.bench import our_side, this_computer
-from launcher.bench.ready import our_environment, refuse_what_cannot_run
+from launcher.bench.ready import our_environment, refuse_unable_computer
 from launcher.bench.remarks import no_record_because, remarks, staleness
-from launcher.bench.runs import looked_after, most_seconds, new_folder
+from launcher.bench.runs import max_seconds, new_folder, run_supervised
 from launcher.bench.shape import STEPS, Shape
 from launcher.bench.side_run import SideRun
 from launcher.console.output import Output, columns
@@ -32,7 +32,7 @@ _FEW_REQUESTS = {"rounds": 1, "concurrent": 64, "each_round": 64, "single": 8}
 
 
 @dataclass(frozen=True)
-class Line:
+class Measurement:
     """One figure, and what is hoped for: at least, or at most, `target`; None where nothing is."""
 
     what: str
@@ -69,7 +69,7 @@ class Line:
 
 
 @dataclass
-class Alone:
+class SelfBench:
     """What was measured of us."""
 
     shape: Shape
@@ -79,7 +79,7 @@ class Alone:
     runs: list[SideRun] = field(default_factory=list)
 
     @property
-    def lines(self) -> list[Line]:
+    def lines(self) -> list[Measurement]:
         """Medians over the runs; of what is promised of each run, the worst."""
         runs, whole = self.runs, self.shape.steps >= STEPS
         publications = [it for run in runs for it in run.measured["publication_seconds"]]
@@ -91,15 +91,19 @@ class Alone:
         rate = statistics.median(it["gateway_to_direct"] for it in requests)
         return [
             # What is measured beside the task is no part of it.
-            Line("from Enter to verified down", max(map(_of_task, runs)), "s", 300.0 if whole else None),
-            Line("its start", statistics.median(run.start_seconds for run in runs), "s"),
-            Line(f"a step, of {first} to {last}" if first < last else f"step {last}", step, "s"),
-            Line("its end", statistics.median(run.end_seconds for run in runs), "s"),
-            Line("held-out rise, of the range", rise, "", 0.25 if whole else None, at_least=True),
-            Line("committed → served and proven, p50", 1000 * statistics.median(publications), "ms", 250.0),
-            Line("gateway's rate by direct, 64 in flight", rate, "×", 0.95, at_least=True),
-            Line("gateway's own latency, p50", statistics.median(added), "ms", 3.0),
-            Line("launch --help", self.help_seconds, "s", 0.4),
+            Measurement(
+                "from Enter to verified down", max(map(_of_task, runs)), "s", 300.0 if whole else None
+            ),
+            Measurement("its start", statistics.median(run.start_seconds for run in runs), "s"),
+            Measurement(f"a step, of {first} to {last}" if first < last else f"step {last}", step, "s"),
+            Measurement("its end", statistics.median(run.end_seconds for run in runs), "s"),
+            Measurement("held-out rise, of the range", rise, "", 0.25 if whole else None, at_least=True),
+            Measurement(
+                "committed → served and proven, p50", 1000 * statistics.median(publications), "ms", 250.0
+            ),
+            Measurement("gateway's rate by direct, 64 in flight", rate, "×", 0.95, at_least=True),
+            Measurement("gateway's own latency, p50", statistics.median(added), "ms", 3.0),
+            Measurement("launch --help", self.help_seconds, "s", 0.4),
         ]
 
     @property
@@ -130,17 +134,17 @@ class Alone:
         return "\n".join([columns(rows), "", *below])
 
 
-def alone(shape: Shape, output: Output, home: Home) -> Alone:
+def run_self_bench(shape: Shape, output: Output, home: Home) -> SelfBench:
     """All runs of our side. Raises PreflightError and JobFailed."""
-    refuse_what_cannot_run(home)
+    refuse_unable_computer(home)
     our_environment(home, output)
     folder, model = new_folder(home), model_folder.tiny_folder()
-    found = Alone(shape, this_computer.described(), str(folder), _help_seconds())
+    found = SelfBench(shape, this_computer.described(), str(folder), _help_seconds())
     for number in range(shape.seeds):
         requests = _REQUESTS if shape.steps >= STEPS else _FEW_REQUESTS
         task = {**shape.task(number, model), "requests": requests}
-        run = partial(our_side.run, task, home, most_seconds(shape))
-        found.runs.append(looked_after(our_side.NAME, number, shape, run, folder, output))
+        run = partial(our_side.run, task, home, max_seconds(shape))
+        found.runs.append(run_supervised(our_side.NAME, number, shape, run, folder, output))
     return found
 
 

@@ -15,7 +15,7 @@ import pytest
 from aiohttp import web
 
 from launcher.bench import our_side
-from launcher.bench.alone import Alone
+from launcher.bench.self_bench import SelfBench
 from launcher.bench.shape import Shape
 from launcher.bench.side_run import SideRun, Step
 from launcher.client import Session
@@ -101,9 +101,9 @@ def run_of(added_ms: float, rate: float, publication: float, scores: tuple[float
     return SideRun("ours", 0, 500.0, 10.0, 5.0, 80.0, 5.0, scores, steps, computer=load, measured=measured)
 
 
-def alone(*runs: SideRun) -> Alone:
+def alone(*runs: SideRun) -> SelfBench:
     computer = {"cores": 2, "processor": "a processor", "memory_gib": 24.0}
-    return Alone(Shape(40, len(runs)), computer, "folder", 0.1, list(runs))
+    return SelfBench(Shape(40, len(runs)), computer, "folder", 0.1, list(runs))
 
 
 def test_what_is_hoped_for_is_judged_line_by_line() -> None:
