@@ -12,8 +12,8 @@ from typing import Annotated, Any
 import typer
 
 from launcher.base.errors import UsageError
-from launcher.cli import bench_command, help_text, misuse, options, results_commands, run_commands
-from launcher.cli.invocation import OF_A_RUN, Invocation
+from launcher.cli import bench_command, help_text, options, results_commands, run_commands, usage_errors
+from launcher.cli.invocation import RUN_OPTIONS, Invocation
 from launcher.cli.options import Debug, Json
 from launcher.console.output import Output
 
@@ -31,7 +31,7 @@ results to this computer, then stops everything it started and verifies that not
 
 
 # `launch plan` and `launch config` take these as well: all but taking up a run.
-_OF_A_PLAN = frozenset({*OF_A_RUN, "settings", "env_file", "as_json", "debug"} - {"resume"})
+_PLAN_OPTIONS = frozenset({*RUN_OPTIONS, "settings", "env_file", "as_json", "debug"} - {"resume"})
 
 
 class PlanCommand(help_text.VerbHelp):
@@ -46,7 +46,7 @@ class PlanCommand(help_text.VerbHelp):
         return super().invoke(ctx)
 
     def _of_a_run(self, ctx: Any) -> list[Any]:
-        return [parameter for parameter in ctx.find_root().command.params if parameter.name in _OF_A_PLAN]
+        return [parameter for parameter in ctx.find_root().command.params if parameter.name in _PLAN_OPTIONS]
 
 
 app = typer.Typer(
@@ -77,7 +77,7 @@ def invoke(own: list[str], invocation: Invocation) -> int:
         of_verbs = {
             name: _options(it) + (known if isinstance(it, PlanCommand) else []) for name, it in verbs.items()
         }
-        raise misuse.usage_error(error, own, known, of_verbs) from None
+        raise usage_errors.usage_error(error, own, known, of_verbs) from None
     except typer.Abort:
         raise KeyboardInterrupt from None
     return code if isinstance(code, int) else 0
@@ -119,7 +119,7 @@ def root(
 ) -> int:
     invocation = context.obj = context.obj.with_options(context.params)
     if context.invoked_subcommand is not None:
-        misuse.check_verb(context.invoked_subcommand, invocation, dry_run)
+        usage_errors.check_verb(context.invoked_subcommand, invocation, dry_run)
         return 0
     if version:
         return _show_version(invocation.output)
@@ -150,10 +150,10 @@ def doctor(context: typer.Context, as_json: Json = False, debug: Debug = False) 
 
 def config(context: typer.Context) -> int:
     """Show every setting and where it comes from."""
-    from launcher.cli import verbs
+    from launcher.cli import run_verbs
 
     invocation: Invocation = context.obj
-    return verbs.config(invocation.output, invocation.flags, invocation.sets, invocation.env_file)
+    return run_verbs.config(invocation.output, invocation.flags, invocation.sets, invocation.env_file)
 
 
 def _show_plan(invocation: Invocation, refresh: bool = False) -> int:

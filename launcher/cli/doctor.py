@@ -30,11 +30,11 @@ from launcher.types.settings import LOCAL_GPUS
 
 CHECK_SECONDS = 2.0
 # For one run on the embedded model; larger models need more.
-_LEAST_MEMORY_BYTES = 4 * 10**9
-_LEAST_CORES = 2
+_MIN_MEMORY_BYTES = 4 * 10**9
+_MIN_CORES = 2
 _HERE = "a run on this computer"
 # What a run on rented machines needs of this computer as well, besides SkyPilot, its tools and an account.
-_FOR_BOTH = frozenset({"python", "folders", "settings"})
+_NEEDED_EVERYWHERE = frozenset({"python", "folders", "settings"})
 
 State = Literal["ok", "warn", "fail", "info"]
 
@@ -56,7 +56,7 @@ def doctor(output: Output, env_file: Path | None) -> int:
     """Show every answer and two verdicts. The exit code says whether a run on this computer can work; where
     none ever can, on a Mac, whether one on rented machines can."""
     home = Home.find()
-    checks = ask_all(home, env_file)
+    checks = run_checks(home, env_file)
     here = all(check.state != "fail" for check in checks)
     lacking = _lacking_to_rent(checks)
     rows = [[check.state.upper(), check.name, check.detail] for check in checks]
@@ -84,7 +84,7 @@ def _verdict_here(works: bool) -> str:
 
 def _lacking_to_rent(checks: list[Check]) -> list[str]:
     """What keeps a run on rented machines from working, as far as this computer knows: a word for each."""
-    lacking = [check.name for check in checks if check.state == "fail" and check.name in _FOR_BOTH]
+    lacking = [check.name for check in checks if check.state == "fail" and check.name in _NEEDED_EVERYWHERE]
     if _installed_skypilot() is None:
         lacking.append("SkyPilot is not installed")
     lacking += [f"{tool} is not installed" for tool in remote_tools.missing_tools()]
@@ -93,7 +93,7 @@ def _lacking_to_rent(checks: list[Check]) -> list[str]:
     return lacking
 
 
-def ask_all(home: Home, env_file: Path | None, bound_seconds: float = CHECK_SECONDS) -> list[Check]:
+def run_checks(home: Home, env_file: Path | None, bound_seconds: float = CHECK_SECONDS) -> list[Check]:
     """Every answer, in the order of the questions."""
     questions: list[tuple[str, Callable[[], Check]]] = [
         ("python", _python),
@@ -116,7 +116,7 @@ def ask_all(home: Home, env_file: Path | None, bound_seconds: float = CHECK_SECO
     ]
     answers: dict[str, Check] = {}
     threads = [
-        threading.Thread(target=_ask, args=(name, question, answers), name=name, daemon=True)
+        threading.Thread(target=_run_check, args=(name, question, answers), name=name, daemon=True)
         for name, question in questions
     ]
     for thread in threads:
@@ -128,7 +128,7 @@ def ask_all(home: Home, env_file: Path | None, bound_seconds: float = CHECK_SECO
     return [answers.get(name) or Check(name, "warn", late) for name, _ in questions]
 
 
-def _ask(name: str, question: Callable[[], Check], answers: dict[str, Check]) -> None:
+def _run_check(name: str, question: Callable[[], Check], answers: dict[str, Check]) -> None:
     try:
         answers[name] = question()
     except LaunchError as error:
@@ -178,10 +178,10 @@ def _memory() -> Check:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     memory = psutil.virtual_memory()
     detail = f"{cores} cores, {disk.format_bytes(memory.available)} of {disk.format_bytes(memory.total)} free"
-    if memory.available < _LEAST_MEMORY_BYTES:
-        least = disk.format_bytes(_LEAST_MEMORY_BYTES)
+    if memory.available < _MIN_MEMORY_BYTES:
+        least = disk.format_bytes(_MIN_MEMORY_BYTES)
         return Check("memory", "warn", f"{detail}; a run needs about {least}", "close other programs")
-    if cores < _LEAST_CORES:
+    if cores < _MIN_CORES:
         return Check("memory", "warn", f"{detail}; engine and trainer share one core", "expect a slow run")
     return Check("memory", "ok", detail)
 

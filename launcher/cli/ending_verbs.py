@@ -41,7 +41,7 @@ _ORDERLY_SECONDS = 180.0
 _KEEPING_SECONDS = take_down.TRIES_SECONDS
 _LOOK_SECONDS = 0.25
 # Before a provider has answered there is no machine to end, and then there may be one.
-_ASKING = ("created", "arm")
+_BEFORE_MACHINE = ("created", "arm")
 _SAY_EVERY_SECONDS = 20.0
 
 
@@ -57,9 +57,9 @@ def down(output: Output, name: str, give_up: bool = False, elsewhere: bool = Fal
     if record.elsewhere:
         record = _from_elsewhere(output, store, record, elsewhere)
     if give_up and was_live:
-        record = _given_up(output, store, record)
+        record = _record_given_up(output, store, record)
     if record.live and record.launch is not None and record.launch_alive:
-        record = _let_end(output, store, record, record.launch, name)
+        record = _ask_launch_to_end(output, store, record, record.launch, name)
     record = take_down.after_guardian(store, record, output.note)
     if record.live:
         with output.busy(f"ending {name}") as progress:
@@ -101,7 +101,7 @@ def gc(
     if not finds:
         known = f"; {', '.join(said['unasked'])} could not be asked" if said["unasked"] else ""
         output.result({"found": [], "removed": False} | said, f"earlier runs left nothing behind{known}")
-    elif yes or _agreed(output, columns(rows), len(finds)):
+    elif yes or _confirm_removal(output, columns(rows), len(finds)):
         return _remove(output, finds, seen)
     else:
         shown = "" if consent.can_prompt(output) else columns(rows)
@@ -117,7 +117,7 @@ def gc(
 # ------------------------------------------------------------------ down
 
 
-def _let_end(
+def _ask_launch_to_end(
     output: Output, store: RecordStore, record: RunRecord, launch: ProcessId, name: str
 ) -> RunRecord:
     """Tell the run's own `launch` to end it and wait for as long as it is at it; the record then.
@@ -158,7 +158,7 @@ def _from_elsewhere(output: Output, store: RecordStore, record: RunRecord, elsew
     output.note(f"{label} lives on {record.location}; its machine is ended at its provider, from here")
     if record.silent:
         return record
-    if record.state in _ASKING:
+    if record.state in _BEFORE_MACHINE:
         why = f"{record.location} is asking a provider for its machine"
         raise UsageError(f"{label} is starting: left alone", why, f"launch status {label}")
     if elsewhere:
@@ -170,7 +170,7 @@ def _from_elsewhere(output: Output, store: RecordStore, record: RunRecord, elsew
     return record
 
 
-def _given_up(output: Output, store: RecordStore, record: RunRecord) -> RunRecord:
+def _record_given_up(output: Output, store: RecordStore, record: RunRecord) -> RunRecord:
     """Say so in the record, for its own `launch`; a full disk must not keep its machine running."""
     try:
         return store.update(record.id, given_up=True)
@@ -195,7 +195,7 @@ def _at_providers(
     return rented_leftovers.find_rented_leftovers(home, asked, output.note)
 
 
-def _agreed(output: Output, shown: str, count: int) -> bool:
+def _confirm_removal(output: Output, shown: str, count: int) -> bool:
     """Show what would go and ask; without a terminal nobody is asked, and nothing goes."""
     if not consent.can_prompt(output):
         return False

@@ -13,7 +13,7 @@ from typing import Any
 from launcher.console.output import Output
 
 # The parameters of `launch` that are settings of a run; --max is named for what it is, max being Python's.
-OF_A_RUN = (
+RUN_OPTIONS = (
     "model", "name", "resume", "from_run", "gpus", "infra", "train_gpus", "infer_gpus", "disk", "wandb",
     "port", "openai_env", "arbor", "art", "budget", "max_price", "yes", "maximum", "lease", "idle", "grace",
     "copy_rate",
@@ -33,7 +33,7 @@ class Invocation:
 
     def with_options(self, given: Mapping[str, Any]) -> Invocation:
         """With what the parser read, by parameter, over what there is already."""
-        flags = {name: given.get(name) for name in OF_A_RUN}
+        flags = {name: given.get(name) for name in RUN_OPTIONS}
         flags["max"] = flags.pop("maximum")
         flags["from"] = flags.pop("from_run")
         flags["infra"] = ",".join(flags["infra"]) if flags["infra"] else None

@@ -41,7 +41,7 @@ def open_page(output: Output, name: str, in_browser: bool) -> int:
             return _open_live(output, store, record, in_browser)
         except LaunchError as error:  # as while a run ends: its door is closed before it is proven down
             silent = error
-    file = _kept(output, store, record, silent)
+    file = _saved_page(output, store, record, silent)
     if silent is not None:
         output.note(f"{silent.message}: {silent.why}; this is what is at home")
     opened = in_browser and _has_screen() and webbrowser.open(file.as_uri())
@@ -89,7 +89,9 @@ def _go_on(way: Path, link: str) -> bool:
     return webbrowser.open(way.as_uri())
 
 
-def _kept(output: Output, store: RecordStore, record: RunRecord, silent: LaunchError | None = None) -> Path:
+def _saved_page(
+    output: Output, store: RecordStore, record: RunRecord, silent: LaunchError | None = None
+) -> Path:
     """The page as files. Raises where there is nothing to see: why its door is `silent`, if it is."""
     label, page = record.name or record.id, RunPage(store, record.id)
     with output.busy(f"writing the page of {label}", "it is made of the files at home"):

@@ -68,12 +68,12 @@ def _show_without_prices(output: Output, settings: Settings) -> None:
 def _text(plan: Plan) -> str:
     gpus = plan.gpus
     if gpus is None:
-        return _free(plan)
+        return _is_free(plan)
     memory = [memory_table.text(gpus.memory)] if gpus.memory else []
     terms = (
         [plan.describe_cost(), price_agreement.table(plan)]
         if plan.rented
-        else [_free(plan), *price_agreement.gpu_usage(gpus)]
+        else [_is_free(plan), *price_agreement.gpu_usage(gpus)]
     )
     return "\n".join([*terms, *memory])
 
@@ -92,5 +92,5 @@ def _refresh(output: Output, settings: Settings) -> None:
         output.note(f"{file} is your own, so launch does not change it")
 
 
-def _free(plan: Plan) -> str:
+def _is_free(plan: Plan) -> str:
     return f"{plan.describe()}; nothing is rented"

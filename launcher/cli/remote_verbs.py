@@ -1,6 +1,6 @@
 """The verbs that go to a rented machine: ssh, exec, push, and its logs as they grow.
 
-Neighbours: `commands.py` calls these, `verbs.py` for logs; `backends/cloud.py` knows the way there.
+Neighbours: `commands.py` calls these, `run_verbs.py` for logs; `backends/cloud.py` knows the way there.
 Knows nothing of SkyPilot: a run's record says all there is to say.
 """
 
@@ -25,7 +25,7 @@ from launcher.records.records import RecordStore, RunRecord
 
 _ASK_SECONDS = 20.0
 # In these the machine goes, and a connection to it with it.
-_GOING = ("down", "unverified")
+_ENDING_STATES = ("down", "unverified")
 
 
 def ssh(output: Output, name: str, command: list[str], include: bool) -> int:
@@ -48,7 +48,7 @@ def execute(output: Output, name: str, command: list[str]) -> int:
     if not command:
         raise UsageError("nothing to run", "the program goes after --", f"launch exec {name} -- nvidia-smi")
     machine = _machine(RecordStore(Home.find()).load(name))
-    _refuse_what_hides(machine, command)
+    _refuse_shadowing(machine, command)
     there = (
         f"cd ~/{machine_scripts.CODE} && export PYTHONPATH=~/{machine_scripts.CODE}"
         f' PATH="$(dirname "$(cat {shlex.quote(machine.state_dir)}/{machine_scripts.PYTHON})"):$PATH"'
@@ -94,14 +94,14 @@ def log(store: RecordStore, record: RunRecord, which: str, follow: bool) -> int 
 
     def standing() -> MachineState:
         now = store.load(record.id)
-        return "gone" if not now.live else "going" if now.state in _GOING else "up"
+        return "gone" if not now.live else "going" if now.state in _ENDING_STATES else "up"
 
     again = f"launch logs {record.name or record.id} --which {which}"
     RemoteLog(machine.host, path, follow, standing, again).show()
     return EXIT_OK
 
 
-def _refuse_what_hides(machine: CloudMachine, command: list[str]) -> None:
+def _refuse_shadowing(machine: CloudMachine, command: list[str]) -> None:
     """A `runtime` of the user's beside the program there hides ours, as it does here."""
     script = shadowing.script_of(command)
     if script is None:

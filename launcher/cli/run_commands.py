@@ -33,9 +33,9 @@ def status(
     context: typer.Context, name: OptionalName = None, as_json: Json = False, debug: Debug = False
 ) -> int:
     """Show all runs, or one run in detail."""
-    from launcher.cli import verbs
+    from launcher.cli import run_verbs
 
-    return verbs.status(context.obj.output, name)
+    return run_verbs.status(context.obj.output, name)
 
 
 def logs(
@@ -53,9 +53,9 @@ def logs(
     debug: Debug = False,
 ) -> int:
     """Print one of a run's logs."""
-    from launcher.cli import verbs
+    from launcher.cli import run_verbs
 
-    return verbs.logs(context.obj.output, name, which, follow)
+    return run_verbs.logs(context.obj.output, name, which, follow)
 
 
 def ssh(
@@ -93,9 +93,9 @@ def push(context: typer.Context, name: Name, as_json: Json = False, debug: Debug
 
 def pull(context: typer.Context, name: Name, as_json: Json = False, debug: Debug = False) -> int:
     """Copy the newest checkpoint, metrics and logs of a run to this computer."""
-    from launcher.cli import verbs
+    from launcher.cli import run_verbs
 
-    return verbs.pull(context.obj.output, name)
+    return run_verbs.pull(context.obj.output, name)
 
 
 def down(
@@ -168,6 +168,6 @@ def env(
     debug: Debug = False,
 ) -> int:
     """Print the variables that point a program at a run: eval "$(launch env NAME)"."""
-    from launcher.cli import verbs
+    from launcher.cli import run_verbs
 
-    return verbs.env(context.obj.output, name, wait)
+    return run_verbs.env(context.obj.output, name, wait)

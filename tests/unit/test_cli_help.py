@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from launcher.cli.commands import app
-from launcher.cli.misuse import VERBS
+from launcher.cli.usage_errors import VERBS
 from tests.support.environment import PROGRAMS
 
 pytestmark = pytest.mark.process

@@ -19,7 +19,7 @@ from launcher.backends import environments
 from launcher.base import disk
 from launcher.base.home import Home
 from launcher.cli import doctor
-from launcher.cli.doctor import Check, ask_all
+from launcher.cli.doctor import Check, run_checks
 from launcher.config import preflight, remote_tools
 from launcher.records.records import RecordStore
 from launcher.teardown import leftovers
@@ -56,7 +56,7 @@ def answer(typed: Typed, home: Home, monkeypatch: pytest.MonkeyPatch) -> Callabl
     monkeypatch.chdir(typed.folder)
     for name in ("LAUNCH_HOME", "LAUNCH_LEASE"):
         monkeypatch.delenv(name, raising=False)
-    return lambda name: next(check for check in ask_all(home, None, 30.0) if check.name == name)
+    return lambda name: next(check for check in run_checks(home, None, 30.0) if check.name == name)
 
 
 def build(home: Home, leave_out: str = "") -> Path:
@@ -161,7 +161,7 @@ def test_what_is_wrong_with_the_users_own_files_is_said(answer: Callable[[str], 
     check = answer("settings")
     assert (check.state, check.fix) == ("warn", f"chmod 600 {typed.folder}/.env")
     assert "Weights & Biases: known" in answer("accounts").detail
-    assert "0123456789abcdef" not in repr(ask_all(Home.find({"LAUNCH_HOME": str(typed.home)}), None))
+    assert "0123456789abcdef" not in repr(run_checks(Home.find({"LAUNCH_HOME": str(typed.home)}), None))
     (typed.folder / "launch.toml").write_text("lerning_rate = 1")
     check = answer("settings")
     assert check.state == "fail" and "lerning_rate" in check.detail and check.fix
@@ -214,7 +214,7 @@ def test_g23_a_question_that_hangs_costs_its_bound_and_not_the_answer(
     over = threading.Event()
     monkeypatch.setattr(doctor, "_compiler", over.wait)
     begun = time.monotonic()
-    checks = {check.name: check for check in ask_all(home, None, bound_seconds=0.2)}
+    checks = {check.name: check for check in run_checks(home, None, bound_seconds=0.2)}
     over.set()
     assert time.monotonic() - begun < 60
     assert checks["compiler"] == Check("compiler", "warn", "no answer in 0.2 s")
@@ -223,7 +223,7 @@ def test_g23_a_question_that_hangs_costs_its_bound_and_not_the_answer(
 
 def test_a_question_that_breaks_is_an_answer(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "_compiler", lambda: 1 // 0)
-    check = next(check for check in ask_all(home, None) if check.name == "compiler")
+    check = next(check for check in run_checks(home, None) if check.name == "compiler")
     assert check.state == "warn" and "ZeroDivisionError" in check.detail
 
 

@@ -13,7 +13,7 @@ import pytest
 import typer
 
 from launcher.cli.main import split
-from launcher.cli.misuse import VERBS
+from launcher.cli.usage_errors import VERBS
 from tests.support import readme_commands
 from tests.support.readmes import ROOT
 

@@ -56,7 +56,7 @@ def usage_error(
     words = [word for word in own if not word.startswith("-")]
     stranger = next((word for word in words if f"'{word}'" in message), None)
     if message.startswith("No such command") and stranger is not None:
-        return _not_a_verb(stranger, own)
+        return _unknown_verb(stranger, own)
     command = f"launch {words[0]}" if words and words[0] in VERBS else "launch"
     why = "the command line could not be read"
     if message.startswith("No such option"):
@@ -69,7 +69,7 @@ def usage_error(
     return UsageError(message, why, f"{command} --help")
 
 
-def _not_a_verb(stranger: str, own: list[str]) -> UsageError:
+def _unknown_verb(stranger: str, own: list[str]) -> UsageError:
     message = f"{stranger} is not a verb of launch"
     if shutil.which(stranger) or Path(stranger).exists():
         program = " ".join(own[own.index(stranger) :])

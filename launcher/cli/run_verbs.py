@@ -59,7 +59,7 @@ def logs(output: Output, name: str, which: str | None, follow: bool) -> int:
     """One log of a run, to its end or as long as the run lives; without a name the one that says most."""
     store = RecordStore(Home.find())
     record = store.load(name)
-    which = which or _telling(store, record)
+    which = which or _most_telling_log(store, record)
     if record.machine.get("kind") == "cloud" and record.live and which not in _LAUNCHER_LOGS:
         from launcher.cli import remote_verbs
 
@@ -103,7 +103,7 @@ def pull(output: Output, name: str) -> int:
 def env(output: Output, name: str, wait: bool = False) -> int:
     """What a shell must export; on a terminal without the token itself. `wait`: once the run has it."""
     store = RecordStore(Home.find())
-    with a_word_when_slow(output, f"{name} is starting: waiting for its endpoint"):
+    with note_when_slow(output, f"{name} is starting: waiting for its endpoint"):
         record, endpoint = _endpoint(store, name, wait)
     path = token_file(store.folder(record.id))
     data = {
@@ -138,7 +138,7 @@ def config(output: Output, flags: Mapping[str, Any], sets: tuple[str, ...], env_
 
 
 @contextlib.contextmanager
-def a_word_when_slow(output: Output, text: str) -> Iterator[None]:
+def note_when_slow(output: Output, text: str) -> Iterator[None]:
     """Nobody looks at a silent screen for long."""
     timer = threading.Timer(_SLOW_SECONDS, output.note, (text,))
     timer.daemon = True
@@ -284,7 +284,7 @@ def _url(record: RunRecord) -> str | None:
     return record.url if is_open(record) else None
 
 
-def _telling(store: RecordStore, record: RunRecord) -> str:
+def _most_telling_log(store: RecordStore, record: RunRecord) -> str:
     """The log that says why a run ended: what its program printed, where that failed and printed anything."""
     said = store.folder(record.id) / program_log.FILE
     return "program" if record.exit_code and said.is_file() and said.stat().st_size else "launch"
