@@ -31,25 +31,25 @@ from runtime.shared.peft_form import portable_name
 from runtime.shared.probe_file import PROBE_FILE
 from runtime.shared.start_adapter import START
 from runtime.shared.wandb_log import WandbLog
-from runtime.trainer import admission, optimizer_state
+from runtime.trainer import optimizer_state, parity_export
 from runtime.trainer import policy as policies
-from runtime.trainer.disk_room import when_there_is_room
+from runtime.trainer.crash_counter import CrashCounter, TooManyCrashesError
+from runtime.trainer.disk_retry import retry_while_disk_full
 from runtime.trainer.next_step import NextStep
-from runtime.trainer.old_logprobs import Past
-from runtime.trainer.probe import make_probe, spoken
-from runtime.trainer.ranks import RankLostError, Ranks, threads
+from runtime.trainer.old_logprobs import PolicyHistory
+from runtime.trainer.probe import greedy_probe_sequence, make_probe
+from runtime.trainer.ranks import RankLostError, Ranks, thread_count
 from runtime.trainer.settings import SettingsError, UpdateSettings
+from runtime.trainer.sft import sft_step
 from runtime.trainer.step_state import state_of
-from runtime.trainer.supervised import imitate
-from runtime.trainer.tries import TriedOutError, Tries
-from runtime.trainer.update import Trained, update
+from runtime.trainer.update import StepResult, update
 
 # What a batch is refused with, before anything is computed.
-_REFUSALS = (BatchError, CheckpointError, SettingsError, policies.PolicyError, TriedOutError)
+_REFUSALS = (BatchError, CheckpointError, SettingsError, policies.PolicyError, TooManyCrashesError)
 _log = logging.getLogger(__name__)
 
 
-class _RefusedElsewhereError(BatchError):
+class _RefusedByOtherRankError(BatchError):
     """Another process of the trainer refused the batch, and says why."""
 
 
@@ -63,19 +63,19 @@ class GRPOLoRARecipe(FTRecipeInterface):
         self.steps = Path(cfg.steps_dir)
         self.store = CheckpointStore(Path(cfg.checkpoints_dir))
         self.metrics = MetricsLog(self.output / "metrics.jsonl")
-        self.tries = Tries(self.output / "tries.json", self.ranks)
+        self.crashes = CrashCounter(self.output / "tries.json", self.ranks)
         self.settings = UpdateSettings.of(cfg)
         self.stopping = False
         self.next = NextStep(
             self.steps, self.ranks, cfg.follow, lambda: self.stopping, lambda: self.wandb.catch_up()
         )
         # A run has its pins; a replay has none, and knows what its steps will go back to.
-        self.awaited = set[str]() if cfg.follow else restored_from(self.steps)
+        self.restore_sources = set[str]() if cfg.follow else restored_from(self.steps)
         self.step = 0
         # Sums over all committed steps.
         self.counters: dict[str, int] = {}
         # Whether policy and optimizer are those of the last commit.
-        self.sound = True
+        self.is_at_commit = True
 
     def load_checkpoint(self, **_: Any) -> Checkpoint | None:
         """The newest whole checkpoint, or None for a fresh start."""
@@ -84,11 +84,11 @@ class GRPOLoRARecipe(FTRecipeInterface):
     def setup(self, **_: Any) -> None:
         """Build the policy and its optimizer, and go back to the last committed step."""
         signal.signal(signal.SIGTERM, self._stop)
-        if self.ranks.first:
+        if self.ranks.is_first:
             self.output.mkdir(parents=True, exist_ok=True)
             OmegaConf.save(self.cfg, self.output / "recipe.yaml")  # what a replay is begun with
-        self._say("loading")
-        if (count := threads(self.cfg.threads, self.cfg.device)) is not None:
+        self._report_state("loading")
+        if (count := thread_count(self.cfg.threads, self.cfg.device)) is not None:
             torch.set_num_threads(count)
         torch.use_deterministic_algorithms(self.cfg.device == "cpu")
         model = policies.resolve(str(self.cfg.model_path))
@@ -105,21 +105,23 @@ class GRPOLoRARecipe(FTRecipeInterface):
             seed=self.cfg.seed,
             recompute=bool(self.cfg.activation_checkpointing),
         )
-        if self.cfg.follow and self.cfg.admit and self.ranks.first:
-            admission.leave_trial(self.policy, self.output, str(self.cfg.admit), model, self._base_name())
+        if self.cfg.follow and self.cfg.admit and self.ranks.is_first:
+            parity_export.export_parity_check(
+                self.policy, self.output, str(self.cfg.admit), model, self._base_name()
+            )
         self.optimizer = torch.optim.AdamW(
-            self.policy.masters.values(), lr=self.cfg.learning_rate, weight_decay=self.cfg.weight_decay
+            self.policy.master_weights.values(), lr=self.cfg.learning_rate, weight_decay=self.cfg.weight_decay
         )
-        self.optimizer.register_step_pre_hook(self._begin_change)
+        self.optimizer.register_step_pre_hook(self._before_optimizer_step)
         self.optimizer.register_step_post_hook(lambda *_: failpoints.failpoint("trainer.stepped"))
         last = self.load_checkpoint()
         if last is not None:
-            self._take_over(last)
+            self._load_state(last)
             self.step = last.step
             self.counters = last.state.get("counters", {})
-        self.sound = True
+        self.is_at_commit = True
         self._open_logs(last)
-        self._say("ready")
+        self._report_state("ready")
         _log.info("ready after step %d", self.step)
 
     def train(self, **_: Any) -> None:
@@ -129,22 +131,22 @@ class GRPOLoRARecipe(FTRecipeInterface):
         not, or may not be the same in every process, the process ends: the next one starts from that commit.
         """
         while (step := self.next.after(self.step)) is not None:
-            self._say("training", step=step)
+            self._report_state("training", step=step)
             try:
-                batch = self._read(step)
+                batch = self._read_batch(step)
             except _REFUSALS as error:
-                self._fail(step, error)
+                self._record_failure(step, error)
                 self.ranks.any(True)  # no process looks for the next step before the reason is written
                 continue
-            done = self._try(batch)
+            done = self._run_step(batch)
             if done is None:
-                self._let_go()
+                self._release_memory()
                 continue
-            if self.ranks.first:
+            if self.ranks.is_first:
                 self._commit(batch, *done)
-            self.sound = True
+            self.is_at_commit = True
             self.step = step
-            self._say("ready")
+            self._report_state("ready")
 
     def save_checkpoint(self, **_: Any) -> None:
         """Nothing is left to save: every step was committed as it ended."""
@@ -156,14 +158,14 @@ class GRPOLoRARecipe(FTRecipeInterface):
 
     # ------------------------------------------------------------------ the step
 
-    def _read(self, step: int) -> Batch:
+    def _read_batch(self, step: int) -> Batch:
         """The step's batch. Raises one of `_REFUSALS` in every process when any of them refuses it."""
         try:
             batch = read_batch(step_folder(self.steps, step))
             if batch.step != step:
                 raise BatchError(f"{step_folder(self.steps, step).name} holds step {batch.step}")
             if batch.kind == "restore" and batch.meta["from"] == START:
-                self.policy.check_adapter(self._start())
+                self.policy.check_adapter(self._initial_adapter())
             elif batch.kind == "restore":
                 self.store.load(batch.meta["from"])
             else:
@@ -173,43 +175,43 @@ class GRPOLoRARecipe(FTRecipeInterface):
             self.ranks.any(True)
             raise
         if self.ranks.any(False):
-            raise _RefusedElsewhereError(f"step {step}: another process of the trainer refused it")
+            raise _RefusedByOtherRankError(f"step {step}: another process of the trainer refused it")
         if batch.kind != "restore":
-            self.tries.begin(step)
+            self.crashes.begin(step)
         return batch
 
-    def _try(self, batch: Batch) -> tuple[Trained, dict[str, Tensor]] | None:
+    def _run_step(self, batch: Batch) -> tuple[StepResult, dict[str, Tensor]] | None:
         """Do the step; None when it failed and the policy is still as committed, else it raises."""
         try:
             failpoints.failpoint("trainer.read")
             return self._restore(batch) if batch.kind == "restore" else self._update(batch)
         except RankLostError as error:  # who is lost says why, or what is tried again is counted
-            self._say("failed", step=batch.step, error=str(error))
+            self._report_state("failed", step=batch.step, error=str(error))
             raise
         except Exception as error:
-            self._fail(batch.step, error)
-            if not self.sound or self.ranks.size > 1:
-                self._say("failed", step=batch.step, error=str(error))
+            self._record_failure(batch.step, error)
+            if not self.is_at_commit or self.ranks.size > 1:
+                self._report_state("failed", step=batch.step, error=str(error))
                 raise
         return None
 
-    def _let_go(self) -> None:
+    def _release_memory(self) -> None:
         """Give back what a failed step held: its error, whose frames held it, is gone by now."""
         self.policy.zero_grad()
         if self.ranks.device.startswith("cuda"):
             torch.cuda.empty_cache()
 
-    def _update(self, batch: Batch) -> tuple[Trained, dict[str, Tensor]]:
-        if not self.ranks.first:
+    def _update(self, batch: Batch) -> tuple[StepResult, dict[str, Tensor]]:
+        if not self.ranks.is_first:
             failpoints.failpoint("rank.training")
         settings = UpdateSettings.of(self.cfg, batch.meta)
-        optimizer_state.tell(self.optimizer, settings)
+        optimizer_state.apply_settings(self.optimizer, settings)
         if batch.kind == "supervised":
-            trained = imitate(self.policy, self.optimizer, batch, settings, self.ranks)
+            trained = sft_step(self.policy, self.optimizer, batch, settings, self.ranks)
         else:
-            past = Past(self.step, self._adapter_of)
-            trained = update(self.policy, self.optimizer, batch, settings, self.ranks, past)
-        return trained, make_probe(self.policy, batch) if self.ranks.first else {}
+            history = PolicyHistory(self.step, self._adapter_of)
+            trained = update(self.policy, self.optimizer, batch, settings, self.ranks, history)
+        return trained, make_probe(self.policy, batch) if self.ranks.is_first else {}
 
     def _adapter_of(self, version: int) -> Path | None:
         """Where a version's adapter is, of those kept by number alone: a replay knows no pins."""
@@ -222,50 +224,52 @@ class GRPOLoRARecipe(FTRecipeInterface):
             _log.warning("the adapter of version %d is not there to compare with: %s", version, error)
             return None
 
-    def _restore(self, batch: Batch) -> tuple[Trained, dict[str, Tensor]]:
+    def _restore(self, batch: Batch) -> tuple[StepResult, dict[str, Tensor]]:
         """Go back to a kept checkpoint, as a new version; or begin with the adapter the run was given."""
         if batch.meta["from"] == START:
-            self.sound = False
-            self.policy.import_adapter(self._start())
+            self.is_at_commit = False
+            self.policy.import_adapter(self._initial_adapter())
             self.optimizer.state.clear()
-            return Trained({"updated": 0.0}, {}), make_probe(self.policy, spoken(self.policy))
+            return StepResult({"updated": 0.0}, {}), make_probe(
+                self.policy, greedy_probe_sequence(self.policy)
+            )
         source = self.store.load(batch.meta["from"])
-        self._take_over(source)
-        return Trained({"updated": 0.0}, {}), load_file(source.folder / PROBE_FILE)
+        self._load_state(source)
+        return StepResult({"updated": 0.0}, {}), load_file(source.folder / PROBE_FILE)
 
-    def _start(self) -> Path:
+    def _initial_adapter(self) -> Path:
         if self.cfg.init_adapter is None:
             raise BatchError("the run began with an adapter: init_adapter does not say where it is")
         return Path(self.cfg.init_adapter)
 
-    def _take_over(self, checkpoint: Checkpoint) -> None:
-        self.sound = False
+    def _load_state(self, checkpoint: Checkpoint) -> None:
+        self.is_at_commit = False
         self.policy.import_adapter(checkpoint.adapter)
         optimizer_state.load(checkpoint.folder, self.policy, self.optimizer)
 
-    def _begin_change(self, *_: Any) -> None:
+    def _before_optimizer_step(self, *_: Any) -> None:
         """Called by the optimizer as its step begins: gradients are whole, masters about to change."""
-        self.sound = False
-        self.tries.forgive()
+        self.is_at_commit = False
+        self.crashes.reset()
         failpoints.failpoint("trainer.backward")
 
     # ------------------------------------------------------------------ the commit
 
-    def _commit(self, batch: Batch, trained: Trained, evidence: dict[str, Tensor]) -> None:
+    def _commit(self, batch: Batch, trained: StepResult, probe: dict[str, Tensor]) -> None:
         def write(folder: Path) -> None:
             self.policy.export_adapter(folder / "adapter", self._base_name())
             failpoints.failpoint("checkpoint.writing")
             optimizer_state.save(folder, self.policy, self.optimizer)
             failpoints.failpoint("checkpoint.writing")
-            save_file(evidence, folder / PROBE_FILE)
+            save_file(probe, folder / PROBE_FILE)
             failpoints.failpoint("checkpoint.writing")
 
-        counters = trained.added_to(self.counters)
+        counters = trained.added_to_counters(self.counters)
         state = state_of(batch, step_folder(self.steps, batch.step).name, trained, counters)
-        checkpoint = when_there_is_room(
+        checkpoint = retry_while_disk_full(
             lambda: self.store.commit(batch.step, batch.step, state, write),
             lambda: self.stopping,
-            self._say_full,
+            self._report_disk_full,
         )
         self.counters = counters
         failpoints.failpoint("trainer.committed")
@@ -275,14 +279,14 @@ class GRPOLoRARecipe(FTRecipeInterface):
         self.metrics.append(line)
         failpoints.failpoint("trainer.logged")
         # The next versions may be waiting for their proof still.
-        self.store.prune(self.cfg.keep_checkpoints, self.awaited | served(self.output))
+        self.store.prune(self.cfg.keep_checkpoints, self.restore_sources | served(self.output))
 
     def _base_name(self) -> str:
         return self.cfg.base_model_name or portable_name(str(self.cfg.model_path))
 
-    def _say_full(self, error: Exception) -> None:
+    def _report_disk_full(self, error: Exception) -> None:
         _log.warning("step %d is computed, but not committed yet: %s", self.step + 1, error)
-        self._say("training", error=f"not committed yet: {error}")
+        self._report_state("training", error=f"not committed yet: {error}")
 
     # ------------------------------------------------------------------ what it says
 
@@ -296,36 +300,36 @@ class GRPOLoRARecipe(FTRecipeInterface):
             self.step,
             self.cfg.wandb_completions,
             self.cfg.wandb_name,
-            is_first=self.ranks.first,
+            is_first=self.ranks.is_first,
         )
         line = None if last is None else line_of(last.manifest, last.state)
-        if self.ranks.first and self.metrics.resume(line) and line is not None:
+        if self.ranks.is_first and self.metrics.resume(line) and line is not None:
             self.wandb.append(line, doubtful=True)
 
     def _stop(self, *_: object) -> None:
         """SIGTERM ends between steps: a step is committed or it never was."""
         self.stopping = True
-        self.tries.stopped()
+        self.crashes.on_sigterm()
 
-    def _fail(self, step: int, error: Exception) -> None:
+    def _record_failure(self, step: int, error: Exception) -> None:
         """Say so where the gateway looks, and never take this step again. Any process may know why."""
         _log.error("step %d failed", step, exc_info=error)
-        if not isinstance(error, _RefusedElsewhereError):
+        if not isinstance(error, _RefusedByOtherRankError):
             write_json(
                 step_folder(self.steps, step) / "failed.json",
                 {"error": f"{type(error).__name__}: {error}"},
                 durable=True,
             )
 
-    def _say(self, state: str, *, step: int | None = None, error: str | None = None) -> None:
-        if self.ranks.first:
+    def _report_state(self, state: str, *, step: int | None = None, error: str | None = None) -> None:
+        if self.ranks.is_first:
             step = self.step if step is None else step
             said = {"state": state, "pid": os.getpid(), "step": step, "error": error}
             with contextlib.suppress(OSError):  # a full disk: what is not said costs no step
                 write_json(self.output / "trainer.json", said)
 
 
-def whole(cfg: DictConfig) -> DictConfig:
+def with_defaults(cfg: DictConfig) -> DictConfig:
     """What an older run's recipe.yaml has, and of the keys that came since what the YAML beside this says."""
     own = OmegaConf.load(Path(__file__).parent / "configs" / "grpo_lora.yaml")
     return cast("DictConfig", OmegaConf.merge(own, cfg))
@@ -337,7 +341,7 @@ def recipe_main(cfg: DictConfig) -> None:
     logging.basicConfig(format="%(asctime)s %(message)s")
     _log.setLevel(logging.INFO)
     try:
-        recipe = GRPOLoRARecipe(whole(cfg))
+        recipe = GRPOLoRARecipe(with_defaults(cfg))
         recipe.setup()
     except (SettingsError, policies.PolicyError) as error:
         sys.exit(f"cannot train: {error}")

@@ -28,10 +28,10 @@ _WITHOUT_EFFECT = frozenset(
 _BLOCK = 128
 # Lengths of fixed rows (shared/fixed_rows.py), windows of a model, passes with gradients and without: twice
 # as many as for the longest contexts, and as many as torch takes of one function.
-_MOST_KERNELS = 256
+_MAX_KERNELS = 256
 
 
-class Seen(Protocol):
+class AttentionPattern(Protocol):
     """What each place of a micro-batch of rows sees."""
 
     def attend(
@@ -61,7 +61,7 @@ def attend(
     softcap: float | None = None,
     s_aux: Tensor | None = None,
     *,
-    seen: Seen | None = None,
+    seen: AttentionPattern | None = None,
     **rest: Any,
 ) -> tuple[Tensor, None]:
     """transformers' interface of an attention function; [B, L, H, W]. Raises PolicyError for what it lacks.
@@ -89,7 +89,7 @@ def attend(
     return found.transpose(1, 2).contiguous(), None
 
 
-class Masked:
+class DenseMask:
     """A boolean mask of whole rows, with the position of each place: what all other ways must come to."""
 
     def __init__(self, mask_BLL: Tensor, positions_BL: Tensor) -> None:
@@ -131,7 +131,7 @@ class Masked:
         return share_BHLL.to(value_BHLW.dtype) @ value_BHLW
 
 
-class Blocks:
+class BlockSparseMask:
     """Trees as FlexAttention's block mask, one for each window that a layer of the model has.
 
     `tree_BL`, `branch_BL`, `positions_BL`: as a Pack has them.
@@ -215,14 +215,14 @@ def _mask_maker(device: str) -> Any:
 
 def compiled_masks(backend: Any = "inductor") -> Any:
     """A few kinds for each window and kind of pass; limits as below."""
-    return torch.compile(create_block_mask, backend=backend, fullgraph=True, recompile_limit=_MOST_KERNELS)
+    return torch.compile(create_block_mask, backend=backend, fullgraph=True, recompile_limit=_MAX_KERNELS)
 
 
 def compiled(backend: Any = "inductor") -> Any:
     """For each length of rows, window and kind of pass once. Past torch's own limit of 8 it would write down
     the scores of whole rows, in silence; past ours it is an error."""
     return torch.compile(
-        flex_attention, backend=backend, dynamic=False, fullgraph=True, recompile_limit=_MOST_KERNELS
+        flex_attention, backend=backend, dynamic=False, fullgraph=True, recompile_limit=_MAX_KERNELS
     )
 
 

@@ -56,17 +56,17 @@ def trainer_command(config: RuntimeConfig, *, follow: bool = True) -> list[str]:
     return [
         sys.executable, "-m", "runtime.recipes.tune", "run", *ranks, _RECIPE,
         "--config", str(RECIPES / "configs" / "grpo_lora.yaml"),
-        *(f"{name}={_word(value)}" for name, value in keys.items()),
+        *(f"{name}={_yaml_value(value)}" for name, value in keys.items()),
     ]  # fmt: skip
 
 
-def _word(value: object) -> str:
+def _yaml_value(value: object) -> str:
     """A value as YAML on torchtune's command line, which takes one `=` in a word: texts are in quotes.
 
     A folder's name may read as a number, or have a `=` in it.
     """
     if isinstance(value, tuple):
-        return f"[{','.join(_word(part) for part in value)}]"
+        return f"[{','.join(_yaml_value(part) for part in value)}]"
     if isinstance(value, str | Path):
         return json.dumps(str(value), ensure_ascii=False).replace("=", r"\u003d")
     return "null" if value is None else str(value)

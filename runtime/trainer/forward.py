@@ -14,14 +14,14 @@ from torch import Tensor, nn
 from runtime.shared.batch import Batch
 from runtime.shared.fixed_rows import fixed_length
 from runtime.trainer import losses
-from runtime.trainer.attention import Blocks, Seen
+from runtime.trainer.attention import AttentionPattern, BlockSparseMask
 from runtime.trainer.packing import PADDING, Pack, Sequences
 
 if TYPE_CHECKING:
     from runtime.trainer.policy import Policy
 
 # Sequences alone are padded, on a GPU, to this many places, or to another length of `shared/fixed_rows.py`.
-_LONE_TOKENS = 4096
+_SINGLE_SEQUENCE_TOKENS = 4096
 
 
 def sequences(batch: Batch) -> Sequences:
@@ -37,23 +37,25 @@ def pack_logprobs(policy: Policy, one: Pack, batch: Batch) -> losses.TokenLogpro
     """Of a pack's T sampled tokens, each at the temperature it was sampled with."""
     device = policy.device
     temperature_T = torch.from_numpy(batch.temperature)[one.sequence_T].to(device)
-    hidden = policy.hidden(one.tokens_BL.to(device), one.positions_BL.to(device), seen(one, device))
+    hidden = policy.hidden(
+        one.tokens_BL.to(device), one.positions_BL.to(device), attention_pattern(one, device)
+    )
     rows, places = one.row_T.to(device), one.place_T.to(device)
     return losses.token_logprobs(hidden[rows, places], policy.output, one.target_T.to(device), temperature_T)
 
 
-def seen(one: Pack, device: torch.device) -> Tensor | Seen:
+def attention_pattern(one: Pack, device: torch.device) -> Tensor | AttentionPattern:
     """Whom each place of a pack sees, in the form that the device's attention takes."""
     if device.type != "cuda":
         return one.mask_BLL().to(device)
-    return Blocks(one.tree_BL.to(device), one.branch_BL.to(device), one.positions_BL.to(device))
+    return BlockSparseMask(one.tree_BL.to(device), one.branch_BL.to(device), one.positions_BL.to(device))
 
 
 def sequence_logprobs(policy: Policy, tokens: Tensor) -> Tensor:
     """Of every token of one sequence [P], at temperature 1; 0 at its first token. On the CPU."""
     size = len(tokens)
     ids = tokens.to(policy.device)
-    hidden_LD = _lone_hidden(policy, ids)
+    hidden_LD = _sequence_hidden(policy, ids)
     ones = torch.ones(size - 1, device=policy.device)
     found = losses.token_logprobs(hidden_LD[: size - 1], policy.output, ids[1:], ones)
     return torch.cat([torch.zeros(1), found.logprob_T.cpu()])
@@ -61,20 +63,20 @@ def sequence_logprobs(policy: Policy, tokens: Tensor) -> Tensor:
 
 def next_logits(policy: Policy, tokens: Tensor) -> Tensor:
     """Logits [V] of what comes after one sequence [P], on the policy's device."""
-    hidden_LD = _lone_hidden(policy, tokens.to(policy.device))
+    hidden_LD = _sequence_hidden(policy, tokens.to(policy.device))
     return policy.output(hidden_LD[len(tokens) - 1 : len(tokens)])[0]
 
 
-def _lone_hidden(policy: Policy, ids: Tensor) -> Tensor:
+def _sequence_hidden(policy: Policy, ids: Tensor) -> Tensor:
     """Hidden states [L, D] of one sequence; on a GPU padded to one of few lengths, as packs are."""
     size, device = len(ids), policy.device
     if device.type != "cuda":
         mask = torch.ones(1, size, size, dtype=torch.bool, device=device).tril()
         return policy.hidden(ids[None], torch.arange(size, device=device)[None], mask)[0]
-    length = fixed_length(size, _LONE_TOKENS)
+    length = fixed_length(size, _SINGLE_SEQUENCE_TOKENS)
     tokens_L = nn.functional.pad(ids, (0, length - size))
     tree_L = torch.full((length,), PADDING, device=device)
     tree_L[:size] = 0
     places_L = torch.arange(length, device=device)
-    blocks = Blocks(tree_L[None], torch.zeros_like(tree_L)[None], places_L[None])
+    blocks = BlockSparseMask(tree_L[None], torch.zeros_like(tree_L)[None], places_L[None])
     return policy.hidden(tokens_L[None], places_L[None], blocks)[0]

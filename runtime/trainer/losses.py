@@ -3,7 +3,7 @@
 Neighbours: `update.py` feeds it, `packing.py` lays the sequences out. Knows no torchtune, vLLM or files.
 
 Names carry dimensions: M members, A answers, T sampled tokens (of a micro-batch), V vocabulary, D width,
-G lags (lags.py).
+G lags (staleness.py).
 Sources: `runtime/shared/train_config.py` names the papers beside each loss's defaults.
 """
 
@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 # Added to a deviation, as in TRL: rewards are fp32, and what their rounding makes must stay small.
 _EPSILON = 1e-4
 # Far beyond any clip; past e^88 a ratio would be infinite and its gradient NaN even where it is clipped.
-_MOST_LOG_RATIO = 20.0
+_MAX_LOG_RATIO = 20.0
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Advantages:
     """`value_M` (0 where nothing is to learn), groups without variance, and the members of those."""
 
     value_M: Tensor
-    flat_groups: int
+    zero_variance_groups: int
     flat_M: Tensor
 
 
@@ -42,17 +42,17 @@ def advantages(reward_M: Tensor, group_M: Tensor, *, scale: bool = False) -> Adv
     scored_M = torch.isfinite(reward_M)
     value_M = torch.zeros_like(reward_M)
     flat_M = torch.zeros_like(scored_M)
-    flat_groups = 0
+    zero_variance_groups = 0
     for group in group_M.unique().tolist():
         members = (group_M == group) & scored_M
         rewards = reward_M[members]
         if len(rewards) < 2 or bool((rewards == rewards[0]).all()):
-            flat_groups += 1
+            zero_variance_groups += 1
             flat_M |= members
             continue
         centred = rewards - rewards.mean()
         value_M[members] = centred / (rewards.std(correction=0) + _EPSILON) if scale else centred
-    return Advantages(value_M.float(), flat_groups, flat_M)
+    return Advantages(value_M.float(), zero_variance_groups, flat_M)
 
 
 @dataclass(frozen=True)
@@ -155,7 +155,7 @@ def policy_loss(
     reference_T: Tensor | None = None,
     kl_beta: float = 0.0,
     lag_T: Tensor | None = None,
-    lags: int = 1,
+    buckets: int = 1,
 ) -> LossTerms:
     """The loss of sampled tokens, with r = exp(logprob - old), each with its weight.
 
@@ -188,7 +188,7 @@ def policy_loss(
     loss_T = -gain_T * mismatch_T.clamp(max=mismatch_cap)
     kl_reference = logprob_T.new_zeros(())
     if reference_T is not None:
-        kl_T = _towards(reference_T.detach(), logprob_T, old_T, behaviour_T, dual_clip, mismatch_cap)
+        kl_T = _kl_to_reference(reference_T.detach(), logprob_T, old_T, behaviour_T, dual_clip, mismatch_cap)
         loss_T = loss_T + kl_beta * kl_T
         kl_reference = kl_T.detach().sum()
     with torch.no_grad():
@@ -196,18 +196,18 @@ def policy_loss(
         masked_T = (ratio_T > dual_clip) & (advantage_T < 0)
         if loss == "cispo":
             clipped_T, masked_T = bounded_T != ratio_T, torch.zeros_like(masked_T)
-        log_engine_T = (logprob_T - behaviour_T).clamp(max=_MOST_LOG_RATIO)
+        log_engine_T = (logprob_T - behaviour_T).clamp(max=_MAX_LOG_RATIO)
         engine_T = log_engine_T.exp()
         place_T = torch.zeros_like(answer_T) if lag_T is None else lag_T
-        here_GT = torch.arange(lags, device=place_T.device)[:, None] == place_T
-        masked_A = (answer_T * lags + place_T)[masked_T].unique()
+        here_GT = torch.arange(buckets, device=place_T.device)[:, None] == place_T
+        masked_A = (answer_T * buckets + place_T)[masked_T].unique()
     return LossTerms(
         loss=(weight_T * loss_T).sum(),
         ratio=_sums(engine_T, here_GT),
         ratio_max=torch.where(here_GT, engine_T, 0).amax(1),
         clipped=_sums(clipped_T, here_GT),
         masked=_sums(masked_T, here_GT),
-        masked_answers=(masked_A % lags).bincount(minlength=lags),
+        masked_answers=(masked_A % buckets).bincount(minlength=buckets),
         truncated=_sums(mismatch_T > mismatch_cap, here_GT),
         kl_behaviour=_sums(engine_T - log_engine_T - 1, here_GT),
         kl_reference=kl_reference,
@@ -219,7 +219,7 @@ def _sums(value_T: Tensor, here_GT: Tensor) -> Tensor:
     return torch.where(here_GT, value_T.detach().double(), 0).sum(1)
 
 
-def imitation_loss(
+def sft_loss(
     logprob_T: Tensor, weight_T: Tensor, reference_T: Tensor | None = None, kl_beta: float = 0.0
 ) -> tuple[Tensor, Tensor]:
     """Cross-entropy of given tokens, -logprob, each with its weight; and the sum of k3 to the reference.
@@ -231,7 +231,7 @@ def imitation_loss(
     kl_reference = logprob_T.new_zeros(())
     if reference_T is not None:
         now_T = logprob_T.detach()
-        kl_T = _towards(reference_T.detach(), logprob_T, now_T, now_T, math.inf, math.inf)
+        kl_T = _kl_to_reference(reference_T.detach(), logprob_T, now_T, now_T, math.inf, math.inf)
         loss_T = loss_T + kl_beta * kl_T
         kl_reference = kl_T.detach().sum()
     return (weight_T * loss_T).sum(), kl_reference
@@ -241,10 +241,10 @@ def _ratio(apart_T: Tensor, answer_T: Tensor, loss: str) -> Tensor:
     """How many times as likely each token is [T]; for gspo its answer's geometric mean."""
     if loss == "gspo":
         apart_T = _answer_means(apart_T, answer_T)
-    return apart_T.clamp(max=_MOST_LOG_RATIO).exp()
+    return apart_T.clamp(max=_MAX_LOG_RATIO).exp()
 
 
-def _towards(
+def _kl_to_reference(
     reference_T: Tensor, logprob_T: Tensor, old_T: Tensor, behaviour_T: Tensor, most: float, cap: float
 ) -> Tensor:
     """r w k3 of each token [T], r w at most `most`, w at most `cap`.
@@ -253,10 +253,10 @@ def _towards(
     grows with the distance and not with its exponential.
     """
     now_T = logprob_T.detach()
-    since_T = (now_T - old_T).clamp(max=_MOST_LOG_RATIO).exp()
-    mismatch_T = (old_T - behaviour_T).clamp(max=_MOST_LOG_RATIO).exp()
+    since_T = (now_T - old_T).clamp(max=_MAX_LOG_RATIO).exp()
+    mismatch_T = (old_T - behaviour_T).clamp(max=_MAX_LOG_RATIO).exp()
     scale_T = (since_T * mismatch_T.clamp(max=cap)).clamp(max=most)
-    towards_T = (reference_T - now_T).clamp(max=_MOST_LOG_RATIO)
+    towards_T = (reference_T - now_T).clamp(max=_MAX_LOG_RATIO)
     value_T = scale_T * (towards_T.exp() - towards_T - 1)
     slope_T = scale_T * (now_T - reference_T)
     return value_T + slope_T * (logprob_T - now_T)

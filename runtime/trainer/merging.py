@@ -31,7 +31,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 _COPIED = ("*.json", "*.txt", "*.model", "*.jinja", "LICENSE*")
 
 
-class Merged:
+class MergeReport:
     """What was merged, summed up while it is."""
 
     def __init__(self) -> None:
@@ -45,18 +45,18 @@ class Merged:
         self._lost += float((rounded.float() - exact).square().sum())
 
     @property
-    def lost_share(self) -> float:
+    def rounding_loss(self) -> float:
         """The rounding error over the adapter's whole change, both as norms; 0 where nothing is rounded."""
         return math.sqrt(self._lost / self._wanted) if self._wanted else 0.0
 
 
-def merge(base: Path, adapter: Path, to: Path, dtype: str | None = None) -> Merged:
+def merge(base: Path, adapter: Path, to: Path, dtype: str | None = None) -> MergeReport:
     """Write `base` with the adapter in it as a model folder of its own. `dtype` None: the base's.
 
     W + scale B A is computed in fp32. Raises PolicyError for an adapter that is not this base's.
     """
     left = _changes(adapter)
-    merged = Merged()
+    merged = MergeReport()
     names, sizes = _weight_files(base), {}
     to.mkdir(parents=True, exist_ok=True)
     for name in names:
@@ -88,7 +88,7 @@ def _changes(adapter: Path) -> dict[str, tuple[Tensor, Tensor, float]]:
 
 
 def _merged_tensors(
-    path: Path, left: dict[str, tuple[Tensor, Tensor, float]], merged: Merged, dtype: str | None
+    path: Path, left: dict[str, tuple[Tensor, Tensor, float]], merged: MergeReport, dtype: str | None
 ) -> Iterator[tuple[str, Tensor]]:
     """Each tensor of one file as it is written; of `left` what was merged goes."""
     with safe_open(path, framework="pt") as file:
@@ -144,7 +144,7 @@ def main(arguments: Sequence[str]) -> int:
     except (PolicyError, OSError, KeyError, ValueError) as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)  # noqa: T201 - its way of saying so
         return 3
-    print(json.dumps({"layers": merged.layers, "lost_share": merged.lost_share}))  # noqa: T201 - the answer
+    print(json.dumps({"layers": merged.layers, "lost_share": merged.rounding_loss}))  # noqa: T201 - the answer
     return 0
 
 

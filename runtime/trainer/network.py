@@ -27,7 +27,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from runtime.shared.architectures import PolicyError
-from runtime.trainer.attention import Seen, attend
+from runtime.trainer.attention import AttentionPattern, attend
 
 adapter_off = disable_adapter
 
@@ -98,7 +98,7 @@ def _tie(model: Any) -> None:
         head.weight = embeddings.weight
 
 
-def put_lora_on(model: nn.Module, targets: Sequence[str], rank: int, seed: int) -> None:
+def add_lora(model: nn.Module, targets: Sequence[str], rank: int, seed: int) -> None:
     """Give every linear layer of these names a LoRA beside it, which starts as PEFT's does: B is 0.
 
     A is uniform in ±1/sqrt(fan-in), by seed and name alone. The scale is 1: who trains folds theirs into B.
@@ -169,7 +169,7 @@ def _with_lora(linear: Any, name: str, rank: int, seed: int) -> nn.Module:
     return found
 
 
-def recompute_layers(model: Any) -> None:
+def enable_gradient_checkpointing(model: Any) -> None:
     """Have every layer keep its input alone for the backward pass, and compute the rest again there.
 
     By a wrapper around it: transformers' own way asks that the layer be in training, and some drop out then.
@@ -181,13 +181,13 @@ def recompute_layers(model: Any) -> None:
         layer.forward = functools.partial(checkpoint, layer.forward, use_reentrant=False)
 
 
-def hidden_states(model: Any, tokens_BL: Tensor, positions_BL: Tensor, seen: Seen) -> Tensor:
+def hidden_states(model: Any, tokens_BL: Tensor, positions_BL: Tensor, seen: AttentionPattern) -> Tensor:
     """Last hidden states [B, L, D], normalised: what the output layer takes."""
     found = model.base_model(input_ids=tokens_BL, position_ids=positions_BL, use_cache=False, seen=seen)
     return found.last_hidden_state
 
 
-def output_of(model: Any) -> Callable[[Tensor], Tensor]:
+def lm_head_of(model: Any) -> Callable[[Tensor], Tensor]:
     """Hidden states [T, D] to logits [T, V], as the model's own forward pass makes them."""
     config, head = model.config, model.get_output_embeddings()
     divided_by = getattr(config, "logits_scaling", None) or 1.0

@@ -14,11 +14,11 @@ from pathlib import Path
 from runtime.shared.batch import step_folder
 from runtime.trainer.ranks import Ranks
 
-_LOOK_SECONDS = 0.02
+_POLL_SECONDS = 0.02
 _NOTHING_MORE = 0
 _NOTHING_YET = -1
 # The other ranks wait in a collective, which gives up after minutes: they hear from the first this often.
-_WORD_SECONDS = 30.0
+_BROADCAST_SECONDS = 30.0
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class NextStep:
     ranks: Ranks
     follow: bool
     stopping: Callable[[], bool]
-    idle: Callable[[], object] = lambda: None
+    on_idle: Callable[[], object] = lambda: None
 
     def after(self, last: int) -> int | None:
         """The number of the step after `last`; None when there is none, or when it is time to stop.
@@ -38,12 +38,12 @@ class NextStep:
         """
         step = _NOTHING_YET
         while step == _NOTHING_YET:
-            step = self.ranks.agree(self._await(last) if self.ranks.first else _NOTHING_YET)
+            step = self.ranks.broadcast(self._poll(last) if self.ranks.is_first else _NOTHING_YET)
         return None if step == _NOTHING_MORE else step
 
-    def _await(self, last: int) -> int:
+    def _poll(self, last: int) -> int:
         step = last + 1
-        until = time.monotonic() + _WORD_SECONDS
+        until = time.monotonic() + _BROADCAST_SECONDS
         while not self.stopping():
             # A step that failed holds no version: the gateway goes on with the next number.
             folder = step_folder(self.steps, step)
@@ -56,6 +56,6 @@ class NextStep:
             elif time.monotonic() > until:
                 return _NOTHING_YET
             else:
-                self.idle()
-                time.sleep(_LOOK_SECONDS)
+                self.on_idle()
+                time.sleep(_POLL_SECONDS)
         return _NOTHING_MORE

@@ -2,8 +2,8 @@
 
 A ratio's clip compares with it and not with what the engine said: between engine and trainer lies rounding,
 which is not what was learned since. Of the version that is trained now it is the step's own forward pass.
-Neighbours: `update.py` asks, once a step; the recipe knows where adapters are kept; `trust.py` says when the
-engine's word will do.
+Neighbours: `update.py` asks, once a step; the recipe knows where adapters are kept; `behavior_logprobs.py`
+says when the engine's word will do.
 """
 
 from __future__ import annotations
@@ -18,42 +18,42 @@ import torch
 from torch import Tensor
 
 from runtime.shared.batch import Batch
+from runtime.trainer.behavior_logprobs import BehaviorLogprobReuse
 from runtime.trainer.forward import pack_logprobs
 from runtime.trainer.packing import Pack
-from runtime.trainer.trust import Trust
 
 if TYPE_CHECKING:
     from runtime.trainer.policy import Policy
 
 
 @dataclass(frozen=True)
-class Past:
+class PolicyHistory:
     """The version the policy is now, and the adapters of others; None where one is not kept any more."""
 
     version: int
     adapter_of: Callable[[int], Path | None]
 
-    def wearing(self, policy: Policy, version: int) -> AbstractContextManager[None] | None:
+    def as_version(self, policy: Policy, version: int) -> AbstractContextManager[None] | None:
         """Inside, the policy computes as that version did; None when nobody can say how."""
         folder = self.adapter_of(version)
         if folder is not None:
-            return policy.wearing(folder)
+            return policy.with_adapter(folder)
         return policy.reference() if version == 0 else None  # before the first step the adapter does nothing
 
 
 @dataclass(frozen=True)
-class Old:
+class OldLogprobs:
     """Old logprobs of the step's tokens [N], NaN where the step's own forward pass has them.
 
-    Two kinds of tokens have the engine's logprobs here. `unkept`: those of versions that are not kept.
-    `trusted`: those of versions in which the engine was seen to be as exact as the trainer.
+    Two kinds of tokens have the engine's logprobs here. `fallback_tokens`: those of versions that are not
+    kept. `reused_tokens`: those of versions in which the engine was seen to be as exact as the trainer.
     """
 
     logprob_N: Tensor
-    unkept: int
-    trusted: int = 0
+    fallback_tokens: int
+    reused_tokens: int = 0
 
-    def beside(self, one: Pack, now_T: Tensor) -> Tensor:
+    def of_pack(self, one: Pack, now_T: Tensor) -> Tensor:
         """Of a pack's tokens [T]; `now_T`: its own logprobs, without a gradient."""
         old_T = self.logprob_N[one.source_T].to(now_T.device)
         return torch.where(old_T.isnan(), now_T, old_T)
@@ -63,10 +63,10 @@ def old_logprobs(
     policy: Policy,
     batch: Batch,
     packs: Sequence[Pack],
-    past: Past | None,
+    history: PolicyHistory | None,
     stage: Callable[[list[int]], list[Pack]],
-    trust: Trust | None = None,
-) -> Old:
+    reuse: BehaviorLogprobReuse | None = None,
+) -> OldLogprobs:
     """One more forward pass for every earlier version in these packs, over the sequences that it is in.
 
     Those are laid out anew, without the others: a sequence is computed once for each of its versions, and
@@ -77,8 +77,8 @@ def old_logprobs(
     """
     old_N = torch.full((len(batch.tokens),), torch.nan)
     version_N = torch.from_numpy(batch.sampled_by)
-    if past is None:
-        return Old(old_N, 0)
+    if history is None:
+        return OldLogprobs(old_N, 0)
 
     def fill(chosen: list[int], theirs_N: Tensor) -> None:
         for one in stage(chosen) if chosen else ():
@@ -87,29 +87,29 @@ def old_logprobs(
             old_N[one.source_T[here_T]] = found[here_T]
 
     # With other ranks those of all, as all come to one answer about each.
-    step = trust.sequences if trust else _sequences(packs, version_N >= 0)
+    step = reuse.sequences if reuse else _sequences(packs, version_N >= 0)
     met = set(version_N[_within(batch, step)].tolist()) - {-1}
-    unkept = trusted = 0
+    fallback_tokens = reused_tokens = 0
     said_N = torch.from_numpy(batch.logprobs)
-    for version in sorted(met - {past.version}):
+    for version in sorted(met - {history.version}):
         theirs_N = version_N == version
-        inside = past.wearing(policy, version)
+        inside = history.as_version(policy, version)
         if inside is None:
             old_N[theirs_N] = said_N[theirs_N]
-            unkept += sum(int(theirs_N[one.source_T].sum()) for one in packs)
+            fallback_tokens += sum(int(theirs_N[one.source_T].sum()) for one in packs)
             continue
         chosen = _sequences(packs, theirs_N)
-        asked = trust.asked(batch, theirs_N) if trust else []
-        first, rest = ([one for one in chosen if (one in asked) is is_asked] for is_asked in (True, False))
+        compared = reuse.sequences_to_compare(batch, theirs_N) if reuse else []
+        first, rest = ([one for one in chosen if (one in compared) is is_asked] for is_asked in (True, False))
         with torch.no_grad(), inside:
             fill(first, theirs_N)
-            if trust and trust.holds(old_N, said_N, theirs_N & _within(batch, first)):
+            if reuse and reuse.engine_is_exact(old_N, said_N, theirs_N & _within(batch, first)):
                 left_N = theirs_N & _within(batch, rest)
                 old_N[left_N] = said_N[left_N]
-                trusted += int(left_N.sum())
+                reused_tokens += int(left_N.sum())
             else:
                 fill(rest, theirs_N)
-    return Old(old_N, unkept, trusted)
+    return OldLogprobs(old_N, fallback_tokens, reused_tokens)
 
 
 def _sequences(packs: Sequence[Pack], theirs_N: Tensor) -> list[int]:

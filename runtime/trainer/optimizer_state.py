@@ -32,7 +32,7 @@ _OLD_PLACES: dict[str, str] = dict(
 _OLD_NAME = re.compile(r"(layers\.\d+)\.(\w+\.\w+)(\.lora_[ab]\.weight)")
 
 
-def tell(optimizer: torch.optim.Optimizer, settings: UpdateSettings) -> None:
+def apply_settings(optimizer: torch.optim.Optimizer, settings: UpdateSettings) -> None:
     """Its next step is at this step's rate and decay, whatever an earlier one was told."""
     for group in optimizer.param_groups:
         group |= {"lr": settings.learning_rate, "weight_decay": settings.weight_decay}
@@ -42,7 +42,7 @@ def save(folder: Path, policy: Policy, optimizer: torch.optim.Optimizer) -> None
     """Write both files. Moments are named `<tensor>/<moment>`."""
     tensors = {
         f"{name}/{key}": value.detach().cpu().contiguous()
-        for name, master in policy.masters.items()
+        for name, master in policy.master_weights.items()
         for key, value in optimizer.state.get(master, {}).items()
     }
     save_file(tensors, folder / _OPTIMIZER)
@@ -54,7 +54,7 @@ def load(folder: Path, policy: Policy, optimizer: torch.optim.Optimizer) -> None
     optimizer.state.clear()
     for key, value in load_file(folder / _OPTIMIZER).items():
         name, _, moment = key.rpartition("/")
-        master = policy.masters[_renamed(name)]
+        master = policy.master_weights[_renamed(name)]
         # AdamW keeps its step count on the CPU and its moments beside the tensor.
         optimizer.state[master][moment] = value if moment == "step" else value.to(master.device)
     torch.set_rng_state(load_file(folder / _RNG)["cpu"])

@@ -23,7 +23,7 @@ from torch import Tensor
 from runtime.shared.fixed_rows import fixed_length, whole_blocks
 
 _ROUND_TO = 64
-_PLACES_OF_A_PACK = 128
+_PACK_OVERHEAD = 128
 PADDING = -1
 
 
@@ -92,7 +92,7 @@ def pack(
     budget: int,
     *,
     fixed_rows: bool = False,
-    alone: bool = False,
+    one_sequence_per_row: bool = False,
 ) -> list[Pack]:
     """Pack the chosen sequences into micro-batches of at most `budget` places, padding counted.
 
@@ -103,16 +103,16 @@ def pack(
     """
     if fixed_rows:
         budget = whole_blocks(budget)
-    trees = _split(sequences, _trees(sequences, chosen, alone), budget)
+    trees = _split(sequences, _trees(sequences, chosen, one_sequence_per_row), budget)
     packs: list[tuple[list[_Row], int]] = []
     if fitting := [tree for tree in trees if tree.length <= budget]:
         length = budget if fixed_rows else _rounded(max(tree.length for tree in fitting))
-        rows = _fill(sequences, fitting, length, alone)
+        rows = _fill(sequences, fitting, length, one_sequence_per_row)
         if fixed_rows:
             height = max(1, budget // length)
             packs = [(rows[start : start + height], length) for start in range(0, len(rows), height)]
         else:
-            packs = [(some, some[0].length) for some in _of_like_length(rows, budget)]
+            packs = [(some, some[0].length) for some in _group_by_length(rows, budget)]
     packs += [(_fill(sequences, [tree], tree.length), tree.length) for tree in trees if tree.length > budget]
     if fixed_rows:
         return [_stack(rows, fixed_length(max(row.length for row in rows), budget)) for rows, _ in packs]
@@ -126,12 +126,12 @@ def _first_sampled(sequences: Sequences, sequence: int) -> int:
     return first
 
 
-def _trees(sequences: Sequences, chosen: Sequence[int], alone: bool) -> Iterator[_Tree]:
+def _trees(sequences: Sequences, chosen: Sequence[int], one_sequence_per_row: bool) -> Iterator[_Tree]:
     """Samples by equal prompts, in order of first appearance; alone, each as a tree of its own."""
     by_prompt: dict[bytes, list[int]] = {}
     for sequence in chosen:
         prompt = sequences.tokens[sequence][: _first_sampled(sequences, sequence)]
-        key = b"%d" % sequence if alone else prompt.numpy().tobytes()
+        key = b"%d" % sequence if one_sequence_per_row else prompt.numpy().tobytes()
         by_prompt.setdefault(key, []).append(sequence)
     for members in by_prompt.values():
         prompt = sequences.tokens[members[0]][: _first_sampled(sequences, members[0])]
@@ -156,19 +156,23 @@ def _split(sequences: Sequences, trees: Iterator[_Tree], budget: int) -> list[_T
     return found
 
 
-def _fill(sequences: Sequences, trees: list[_Tree], length: int, alone: bool = False) -> list[_Row]:
+def _fill(
+    sequences: Sequences, trees: list[_Tree], length: int, one_sequence_per_row: bool = False
+) -> list[_Row]:
     """First fit, longest first; ties by order of appearance. Alone, a row for each tree."""
     rows: list[_Row] = []
     for tree in sorted(trees, key=lambda tree: -tree.length):
-        row = next((row for row in rows if not alone and row.length + tree.length <= length), None)
+        row = next(
+            (row for row in rows if not one_sequence_per_row and row.length + tree.length <= length), None
+        )
         if row is None:
             row = _Row()
             rows.append(row)
-        _plant(sequences, tree, row)
+        _append_tree(sequences, tree, row)
     return rows
 
 
-def _of_like_length(rows: list[_Row], budget: int) -> list[list[_Row]]:
+def _group_by_length(rows: list[_Row], budget: int) -> list[list[_Row]]:
     """Cut the rows, longest first, into packs within the budget that have the fewest places in all.
 
     As rows of a pack are as long as its longest. Each pack counts as some places more, for the time that its
@@ -182,7 +186,7 @@ def _of_like_length(rows: list[_Row], budget: int) -> list[list[_Row]]:
             places = (end - start) * _rounded(rows[start].length)
             if found and places > budget:
                 break
-            found.append((least[start] + places + _PLACES_OF_A_PACK, start))
+            found.append((least[start] + places + _PACK_OVERHEAD, start))
         places, start = min(found)
         least.append(places)
         begins.append(start)
@@ -193,7 +197,7 @@ def _of_like_length(rows: list[_Row], budget: int) -> list[list[_Row]]:
     return packs[::-1]
 
 
-def _plant(sequences: Sequences, tree: _Tree, row: _Row) -> None:
+def _append_tree(sequences: Sequences, tree: _Tree, row: _Row) -> None:
     trunk = len(tree.prompt) - 1
     _append(row, tree.prompt[:trunk], start=0, branch=0)
     for number, sequence in enumerate(tree.members, start=1):

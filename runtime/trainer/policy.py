@@ -23,14 +23,14 @@ from torch import Tensor, nn
 from runtime.shared.architectures import PolicyError, check_trainable, positions, state_of
 from runtime.shared.peft_form import CONFIG, PREFIX, WEIGHTS, Lora, check_adapter_config
 from runtime.shared.projections import lora_targets
-from runtime.trainer.attention import Masked, Seen
+from runtime.trainer.attention import AttentionPattern, DenseMask
 from runtime.trainer.network import (
     adapter_off,
+    add_lora,
+    enable_gradient_checkpointing,
     hidden_states,
+    lm_head_of,
     load_model,
-    output_of,
-    put_lora_on,
-    recompute_layers,
 )
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -63,17 +63,17 @@ class Policy:
         lora: Lora,
         device: torch.device,
         positions: int | None = None,
-        alone: bool = False,
+        one_sequence_per_row: bool = False,
     ) -> None:
         self.model = model
         self.lora = lora
         self.device = device
-        self.output: Callable[[Tensor], Tensor] = output_of(model)  # hidden [T, D] to logits [T, V]
-        self.alone = alone
+        self.output: Callable[[Tensor], Tensor] = lm_head_of(model)  # hidden [T, D] to logits [T, V]
+        self.one_sequence_per_row = one_sequence_per_row
         self._positions = positions
         self._working = {name: weight for name, weight in model.named_parameters() if ".lora_" in name}
         self._scale = {name: lora.scale if ".lora_b." in name else 1.0 for name in self._working}
-        self.masters = {
+        self.master_weights = {
             name: weight if self._is_master(name) else nn.Parameter(weight.detach().float().clone())
             for name, weight in sorted(self._working.items())
         }
@@ -82,24 +82,24 @@ class Policy:
         return self._working[name].dtype == torch.float32 and self._scale[name] == 1
 
     @property
-    def exact(self) -> bool:
+    def is_fp32(self) -> bool:
         """Whether it multiplies in fp32, with the masters' own precision."""
         return all(working.dtype == torch.float32 for working in self._working.values())
 
-    def hidden(self, tokens_BL: Tensor, positions_BL: Tensor, seen: Tensor | Seen) -> Tensor:
+    def hidden(self, tokens_BL: Tensor, positions_BL: Tensor, seen: Tensor | AttentionPattern) -> Tensor:
         """Last hidden states [B, L, D], normalised: what the output layer takes.
 
         `seen`: whom each place sees, as a boolean mask [B, L, L] or as attention.py has it.
         """
-        whom = Masked(seen, positions_BL) if isinstance(seen, Tensor) else seen
-        return hidden_states(self.model, tokens_BL, positions_BL, whom)
+        pattern = DenseMask(seen, positions_BL) if isinstance(seen, Tensor) else seen
+        return hidden_states(self.model, tokens_BL, positions_BL, pattern)
 
     def reference(self) -> AbstractContextManager[None]:
         """Inside, the adapter is off: the base, bit for bit."""
         return adapter_off(self.model)
 
     @contextmanager
-    def wearing(self, folder: Path) -> Iterator[None]:
+    def with_adapter(self, folder: Path) -> Iterator[None]:
         """Inside, the decoder multiplies with another adapter of this shape; after it every bit is as before.
 
         For forward passes without gradients. Raises PolicyError for an adapter that this policy cannot hold.
@@ -117,20 +117,20 @@ class Policy:
                     self._working[name].copy_(value)
 
     @property
-    def vocabulary(self) -> int:
+    def vocab_size(self) -> int:
         """How many token ids there are."""
         return self.model.get_input_embeddings().num_embeddings  # pyright: ignore
 
     def check_tokens(self, largest: int, longest: int) -> None:
         """Raises PolicyError for a token id or a sequence length that this model has no place for."""
-        if largest >= self.vocabulary:
-            raise PolicyError(f"token id {largest} is outside the model's vocabulary of {self.vocabulary}")
+        if largest >= self.vocab_size:
+            raise PolicyError(f"token id {largest} is outside the model's vocabulary of {self.vocab_size}")
         if self._positions is not None and longest > self._positions:
             raise PolicyError(f"a sample has {longest} tokens, the model {self._positions} positions")
 
     def collect_gradients(self) -> None:
         """Add the working copy's gradients to the masters', in fp32; called after each micro-batch."""
-        for name, master in self.masters.items():
+        for name, master in self.master_weights.items():
             working = self._working[name]
             if master is not working and working.grad is not None:
                 gradient = working.grad.float() * self._scale[name]
@@ -139,13 +139,13 @@ class Policy:
 
     def zero_grad(self) -> None:
         """Leave no gradient anywhere: neither in the masters nor in the working copy."""
-        for weight in (*self.masters.values(), *self._working.values()):
+        for weight in (*self.master_weights.values(), *self._working.values()):
             weight.grad = None
 
     @torch.no_grad()
-    def refresh(self) -> None:
+    def refresh_working_copy(self) -> None:
         """Round the masters into the working copy, in place: compiled code keeps its addresses (C30)."""
-        for name, master in self.masters.items():
+        for name, master in self.master_weights.items():
             working = self._working[name]
             if master is not working:
                 working.copy_(master.to(working.dtype) * self._scale[name])
@@ -157,7 +157,8 @@ class Policy:
         """
         folder.mkdir(parents=True, exist_ok=True)
         tensors = {
-            _peft_name(name): weight.detach().cpu().contiguous() for name, weight in self.masters.items()
+            _peft_name(name): weight.detach().cpu().contiguous()
+            for name, weight in self.master_weights.items()
         }
         save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
         config = {
@@ -185,8 +186,8 @@ class Policy:
     def import_adapter(self, folder: Path) -> None:
         """Load an adapter in PEFT form. Raises PolicyError for one that this policy cannot hold exactly."""
         for name, value in self._read_adapter(folder).items():
-            self.masters[name].copy_(value)
-        self.refresh()
+            self.master_weights[name].copy_(value)
+        self.refresh_working_copy()
 
     def _read_adapter(self, folder: Path) -> dict[str, Tensor]:
         """An adapter's tensors by our names, each of its master's shape, on the CPU. Raises PolicyError."""
@@ -195,13 +196,13 @@ class Policy:
             tensors = load_file(folder / WEIGHTS)
         except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
             raise PolicyError(f"the adapter {folder.name} cannot be read: {error!r}") from error
-        wanted = {_peft_name(name): name for name in self.masters}
+        wanted = {_peft_name(name): name for name in self.master_weights}
         if set(tensors) != set(wanted):
             odd = sorted(set(tensors) ^ set(wanted))
             raise PolicyError(f"the adapter's tensors are not this model's: {odd[:3]} and {len(odd)} in all")
         for peft_name, name in wanted.items():
-            if tensors[peft_name].shape != self.masters[name].shape:  # `copy_` would broadcast
-                found, own = list(tensors[peft_name].shape), list(self.masters[name].shape)
+            if tensors[peft_name].shape != self.master_weights[name].shape:  # `copy_` would broadcast
+                found, own = list(tensors[peft_name].shape), list(self.master_weights[name].shape)
                 raise PolicyError(f"{peft_name} is {found}, not {own}")
         return {name: tensors[peft_name] for peft_name, name in wanted.items()}
 
@@ -216,9 +217,9 @@ def build(folder: Path, lora: Lora, *, dtype: str, device: str, seed: int, recom
     check_trainable(config)
     lora = lora.on(lora_targets(config, lora.target_modules))
     model = load_model(folder, config, DTYPES[dtype], device)
-    put_lora_on(model, lora.target_modules, lora.rank, seed)
+    add_lora(model, lora.target_modules, lora.rank, seed)
     if recompute:
-        recompute_layers(model)
+        enable_gradient_checkpointing(model)
     return Policy(model, lora, torch.device(device), positions(config), bool(state_of(config)))
 
 

@@ -54,7 +54,7 @@ def _compared(batch: Batch, sequence: int) -> slice:
 
 
 @torch.no_grad()
-def spoken(policy: Policy, tokens: int = _TOKENS) -> Batch:
+def greedy_probe_sequence(policy: Policy, tokens: int = _TOKENS) -> Batch:
     """For a probe where nothing has been sampled yet: a fixed prompt, and so many most likely tokens."""
     ids = torch.tensor(_PROMPT)
     for _ in range(tokens):

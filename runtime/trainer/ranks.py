@@ -48,27 +48,27 @@ class Ranks:
         return cls(dist.get_rank(), size, local)
 
     @property
-    def first(self) -> bool:
+    def is_first(self) -> bool:
         """Whether this process writes."""
         return self.rank == 0
 
-    def add_up(self, tensors: Iterable[Tensor]) -> None:
+    def all_reduce_sum(self, tensors: Iterable[Tensor]) -> None:
         """Replace each tensor by its sum over all ranks. Raises RankLostError, as all below."""
         if self.size > 1:
             for tensor in tensors:
-                self._reduce(tensor, dist.ReduceOp.SUM)
+                self._all_reduce(tensor, dist.ReduceOp.SUM)
 
-    def keep_largest(self, tensor: Tensor) -> None:
+    def all_reduce_max(self, tensor: Tensor) -> None:
         """Replace each entry by its largest over all ranks."""
         if self.size > 1:
-            self._reduce(tensor, dist.ReduceOp.MAX)
+            self._all_reduce(tensor, dist.ReduceOp.MAX)
 
-    def agree(self, value: int) -> int:
+    def broadcast(self, value: int) -> int:
         """The first rank's value, on every rank."""
         if self.size == 1:
             return value
         box = torch.tensor([value], device=self.device)
-        with _together():
+        with _collective():
             dist.broadcast(box, src=0)
         return int(box)
 
@@ -77,7 +77,7 @@ class Ranks:
         if self.size == 1:
             return value
         box = torch.tensor([int(value)], device=self.device)
-        self.keep_largest(box)
+        self.all_reduce_max(box)
         return bool(box)
 
     def check_equal(self, tensors: Iterable[Tensor]) -> None:
@@ -89,12 +89,12 @@ class Ranks:
             hashed.update(tensor.detach().cpu().numpy().tobytes())
         own = int.from_bytes(hashed.digest()[:7], "big")
         box = torch.tensor([own, -own], device=self.device)
-        self.keep_largest(box)
+        self.all_reduce_max(box)
         if int(box[0]) != -int(box[1]):
             raise RanksDifferError("the trainer's processes hold different weights after this step")
 
-    def _reduce(self, tensor: Tensor, operation: dist.ReduceOp.RedOpType) -> None:
-        with _together():
+    def _all_reduce(self, tensor: Tensor, operation: dist.ReduceOp.RedOpType) -> None:
+        with _collective():
             dist.all_reduce(tensor, op=operation)
 
     def leave(self) -> None:
@@ -103,7 +103,7 @@ class Ranks:
             dist.destroy_process_group()
 
 
-def threads(given: int | None, device: str) -> int | None:
+def thread_count(given: int | None, device: str) -> int | None:
     """How many threads each process computes with; None leaves torch's own choice.
 
     More threads than free cores is far worse than fewer: each waits, spinning, for the one that was put off.
@@ -116,7 +116,7 @@ def threads(given: int | None, device: str) -> int | None:
 
 
 @contextmanager
-def _together() -> Iterator[None]:
+def _collective() -> Iterator[None]:
     """Around what all ranks do at once: an error of it is another rank's, by gloo's and nccl's own words."""
     try:
         yield

@@ -19,7 +19,7 @@ from runtime.shared.train_config import TrainConfig, complaint
 __all__ = ["SettingsError", "UpdateSettings"]
 
 # Engines in fp32 prove each version to 1e-3 nats (gateway/engines/version_proof.py).
-_WIDE = 0.05
+_WIDE_CLIP = 0.05
 
 _KEYS = TrainConfig.model_fields.keys() - {"lora", "activation_checkpointing", "seed", "keep_checkpoints"}
 
@@ -51,13 +51,13 @@ class UpdateSettings:
     recorded: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
     @property
-    def negligible(self) -> float:
+    def negligible_difference(self) -> float:
         """How far apart two logprobs may be, in nats, that are one and the same to the clip.
 
         0 where nothing is: a narrow clip, as gspo's, sees what lies between any two kernels.
         """
         bound = min(self.clip_low, self.clip_high, 1.0)
-        return bound / 1000 if bound >= _WIDE else 0.0
+        return bound / 1000 if bound >= _WIDE_CLIP else 0.0
 
     @classmethod
     def of(cls, keys: Mapping[str, Any], meta: Mapping[str, Any] | None = None) -> UpdateSettings:

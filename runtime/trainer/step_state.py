@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from runtime.shared.batch import Batch
-from runtime.trainer.update import Trained
+from runtime.trainer.update import StepResult
 
 
-def state_of(batch: Batch, folder: str, trained: Trained, counters: Mapping[str, int]) -> dict[str, Any]:
+def state_of(batch: Batch, folder: str, trained: StepResult, counters: Mapping[str, int]) -> dict[str, Any]:
     """`folder`: where the batch lies; `counters`: sums over the run, this step in them."""
     return {
         "schema": 1,

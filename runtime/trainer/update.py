@@ -24,32 +24,32 @@ from torch import Tensor
 from runtime.shared import failpoints
 from runtime.shared.batch import Batch
 from runtime.trainer import losses
+from runtime.trainer.behavior_logprobs import BehaviorLogprobReuse
 from runtime.trainer.forward import pack_logprobs, sequences
-from runtime.trainer.lags import FIGURES, Lags
-from runtime.trainer.old_logprobs import Old, Past, old_logprobs
+from runtime.trainer.old_logprobs import OldLogprobs, PolicyHistory, old_logprobs
 from runtime.trainer.packing import Pack, pack
 from runtime.trainer.ranks import Ranks
 from runtime.trainer.rewards import reward_metrics
 from runtime.trainer.settings import UpdateSettings
-from runtime.trainer.trust import Trust
+from runtime.trainer.staleness import METRIC_COUNT, StalenessBuckets
 
 if TYPE_CHECKING:
     from runtime.trainer.policy import Policy
 
 # Of a step, over all ranks, besides what is measured by lag: sums, and means over the step's tokens.
-_COUNTED = ("loss", "unkept_tokens", "trusted_tokens")
-_AVERAGED = ("kl_reference", "entropy")
+_SUMMED_METRICS = ("loss", "unkept_tokens", "trusted_tokens")
+_MEAN_METRICS = ("kl_reference", "entropy")
 
 
 @dataclass(frozen=True)
-class Trained:
+class StepResult:
     """What a step measured, by which settings, and what became of its samples beyond the gateway's counts."""
 
     metrics: dict[str, float]
     counts: dict[str, Any]
     settings: Mapping[str, Any] = field(default_factory=dict)
 
-    def added_to(self, before: Mapping[str, int]) -> dict[str, int]:
+    def added_to_counters(self, before: Mapping[str, int]) -> dict[str, int]:
         """The run's sums with one step more."""
         step = {"steps": 1, "updates": int(self.metrics["updated"])}
         step |= {name: int(self.counts.get(name, 0)) for name in ("samples", "trained", "sampled_tokens")}
@@ -70,7 +70,7 @@ class Selected:
     weight_A: Tensor
     advantage_S: Tensor
     dropped: Counter[str]
-    flat_groups: int
+    zero_variance_groups: int
     penalty_M: Tensor
 
 
@@ -85,7 +85,7 @@ def select(batch: Batch, settings: UpdateSettings) -> Selected:
     more than whole ones would push the whole ones down.
     """
     member_S = torch.from_numpy(batch.member)
-    reasons = [_unusable(batch, sequence, settings) for sequence in range(batch.sequences)]
+    reasons = [_drop_reason(batch, sequence, settings) for sequence in range(batch.sequences)]
     usable = {int(batch.member[sequence]) for sequence, reason in enumerate(reasons) if reason is None}
     row_A, length_A = answers(batch)
     penalty_M = _overlong_penalties(batch, member_S[row_A], length_A, settings)
@@ -98,9 +98,9 @@ def select(batch: Batch, settings: UpdateSettings) -> Selected:
         if reason is not None:
             dropped[reason] += int(turns_S[sequence])
     kept = []
-    keep_flat = settings.kl_beta > 0 and settings.loss != "dapo"
+    keep_zero_variance = settings.kl_beta > 0 and settings.loss != "dapo"
     for sequence in (sequence for sequence, reason in enumerate(reasons) if reason is None):
-        if found.flat_M[member_S[sequence]] and not keep_flat:
+        if found.flat_M[member_S[sequence]] and not keep_zero_variance:
             dropped["no variance in its group"] += int(turns_S[sequence])
         else:
             kept.append(sequence)
@@ -116,7 +116,7 @@ def select(batch: Batch, settings: UpdateSettings) -> Selected:
         weight_A=weight_A,
         advantage_S=found.value_M[member_S],
         dropped=dropped,
-        flat_groups=found.flat_groups,
+        zero_variance_groups=found.zero_variance_groups,
         penalty_M=penalty_M,
     )
 
@@ -139,7 +139,7 @@ def _overlong_penalties(batch: Batch, member_A: Tensor, length_A: Tensor, settin
     return penalty_M.scatter_reduce(0, member_A, penalty_A, "amin")
 
 
-def _unusable(batch: Batch, sequence: int, settings: UpdateSettings) -> str | None:
+def _drop_reason(batch: Batch, sequence: int, settings: UpdateSettings) -> str | None:
     """Why a sequence cannot be trained, whatever its group earned; None when it can.
 
     Nothing here grows likelier with a sequence's length but by its limit, and that by choice (C19).
@@ -161,8 +161,8 @@ def update(
     batch: Batch,
     settings: UpdateSettings,
     ranks: Ranks,
-    past: Past | None = None,
-) -> Trained:
+    history: PolicyHistory | None = None,
+) -> StepResult:
     """One step. With nothing to learn from, the optimizer is not touched and `updated` is 0.
 
     `past`: who sampled what; without it, the policy as it is. Raises RanksDifferError.
@@ -179,21 +179,21 @@ def update(
         metrics["overlong_penalty"] = float(selected.penalty_M.mean())
     if selected.sequences:
         policy.zero_grad()  # of a step that failed half way (C49)
-        metrics |= gradients(policy, batch, selected, settings, ranks, past)
-        metrics["grad_norm"] = take_step(policy, optimizer, settings, ranks)
+        metrics |= gradients(policy, batch, selected, settings, ranks, history)
+        metrics["grad_norm"] = optimizer_step(policy, optimizer, settings, ranks)
     metrics["train_seconds"] = time.monotonic() - began
-    return Trained(metrics, _counts(batch, selected), settings.recorded)
+    return StepResult(metrics, _counts(batch, selected), settings.recorded)
 
 
-def take_step(
+def optimizer_step(
     policy: Policy, optimizer: torch.optim.Optimizer, settings: UpdateSettings, ranks: Ranks
 ) -> float:
     """Clip the gradients and step on them; the norm they had. Raises RanksDifferError."""
-    masters = list(policy.masters.values())
+    masters = list(policy.master_weights.values())
     norm = torch.nn.utils.clip_grad_norm_(masters, settings.max_grad_norm, error_if_nonfinite=True)
     optimizer.step()
     policy.zero_grad()
-    policy.refresh()
+    policy.refresh_working_copy()
     ranks.check_equal(masters)
     return float(norm)
 
@@ -204,8 +204,8 @@ def gradients(
     selected: Selected,
     settings: UpdateSettings,
     ranks: Ranks,
-    past: Past | None = None,
-    old: Old | None = None,
+    history: PolicyHistory | None = None,
+    old: OldLogprobs | None = None,
 ) -> dict[str, float]:
     """Fill the masters' gradients with the loss's, and return what was measured over the step's tokens.
 
@@ -213,32 +213,34 @@ def gradients(
     settled for the whole step, so ranks, packs and their order change nothing but rounding. `old` is found
     out from `past` where nobody gives it.
     """
-    packs = own_packs(policy, batch, selected.sequences, settings, ranks)
-    place = partial(stage, policy, batch, settings)
+    packs = local_packs(policy, batch, selected.sequences, settings, ranks)
+    pack_sequences = partial(stage, policy, batch, settings)
     if old is None:
-        trust = None if past is None else Trust.of(policy, settings, selected.sequences, ranks)
-        old = old_logprobs(policy, batch, packs, past, place, trust)
-    lags = Lags.of(batch, selected.sequences)
-    whole = len(_COUNTED + _AVERAGED)
-    sums = torch.zeros(whole + FIGURES * len(lags.values), device=policy.device, dtype=torch.float64)
-    ratio_max = torch.zeros(len(lags.values), device=policy.device)
+        reuse = (
+            None if history is None else BehaviorLogprobReuse.of(policy, settings, selected.sequences, ranks)
+        )
+        old = old_logprobs(policy, batch, packs, history, pack_sequences, reuse)
+    buckets = StalenessBuckets.of(batch, selected.sequences)
+    whole = len(_SUMMED_METRICS + _MEAN_METRICS)
+    sums = torch.zeros(whole + METRIC_COUNT * len(buckets.values), device=policy.device, dtype=torch.float64)
+    ratio_max = torch.zeros(len(buckets.values), device=policy.device)
     for one in packs:
-        terms, entropy = _pack_loss(policy, batch, one, selected, settings, old, lags)
+        terms, entropy = _pack_loss(policy, batch, one, selected, settings, old, buckets)
         terms.loss.backward()
         failpoints.failpoint("trainer.pack")
         policy.collect_gradients()
-        sums += _summed(terms, entropy)
+        sums += _pack_sums(terms, entropy)
         ratio_max = torch.maximum(ratio_max, terms.ratio_max.detach().float())
-    sums[_COUNTED.index("unkept_tokens")] += old.unkept
-    sums[_COUNTED.index("trusted_tokens")] += old.trusted
-    add_up(policy, sums, ranks)
-    ranks.keep_largest(ratio_max)
-    sums[len(_COUNTED) : whole] /= selected.tokens
-    found = dict(zip(_COUNTED + _AVERAGED, sums[:whole].tolist(), strict=True))
-    return found | lags.figures(sums[whole:].view(FIGURES, -1).cpu(), ratio_max.cpu())
+    sums[_SUMMED_METRICS.index("unkept_tokens")] += old.fallback_tokens
+    sums[_SUMMED_METRICS.index("trusted_tokens")] += old.reused_tokens
+    all_reduce_gradients(policy, sums, ranks)
+    ranks.all_reduce_max(ratio_max)
+    sums[len(_SUMMED_METRICS) : whole] /= selected.tokens
+    found = dict(zip(_SUMMED_METRICS + _MEAN_METRICS, sums[:whole].tolist(), strict=True))
+    return found | buckets.metrics(sums[whole:].view(METRIC_COUNT, -1).cpu(), ratio_max.cpu())
 
 
-def own_packs(
+def local_packs(
     policy: Policy, batch: Batch, chosen: list[int], settings: UpdateSettings, ranks: Ranks
 ) -> list[Pack]:
     """This rank's packs of the chosen sequences."""
@@ -248,18 +250,26 @@ def own_packs(
 def stage(policy: Policy, batch: Batch, settings: UpdateSettings, chosen: list[int]) -> list[Pack]:
     """The chosen sequences in packs."""
     fixed_rows = policy.device.type == "cuda"
-    return pack(sequences(batch), chosen, settings.pack_tokens, fixed_rows=fixed_rows, alone=policy.alone)
+    return pack(
+        sequences(batch),
+        chosen,
+        settings.pack_tokens,
+        fixed_rows=fixed_rows,
+        one_sequence_per_row=policy.one_sequence_per_row,
+    )
 
 
-def add_up(policy: Policy, sums: Tensor, ranks: Ranks) -> None:
+def all_reduce_gradients(policy: Policy, sums: Tensor, ranks: Ranks) -> None:
     """Sums and gradients over all ranks, in place."""
-    for master in policy.masters.values():
+    for master in policy.master_weights.values():
         if master.grad is None:  # this rank had no pack
             master.grad = torch.zeros_like(master)
-    ranks.add_up([sums, *(master.grad for master in policy.masters.values() if master.grad is not None)])
+    ranks.all_reduce_sum(
+        [sums, *(master.grad for master in policy.master_weights.values() if master.grad is not None)]
+    )
 
 
-def _summed(terms: losses.LossTerms, entropy: Tensor) -> Tensor:
+def _pack_sums(terms: losses.LossTerms, entropy: Tensor) -> Tensor:
     """One pack's part of the step's sums, in their order: of the whole step, then of each figure by lag."""
     none = torch.zeros_like(terms.loss)
     whole = (terms.loss, none, none, terms.kl_reference, entropy)
@@ -274,8 +284,8 @@ def _pack_loss(
     one: Pack,
     selected: Selected,
     settings: UpdateSettings,
-    old: Old,
-    lags: Lags,
+    old: OldLogprobs,
+    buckets: StalenessBuckets,
 ) -> tuple[losses.LossTerms, Tensor]:
     device = policy.device
     behaviour_N = torch.from_numpy(batch.logprobs)
@@ -296,11 +306,11 @@ def _pack_loss(
         clip_high=settings.clip_high,
         dual_clip=settings.dual_clip,
         mismatch_cap=settings.mismatch_cap,
-        old_T=old.beside(one, found.logprob_T.detach()),
+        old_T=old.of_pack(one, found.logprob_T.detach()),
         reference_T=reference_T,
         kl_beta=settings.kl_beta,
-        lag_T=lags.place_N[one.source_T].to(device),
-        lags=len(lags.values),
+        lag_T=buckets.place_N[one.source_T].to(device),
+        buckets=len(buckets.values),
     )
     return terms, found.entropy_T.sum()
 
@@ -313,5 +323,5 @@ def _counts(batch: Batch, selected: Selected) -> dict[str, Any]:
         "trained": int(batch.turns[selected.sequences].sum()),
         "sampled_tokens": selected.tokens,
         "dropped": dict(dropped),
-        "groups_without_variance": selected.flat_groups,
+        "groups_without_variance": selected.zero_variance_groups,
     }

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from runtime.trainer.attention import Blocks, Masked, Seen
+from runtime.trainer.attention import AttentionPattern, BlockSparseMask, DenseMask
 from runtime.trainer.forward import sequences
 from runtime.trainer.packing import Pack, pack
 from tests.gpu.training import long_batch
@@ -56,15 +56,15 @@ def one_pack(seed: int, **shape: int) -> Pack:
     return pack(sequences(batch), range(batch.sequences), 4096, fixed_rows=True)[0]
 
 
-def blocks(one: Pack) -> Blocks:
-    return Blocks(one.tree_BL.cuda(), one.branch_BL.cuda(), one.positions_BL.cuda())
+def blocks(one: Pack) -> BlockSparseMask:
+    return BlockSparseMask(one.tree_BL.cuda(), one.branch_BL.cuda(), one.positions_BL.cuda())
 
 
-def masked(one: Pack) -> Masked:
-    return Masked(one.mask_BLL().cuda(), one.positions_BL.cuda())
+def masked(one: Pack) -> DenseMask:
+    return DenseMask(one.mask_BLL().cuda(), one.positions_BL.cuda())
 
 
-def attended(seen: Seen, inputs: Inputs, heads: Heads, dtype: torch.dtype) -> dict[str, Tensor]:
+def attended(seen: AttentionPattern, inputs: Inputs, heads: Heads, dtype: torch.dtype) -> dict[str, Tensor]:
     """The answer, and the gradients of what went in."""
     leaves = {
         name: getattr(inputs, name).to(dtype).detach().requires_grad_() for name in ("query", "key", "value")
@@ -139,7 +139,7 @@ def test_rows_of_every_fixed_length_stay_in_the_kernels(card: dict[str, Any]) ->
     for length in (512, 1024, 2048, 4096, 8192, 16384, 32768):
         inputs = Inputs.random(heads, 1, length)
         tree = torch.zeros(1, length, dtype=torch.long, device="cuda")
-        seen = Blocks(tree, tree, torch.arange(length, device="cuda")[None])
+        seen = BlockSparseMask(tree, tree, torch.arange(length, device="cuda")[None])
         for window in (None, 256):
             of_layer = Heads(query=8, key=2, width=64, window=window)
             with torch.no_grad():

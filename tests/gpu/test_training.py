@@ -38,7 +38,7 @@ def at_peak(policy: Policy, seed: int) -> tuple[Measured, int, int]:
     """A step's gradient; bytes held before it, and at its peak."""
     batch = long_batch(seed)
     measure(policy, batch, SETTINGS)  # what is compiled is compiled here
-    for master in policy.masters.values():
+    for master in policy.master_weights.values():
         master.grad = None
     torch.cuda.empty_cache()
     held = torch.cuda.memory_allocated()
@@ -91,7 +91,7 @@ def test_how_fast_a_step_is(trained_model: Path, card: dict[str, Any], pack_toke
     base's own gradients are not computed), attention left out, over what the card is said to do.
     """
     policy = policy_on_gpu(trained_model)
-    optimizer = torch.optim.AdamW(list(policy.masters.values()), lr=1e-4)
+    optimizer = torch.optim.AdamW(list(policy.master_weights.values()), lr=1e-4)
     took = []
     for step in range(7):
         batch = long_batch(step, groups=8)

@@ -25,10 +25,10 @@ def policy_on_gpu(model: Path, *, recompute: bool = False) -> Policy:
     policy = policies.build(model, LORA, dtype="bfloat16", device="cuda", seed=0, recompute=recompute)
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
-        for name, master in policy.masters.items():
+        for name, master in policy.master_weights.items():
             if ".lora_b." in name:
                 master.copy_(torch.randn(master.shape, generator=generator) * 0.01)
-    policy.refresh()
+    policy.refresh_working_copy()
     return policy
 
 

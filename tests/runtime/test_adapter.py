@@ -67,8 +67,8 @@ def test_c14_an_adapter_on_the_head_or_the_embeddings_is_refused(changes: dict, 
 @pytest.mark.slow
 def test_c14_neither_head_nor_embeddings_have_an_adapter_of_ours() -> None:
     policy = fresh_policy()
-    assert len(policy.masters) == 2 * 7 * 2
-    assert all(name.startswith("model.layers.") for name in policy.masters)
+    assert len(policy.master_weights) == 2 * 7 * 2
+    assert all(name.startswith("model.layers.") for name in policy.master_weights)
 
 
 @pytest.mark.slow
@@ -77,7 +77,7 @@ def test_c26_no_step_probe_or_swap_moves_a_bit_of_the_base(dtype: str, tmp_path:
     policy = trained_policy(dtype)
     before = {name: weight.detach().clone() for name, weight in base_tensors(policy).items()}
     policy.export_adapter(tmp_path, "tiny")
-    optimizer = torch.optim.AdamW(policy.masters.values(), lr=1e-2)
+    optimizer = torch.optim.AdamW(policy.master_weights.values(), lr=1e-2)
     for step in range(1, 9):
         update(policy, optimizer, make_batch(random_samples(step)), settings_of(kl_beta=0.1), ALONE)
         make_probe(policy, make_batch(random_samples(step)))
@@ -111,7 +111,7 @@ def test_c31_the_policy_multiplies_with_what_the_engine_makes_of_the_file(dtype:
     """By the comparison that judges a real engine: A and B rounded, then alpha / rank folded into B."""
     policy = trained_policy(dtype)
     assert LORA.alpha / LORA.rank == 3, "a scale that rounds"
-    optimizer = torch.optim.AdamW(policy.masters.values(), lr=1e-3)
+    optimizer = torch.optim.AdamW(policy.master_weights.values(), lr=1e-3)
     update(policy, optimizer, make_batch(random_samples(31)), SETTINGS, ALONE)
     policy.export_adapter(tmp_path, "tiny")
     working = dict(policy.model.named_parameters())
@@ -126,7 +126,7 @@ def test_c31_the_policy_multiplies_with_what_the_engine_makes_of_the_file(dtype:
 
 def test_c32_tied_embeddings_are_one_matrix_here_and_none_in_the_file(tmp_path: Path) -> None:
     policy = trained_policy()
-    optimizer = torch.optim.AdamW(policy.masters.values(), lr=1e-3)
+    optimizer = torch.optim.AdamW(policy.master_weights.values(), lr=1e-3)
     update(policy, optimizer, make_batch(random_samples(32)), SETTINGS, ALONE)
     names = [name for name in base_tensors(policy) if "embed" in name or "head" in name]
     assert names == ["model.embed_tokens.weight"], "a second matrix would drift apart when saved and loaded"
@@ -156,11 +156,11 @@ def test_c32_a_tied_model_whose_file_holds_a_head_as_well_keeps_to_its_embedding
 def test_c30_a_swap_leaves_every_tensor_where_captured_code_reads_it(dtype: str, tmp_path: Path) -> None:
     policy = fresh_policy(dtype)
     trained_policy(dtype).export_adapter(tmp_path, "tiny")
-    optimizer = torch.optim.AdamW(policy.masters.values(), lr=1e-2)
+    optimizer = torch.optim.AdamW(policy.master_weights.values(), lr=1e-2)
     places = {name: weight.data_ptr() for name, weight in policy.model.named_parameters()}
     update(policy, optimizer, make_batch(random_samples(30)), SETTINGS, ALONE)
     policy.import_adapter(tmp_path)
-    policy.refresh()
+    policy.refresh_working_copy()
     assert {name: weight.data_ptr() for name, weight in policy.model.named_parameters()} == places
 
 

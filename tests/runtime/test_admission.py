@@ -20,7 +20,7 @@ from runtime.gateway.engines.admission_proof import AdmissionProof, RefusedError
 from runtime.gateway.engines.engine_client import EngineClient
 from runtime.gateway.engines.version_proof import Measured, NotProvenError, Prover
 from runtime.shared import admission
-from runtime.trainer.admission import leave_trial
+from runtime.trainer.parity_export import export_parity_check
 from runtime.trainer.policy import Lora
 from tests.runtime.conftest import TINY_MODEL, EngineProcess, start_engine
 from tests.runtime.trainer_fixtures import fresh_policy
@@ -81,7 +81,7 @@ def served(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[En
 def trial(folder: Path, model: Path, lora: Lora = LORA) -> Path:
     """A run's folder with the trial that the trainer leaves there."""
     folder.mkdir(parents=True, exist_ok=True)
-    leave_trial(fresh_policy(lora=lora, model=model), folder, SUBJECT, model, "a-base")
+    export_parity_check(fresh_policy(lora=lora, model=model), folder, SUBJECT, model, "a-base")
     return folder
 
 
@@ -167,10 +167,10 @@ def test_c58_a_trial_leaves_every_bit_of_the_policy_as_it_was(model: Path, tmp_p
     for dtype in ("float32", "bfloat16"):
         policy = fresh_policy(dtype, LORA, model)
         weights: dict[str, torch.Tensor] = dict(policy.model.named_parameters())
-        weights |= {f"master of {name}": master for name, master in policy.masters.items()}
+        weights |= {f"master of {name}": master for name, master in policy.master_weights.items()}
         before = {name: weight.detach().clone() for name, weight in weights.items()}
         random = torch.get_rng_state()
-        leave_trial(policy, tmp_path, SUBJECT, model, "a-base")
+        export_parity_check(policy, tmp_path, SUBJECT, model, "a-base")
         assert all(torch.equal(before[name], weight) for name, weight in weights.items())
         assert torch.equal(random, torch.get_rng_state()), "a replay has none, and draws the same"
 

@@ -23,7 +23,7 @@ from runtime.gateway.engines.version_proof import Measured
 from runtime.shared import admission, failpoints
 from runtime.shared.runtime_config import RuntimeConfig
 from runtime.shared.start_adapter import START
-from runtime.trainer.admission import leave_trial
+from runtime.trainer.parity_export import export_parity_check
 from tests.runtime.failpoints import arm
 from tests.runtime.gateway_process import Gateway
 from tests.runtime.pretend_engine import PretendEngine
@@ -117,7 +117,7 @@ class World:
         """As the trainer does, before its first step."""
         assert self.gateway is not None
         subject = admission.subject(RuntimeConfig.model_validate(self.gateway.config))
-        leave_trial(fresh_policy(), self.folder, subject, tiny_model(), "tiny")
+        export_parity_check(fresh_policy(), self.folder, subject, tiny_model(), "tiny")
 
     @property
     def record(self) -> dict[str, Any]:

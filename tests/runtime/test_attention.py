@@ -16,7 +16,7 @@ from transformers import OPTConfig, OPTForCausalLM, StableLmConfig, StableLmForC
 from runtime.shared.architectures import PolicyError
 from runtime.shared.fixed_rows import fixed_length
 from runtime.trainer import policy as policies
-from runtime.trainer.attention import Blocks, Masked
+from runtime.trainer.attention import BlockSparseMask, DenseMask
 from runtime.trainer.forward import sequences
 from runtime.trainer.packing import Pack, pack
 from runtime.trainer.update import update
@@ -58,11 +58,11 @@ def random_pack(seed: int) -> Pack:
     return packs[0]
 
 
-def blocks_of(one: Pack) -> Blocks:
-    return Blocks(one.tree_BL, one.branch_BL, one.positions_BL)
+def blocks_of(one: Pack) -> BlockSparseMask:
+    return BlockSparseMask(one.tree_BL, one.branch_BL, one.positions_BL)
 
 
-def pairs(mask: Blocks, window: int | None, one: Pack) -> Tensor:
+def pairs(mask: BlockSparseMask, window: int | None, one: Pack) -> Tensor:
     """What a kernel makes of a block mask [B, L, L]: whole blocks as they are, others by the rule inside."""
     found = mask.mask(window)
     rows, length = one.tokens_BL.shape
@@ -88,7 +88,7 @@ def test_c41_the_block_mask_is_the_mask_at_every_pair_of_200_random_trees() -> N
     for seed in range(200):
         one = random_pack(seed)
         window = (None, 7, 33)[seed % 3]
-        whole = Masked(one.mask_BLL(), one.positions_BL).mask_BLL(window)
+        whole = DenseMask(one.mask_BLL(), one.positions_BL).mask_BLL(window)
         assert torch.equal(pairs(blocks_of(one), window, one), whole), seed
         seen += int((one.branch_BL.max() > 1) & (one.tree_BL.max() > 0))
     assert seen > 50, "most rows hold one tree or one branch: they show little"
@@ -115,7 +115,7 @@ def test_c41_blocks_give_the_values_and_gradients_of_the_mask(
         weight = torch.randn(rows, heads, length, 16, generator=generator)
         weight[(one.tree_BL < 0)[:, None, :].expand(rows, heads, length)] = 0  # padding predicts nothing
         found = []
-        for way in (Masked(one.mask_BLL(), one.positions_BL), blocks_of(one)):
+        for way in (DenseMask(one.mask_BLL(), one.positions_BL), blocks_of(one)):
             given = [query, key, value, *([sink] if sink is not None else [])]
             out = way.attend(query, key, value, scale=0.3, window=window, softcap=softcap, sinks_H=sink)
             found.append((out * weight, *torch.autograd.grad((out * weight).sum(), given)))
@@ -175,10 +175,12 @@ def test_layers_that_are_computed_twice_keep_less_and_train_the_same(dtype: str)
         for recompute in (False, True)
     )
     for policy in (plain, twice):
-        optimizer = torch.optim.AdamW(policy.masters.values(), lr=1e-2)
+        optimizer = torch.optim.AdamW(policy.master_weights.values(), lr=1e-2)
         for step in range(3):
             update(policy, optimizer, make_batch(random_samples(step)), SETTINGS, ALONE)
-    assert all(torch.equal(twice.masters[name], master) for name, master in plain.masters.items())
+    assert all(
+        torch.equal(twice.master_weights[name], master) for name, master in plain.master_weights.items()
+    )
     assert kept_bytes(twice) < 0.6 * kept_bytes(plain)
     assert_same_gradient(measure(twice, batch).gradient, measure(plain, batch).gradient, within=0)
 

@@ -17,9 +17,9 @@ import pytest
 
 from runtime.shared.batch import Batch, empty_batch, step_folder, write_batch
 from runtime.shared.checkpoint import CheckpointStore, checkpoint_name
+from runtime.trainer.crash_counter import MAX_CRASHES
 from runtime.trainer.forward import sequences
 from runtime.trainer.packing import Pack, pack
-from runtime.trainer.tries import MOST_TRIES
 from tests.runtime.failpoints import arm, instants
 from tests.runtime.trainers import Run, Trainers, recorded, same_tensors
 from tests.support.waiting import wait_until
@@ -70,7 +70,7 @@ class Lives:
     def start(self) -> int:
         """A life; where another without a step would be one too many, it has done one. Its process."""
         pid, following = self._run.start(follow=True), self._before + 1
-        if self._in_vain >= MOST_TRIES - 1 and step_folder(self._run.folder / "steps", following).exists():
+        if self._in_vain >= MAX_CRASHES - 1 and step_folder(self._run.folder / "steps", following).exists():
             committed = [checkpoint_name(following)]
             wait_until(lambda: self._run.store.names()[-1:] >= committed, what=lambda: self._run.log)
         return pid
@@ -211,7 +211,7 @@ def packs_of(batch: Batch, budget: int) -> list[Pack]:
 def test_g19_a_step_that_ends_the_trainer_every_time_is_given_up(run: Run) -> None:
     """Killed while it computes, as for memory: it can say nothing, and the next process tries it again."""
     run.record(1, 2)
-    for _ in range(MOST_TRIES):
+    for _ in range(MAX_CRASHES):
         assert run.live("trainer.pack:kill9") == -9
     assert run.live() == 0, run.log
     failed = json.loads((step_folder(run.folder / "steps", 1) / "failed.json").read_text())
@@ -221,7 +221,7 @@ def test_g19_a_step_that_ends_the_trainer_every_time_is_given_up(run: Run) -> No
 
 def test_g19_kills_after_the_gradients_were_whole_are_no_tries_of_the_step(run: Run, straight: Run) -> None:
     run.record(1, 2)
-    for _ in range(MOST_TRIES + 1):
+    for _ in range(MAX_CRASHES + 1):
         assert run.live("trainer.stepped:kill9") == -9
     assert_ends_like(run, straight)
 

@@ -115,7 +115,7 @@ def assert_served_as_trained(warm: Engine, name: str, dtype: Dtype, scratch: Pat
     with warm.serving(scratch, model_path=str(model), dtype=dtype) as socket:
         proofs = asyncio.run(asyncio.wait_for(proven(socket, policy, model, dtype, bounds, scratch), 120))
     for proof in proofs:
-        assert (proof.modules, proof.engines) == (len(policy.masters) // 2, 1)
+        assert (proof.modules, proof.engines) == (len(policy.master_weights) // 2, 1)
         assert proof.max_error < bounds.error
         assert proof.effect > 1e-2
         assert proof.effect_share == pytest.approx(1, abs=bounds.effect_share)
@@ -127,7 +127,7 @@ async def proven(
 ) -> list[VersionProof]:
     client = EngineClient(socket)
     prover = Prover([client], "policy", dtype)
-    optimizer = torch.optim.AdamW(policy.masters.values(), lr=2e-2)
+    optimizer = torch.optim.AdamW(policy.master_weights.values(), lr=2e-2)
     found: list[VersionProof] = []
     served = "base"
     try:

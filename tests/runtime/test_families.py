@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM
 
 from runtime.shared.batch import Batch
 from runtime.shared.peft_form import WEIGHTS
-from runtime.trainer.attention import Blocks
+from runtime.trainer.attention import BlockSparseMask
 from runtime.trainer.forward import sequences
 from runtime.trainer.packing import Pack, pack
 from runtime.trainer.policy import Lora, Policy
@@ -146,8 +146,10 @@ def assert_round_trip(folder: Path, lora: Lora, targets: tuple[str, ...], scratc
     model.save_pretrained(scratch / "theirs")
     again = fresh_policy(lora=lora, model=folder)
     again.import_adapter(scratch / "theirs")
-    assert again.masters.keys() == policy.masters.keys()
-    assert all(torch.equal(again.masters[name], master) for name, master in policy.masters.items())
+    assert again.master_weights.keys() == policy.master_weights.keys()
+    assert all(
+        torch.equal(again.master_weights[name], master) for name, master in policy.master_weights.items()
+    )
     ours, theirs = load_file(scratch / "ours" / WEIGHTS), load_file(scratch / "theirs" / WEIGHTS)
     assert ours.keys() == theirs.keys()
     assert len(ours) == 2 * 2 * len(targets), "A and B of each target in two layers"
@@ -169,10 +171,10 @@ def test_c41_gradients_of_packed_trees_are_those_of_peft_on_each_sequence(name: 
         for name, weight in model.named_parameters()
         if "lora_" in name and weight.grad is not None
     }
-    assert len(theirs) == len(policy.masters)
+    assert len(theirs) == len(policy.master_weights)
     scale = max(float(gradient.abs().max()) for gradient in theirs.values())
     assert scale > 1e-2, "the gradient is nothing"
-    for ours, master in policy.masters.items():
+    for ours, master in policy.master_weights.items():
         expected = theirs[peft_parameter(ours)]
         assert master.grad is not None
         assert float((master.grad - expected).abs().max()) <= 1e-4 * scale, ours
@@ -201,7 +203,7 @@ def test_blocks_of_a_tree_are_attended_as_its_mask_is(name: str) -> None:
     policy = trained_policy(model=family_folder(name))
     for one in trees()[1]:
         masked = policy.hidden(one.tokens_BL, one.positions_BL, one.mask_BLL())
-        blocks = Blocks(one.tree_BL, one.branch_BL, one.positions_BL)
+        blocks = BlockSparseMask(one.tree_BL, one.branch_BL, one.positions_BL)
         found = policy.hidden(one.tokens_BL, one.positions_BL, blocks)
         real = one.tree_BL >= 0
         torch.testing.assert_close(found[real], masked[real], atol=1e-5, rtol=1e-4)

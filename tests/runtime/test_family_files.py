@@ -71,7 +71,7 @@ def test_experts_in_four_bits_are_the_weights_that_they_stand_for(tmp_path: Path
 def assert_trains(policy: Policy) -> None:
     """A gradient reaches every matrix, through the experts too."""
     policy.collect_gradients()
-    for name, master in policy.masters.items():
+    for name, master in policy.master_weights.items():
         assert master.grad is not None, name
         assert float(master.grad.abs().max()) > 0, name
 

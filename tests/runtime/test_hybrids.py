@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from runtime.trainer.admission import write_trial
 from runtime.trainer.forward import sequences
-from runtime.trainer.packed_trial import check_packing
 from runtime.trainer.packing import pack
+from runtime.trainer.packing_check import check_packing
+from runtime.trainer.parity_export import write_parity_check
 from runtime.trainer.policy import Lora, PolicyError
 from tests.runtime.families import HYBRIDS, family_folder
 from tests.runtime.test_families import plain, with_peft
@@ -52,7 +52,7 @@ def test_c41_what_a_hybrid_is_trained_on_is_what_it_computes_for_each_sequence_a
 
 def test_sequences_alone_have_rows_of_their_own_within_the_budget() -> None:
     batch = make_batch(random_samples(13, groups=4, members=5, prompt=30, completion=20))
-    packs = pack(sequences(batch), range(batch.sequences), 512, alone=True)
+    packs = pack(sequences(batch), range(batch.sequences), 512, one_sequence_per_row=True)
     sources = torch.cat([one.source_T for one in packs]).sort().values
     assert torch.equal(sources, torch.from_numpy(np.flatnonzero(batch.sampled)))
     for one in packs:
@@ -96,4 +96,4 @@ def test_c58_a_model_that_counts_positions_by_itself_gets_no_trial_for_its_rows_
         tokens, torch.arange(tokens.shape[1]).expand_as(tokens), seen
     )
     with pytest.raises(PolicyError, match="a packed row is not computed as its sequences are alone"):
-        write_trial(policy, tmp_path, tiny_model(), "tiny")
+        write_parity_check(policy, tmp_path, tiny_model(), "tiny")

@@ -14,7 +14,7 @@ from torch.nn.attention import flex_attention
 
 from runtime.shared.fixed_rows import fixed_length
 from runtime.trainer import attention
-from runtime.trainer.attention import Blocks
+from runtime.trainer.attention import BlockSparseMask
 
 BUDGET = 512
 
@@ -42,7 +42,7 @@ def test_every_fixed_length_window_and_pass_has_its_kernel_once(monkeypatch: pyt
     for _ in range(2):
         for length, window, grad in kinds:
             tree = torch.zeros(1, length, dtype=torch.long)
-            blocks = Blocks(tree, tree.clone(), torch.arange(length)[None])
+            blocks = BlockSparseMask(tree, tree.clone(), torch.arange(length)[None])
             query = torch.randn(1, 4, length, 16, requires_grad=grad)
             key = torch.randn(1, 2, length, 16, requires_grad=grad)
             with torch.set_grad_enabled(grad):
@@ -51,7 +51,7 @@ def test_every_fixed_length_window_and_pass_has_its_kernel_once(monkeypatch: pyt
 
 
 def test_past_the_limit_it_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention, "_MOST_KERNELS", 1)
+    monkeypatch.setattr(attention, "_MAX_KERNELS", 1)
     kernel = attention.compiled(CompileCounter())
     short, long = (torch.randn(1, 2, length, 16) for length in (128, 256))
     kernel(short, short, short)
@@ -75,7 +75,7 @@ def test_block_masks_are_never_made_of_whole_rows_either(monkeypatch: pytest.Mon
     for grad in (False, True):
         for length in (128, 512, 1024):
             tree = torch.zeros(1, length, dtype=torch.long)
-            blocks = Blocks(tree, tree.clone(), torch.arange(length)[None])
+            blocks = BlockSparseMask(tree, tree.clone(), torch.arange(length)[None])
             with torch.set_grad_enabled(grad):
                 for window in (None, 16, 64):
                     assert blocks.mask(window).shape == (1, 1, length, length)

@@ -91,7 +91,7 @@ def test_c12_llama_the_ratio_at_lag_zero_is_one(dtype: str, tmp_path: Path) -> N
 
 def test_a_step_trains_a_llama(tmp_path: Path) -> None:
     policy = fresh_policy(model=tiny_llama(tmp_path / "model", tie_word_embeddings=False))
-    optimizer = torch.optim.AdamW(policy.masters.values(), lr=1e-2)
+    optimizer = torch.optim.AdamW(policy.master_weights.values(), lr=1e-2)
     batch = make_batch(random_samples(5))
     before = our_logits(policy, TOKENS)
     assert update(policy, optimizer, batch, SETTINGS, ALONE).metrics["updated"] == 1

@@ -255,7 +255,7 @@ def test_c17_a_group_without_variance_has_advantage_exactly_zero() -> None:
     found = losses.advantages(reward, torch.tensor([0, 0, 0, 1, 1, 2]))
     assert found.value_M.tolist() == [0, 0, 0, -0.5, 0.5, 0]
     assert found.flat_M.tolist() == [True, True, True, False, False, True]
-    assert found.flat_groups == 2
+    assert found.zero_variance_groups == 2
     scaled = losses.advantages(reward, torch.tensor([0, 0, 0, 1, 1, 2]), scale=True)
     one = 0.5 / (0.5 + 1e-4)
     torch.testing.assert_close(scaled.value_M, torch.tensor([0, 0, 0, -one, one, 0]))
@@ -390,12 +390,12 @@ def test_c21_entropy_is_that_of_the_sampled_tokens_at_the_sampling_temperature()
 
 def test_nothing_to_learn_from_leaves_the_optimizer_untouched() -> None:
     policy = trained_policy()
-    before = {name: master.detach().clone() for name, master in policy.masters.items()}
-    optimizer = torch.optim.AdamW(policy.masters.values(), lr=1e-2, weight_decay=0.1)
+    before = {name: master.detach().clone() for name, master in policy.master_weights.items()}
+    optimizer = torch.optim.AdamW(policy.master_weights.values(), lr=1e-2, weight_decay=0.1)
     flat = make_batch([replace(sample, reward=1.0) for sample in random_samples(3)])
     trained = update(policy, optimizer, flat, SETTINGS, ALONE)
     assert trained.metrics["updated"] == 0
     assert trained.counts["trained"] == 0
     assert trained.counts["dropped"] == {"no variance in its group": 9}
-    assert all(torch.equal(master, before[name]) for name, master in policy.masters.items())
+    assert all(torch.equal(master, before[name]) for name, master in policy.master_weights.items())
     assert not optimizer.state

@@ -60,7 +60,7 @@ def test_b19_a_merged_model_has_the_logprobs_of_peft(adapter: Path, tmp_path: Pa
         merged = merging.merge(source, adapter, tmp_path / f"merged-{source.name}", "float32")
         found = AutoModelForCausalLM.from_pretrained(tmp_path / f"merged-{source.name}", dtype=torch.float32)
         torch.testing.assert_close(logprobs(found), wanted, atol=1e-4, rtol=0)
-        assert merged.layers == 7 * found.config.num_hidden_layers and merged.lost_share == 0.0
+        assert merged.layers == 7 * found.config.num_hidden_layers and merged.rounding_loss == 0.0
 
 
 def test_b19_what_a_rounding_takes_of_the_adapter_is_measured(tmp_path: Path) -> None:
@@ -69,7 +69,7 @@ def test_b19_what_a_rounding_takes_of_the_adapter_is_measured(tmp_path: Path) ->
     for size in (0.3, 1e-4):
         adapter = write_adapter(tmp_path / f"adapter-{size}", TINY, seed=1, size=size)
         merged = merging.merge(TINY, adapter, tmp_path / f"merged-{size}", "bfloat16")
-        lost.append(merged.lost_share)
+        lost.append(merged.rounding_loss)
     assert lost[0] < 0.1 < 0.5 < lost[1]
     config = json.loads((tmp_path / "merged-0.3" / "config.json").read_text())
     assert "bfloat16" in (config.get("dtype"), config.get("torch_dtype"))

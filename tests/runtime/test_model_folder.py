@@ -75,7 +75,7 @@ def test_only_the_adapter_takes_memory_of_its_own_and_asks_for_gradients() -> No
     everything = [*policy.model.parameters(), *policy.model.buffers()]
     assert {value.device.type for value in everything} == {"cpu"}
     asking = {name for name, weight in policy.model.named_parameters() if weight.requires_grad}
-    assert asking == policy.masters.keys()
+    assert asking == policy.master_weights.keys()
 
 
 def test_a_hub_name_is_the_folder_the_hub_keeps_for_it(

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from runtime.trainer.crash_counter import MAX_CRASHES, CrashCounter, TooManyCrashesError
 from runtime.trainer.next_step import NextStep
 from runtime.trainer.ranks import Ranks
-from runtime.trainer.tries import MOST_TRIES, TriedOutError, Tries
 
 ALONE = Ranks(0, 1, "cpu")
 pytestmark = pytest.mark.quick
@@ -49,7 +49,7 @@ def test_a19_whoever_waits_for_a_step_looks_around_meanwhile(tmp_path: Path) -> 
         if len(looks) == 3:
             given(tmp_path, 1)
 
-    found = NextStep(tmp_path, ALONE, follow=True, stopping=lambda: False, idle=look_around)
+    found = NextStep(tmp_path, ALONE, follow=True, stopping=lambda: False, on_idle=look_around)
     assert found.after(0) == 1
     assert len(looks) == 3
 
@@ -59,9 +59,9 @@ def test_g19_a_try_is_forgiven_who_is_stopped_but_not_where_another_process_may_
 ) -> None:
     """torchrun sends SIGTERM to the others when one was killed, as for its memory."""
     path = tmp_path / "tries.json"
-    path.write_text(json.dumps({"step": 7, "tries": MOST_TRIES}))
-    Tries(path, Ranks(0, 2, "cpu")).stopped()
-    with pytest.raises(TriedOutError):
-        Tries(path, ALONE).begin(7)
-    Tries(path, ALONE).stopped()
-    Tries(path, ALONE).begin(7)
+    path.write_text(json.dumps({"step": 7, "tries": MAX_CRASHES}))
+    CrashCounter(path, Ranks(0, 2, "cpu")).on_sigterm()
+    with pytest.raises(TooManyCrashesError):
+        CrashCounter(path, ALONE).begin(7)
+    CrashCounter(path, ALONE).on_sigterm()
+    CrashCounter(path, ALONE).begin(7)

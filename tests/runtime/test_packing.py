@@ -73,11 +73,11 @@ def lone_logprobs(policy, batch: Batch) -> Tensor:
 
 
 def gradients_of(policy, values: Tensor) -> dict[str, Tensor]:
-    for master in policy.masters.values():
+    for master in policy.master_weights.values():
         master.grad = None
     (values * torch.linspace(-1, 1, len(values))).sum().backward()
     policy.collect_gradients()
-    return {name: master.grad.clone() for name, master in policy.masters.items()}
+    return {name: master.grad.clone() for name, master in policy.master_weights.items()}
 
 
 @pytest.mark.parametrize("budget", [64, 256, 4096])

@@ -127,19 +127,19 @@ def test_a_fresh_adapter_is_the_base_and_depends_on_the_seed_alone() -> None:
     assert torch.equal(our_logits(policy, TOKENS), base)
     torch.manual_seed(12345)
     again, other = fresh_policy(), build(tiny_model(), LORA, dtype="float32", device="cpu", seed=1)
-    names = [name for name in policy.masters if ".lora_a." in name]
-    assert all(torch.equal(again.masters[name], policy.masters[name]) for name in names)
-    assert not any(torch.equal(other.masters[name], policy.masters[name]) for name in names)
+    names = [name for name in policy.master_weights if ".lora_a." in name]
+    assert all(torch.equal(again.master_weights[name], policy.master_weights[name]) for name in names)
+    assert not any(torch.equal(other.master_weights[name], policy.master_weights[name]) for name in names)
 
 
 def test_c31_a_bf16_base_works_with_the_rounded_fp32_masters(tmp_path: Path) -> None:
     policy = trained_policy("bfloat16")
-    optimizer = torch.optim.AdamW(policy.masters.values(), lr=1e-4)
+    optimizer = torch.optim.AdamW(policy.master_weights.values(), lr=1e-4)
     batch = make_batch(random_samples(31))
-    before = {name: master.detach().clone() for name, master in policy.masters.items()}
+    before = {name: master.detach().clone() for name, master in policy.master_weights.items()}
     update(policy, optimizer, batch, SETTINGS, ALONE)
     working = dict(policy.model.named_parameters())
-    for name, master in policy.masters.items():
+    for name, master in policy.master_weights.items():
         assert master.dtype == torch.float32 and working[name].dtype == torch.bfloat16
         assert not torch.equal(master, before[name])
         scale = LORA.alpha / LORA.rank if ".lora_b." in name else 1
@@ -148,7 +148,9 @@ def test_c31_a_bf16_base_works_with_the_rounded_fp32_masters(tmp_path: Path) -> 
     assert not all(torch.equal(tensor, tensor.bfloat16().float()) for tensor in tensors.values())
     again = fresh_policy("bfloat16")
     again.import_adapter(tmp_path)
-    assert all(torch.equal(again.masters[name], master) for name, master in policy.masters.items())
+    assert all(
+        torch.equal(again.master_weights[name], master) for name, master in policy.master_weights.items()
+    )
     assert torch.equal(our_logits(again, TOKENS), our_logits(policy, TOKENS))
 
 
@@ -167,7 +169,7 @@ def test_c43_two_steps_a_rebuild_and_two_steps_are_four_steps(tmp_path: Path) ->
 
     def start() -> tuple[Policy, torch.optim.Optimizer]:
         policy = fresh_policy()
-        return policy, torch.optim.AdamW(policy.masters.values(), lr=1e-3, weight_decay=0.01)
+        return policy, torch.optim.AdamW(policy.master_weights.values(), lr=1e-3, weight_decay=0.01)
 
     straight, optimizer = start()
     for batch in batches:
@@ -182,7 +184,9 @@ def test_c43_two_steps_a_rebuild_and_two_steps_are_four_steps(tmp_path: Path) ->
     optimizer_state.load(tmp_path, resumed, optimizer)
     for batch in batches[2:]:
         update(resumed, optimizer, batch, SETTINGS, ALONE)
-    assert all(torch.equal(resumed.masters[name], master) for name, master in straight.masters.items())
+    assert all(
+        torch.equal(resumed.master_weights[name], master) for name, master in straight.master_weights.items()
+    )
 
 
 def test_c43_a_run_of_the_first_versions_goes_on_with_its_moments(tmp_path: Path) -> None:
@@ -195,7 +199,7 @@ def test_c43_a_run_of_the_first_versions_goes_on_with_its_moments(tmp_path: Path
         "self_attn.": "attn.",
     }
     policy, batch = fresh_policy(), make_batch(random_samples(1))
-    optimizer = torch.optim.AdamW(policy.masters.values(), lr=1e-3)
+    optimizer = torch.optim.AdamW(policy.master_weights.values(), lr=1e-3)
     update(policy, optimizer, batch, SETTINGS, ALONE)
     optimizer_state.save(tmp_path, policy, optimizer)
     file, old = tmp_path / "optimizer.safetensors", {}
@@ -206,7 +210,7 @@ def test_c43_a_run_of_the_first_versions_goes_on_with_its_moments(tmp_path: Path
         old[named] = tensor
     assert "layers.0.attn.output_proj.lora_a.weight/exp_avg" in old
     save_file(old, file)
-    resumed = torch.optim.AdamW(policy.masters.values(), lr=1e-3)
+    resumed = torch.optim.AdamW(policy.master_weights.values(), lr=1e-3)
     optimizer_state.load(tmp_path, policy, resumed)
     for master, moments in optimizer.state.items():
         assert all(torch.equal(resumed.state[master][name], value) for name, value in moments.items())
@@ -311,7 +315,9 @@ def test_an_adapter_of_other_tensors_or_shapes_is_refused_before_anything_change
         untouched = fresh_policy()
         with pytest.raises(PolicyError):
             untouched.import_adapter(folder)
-        assert all(torch.equal(m, fresh_policy().masters[n]) for n, m in untouched.masters.items())
+        assert all(
+            torch.equal(m, fresh_policy().master_weights[n]) for n, m in untouched.master_weights.items()
+        )
 
 
 def test_the_adapters_rank_must_be_the_runs(tmp_path: Path) -> None:

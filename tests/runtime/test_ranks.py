@@ -35,16 +35,16 @@ def test_c56_ranks_that_hold_different_masters_are_found_at_the_step(tmp_path: P
 def step_twice(folder: Path, ranks: Ranks) -> None:
     """The second time one entry of one rank is another."""
     policy, said = trained_policy(), []
-    optimizer = torch.optim.AdamW(policy.masters.values(), lr=1e-4)
+    optimizer = torch.optim.AdamW(policy.master_weights.values(), lr=1e-4)
     for step in (1, 2):
         try:
             update(policy, optimizer, make_batch(random_samples(56), step=step), SETTINGS, ranks)
             said.append("equal")
         except RanksDifferError:
             said.append("differ")
-        if not ranks.first:
+        if not ranks.is_first:
             with torch.no_grad():
-                list(policy.masters.values())[-1][0, 0] += 1e-3
+                list(policy.master_weights.values())[-1][0, 0] += 1e-3
     (folder / str(ranks.rank)).write_text(", ".join(said))
 
 
@@ -70,10 +70,10 @@ def test_g19_a_rank_that_is_gone_is_told_from_a_step_that_fails(tmp_path: Path) 
 
 
 def lose_one(folder: Path, ranks: Ranks) -> None:
-    if not ranks.first:
+    if not ranks.is_first:
         os._exit(0)
     try:
-        ranks.add_up([torch.ones(3)])
+        ranks.all_reduce_sum([torch.ones(3)])
     except RankLostError:
         (folder / "said").write_text("lost")
     os._exit(0)
@@ -94,7 +94,7 @@ def refuse_one(config: RuntimeConfig, ranks: Ranks) -> None:
 
     def read(folder: Path) -> Batch:
         batch = read_batch(folder)
-        if batch.step == 2 and not ranks.first:
+        if batch.step == 2 and not ranks.is_first:
             raise BatchError("torn, as rank 1 reads it")
         return batch
 

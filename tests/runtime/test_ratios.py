@@ -21,7 +21,7 @@ from runtime.shared.train_config import LOSSES, TrainConfig
 from runtime.trainer import losses
 from runtime.trainer.command import trainer_command
 from runtime.trainer.forward import pack_logprobs, sequences
-from runtime.trainer.old_logprobs import Old, Past, old_logprobs
+from runtime.trainer.old_logprobs import OldLogprobs, PolicyHistory, old_logprobs
 from runtime.trainer.packing import Pack, pack
 from runtime.trainer.policy import Policy
 from runtime.trainer.settings import UpdateSettings
@@ -143,7 +143,7 @@ def test_c51_beside_the_trainers_own_old_logprobs_the_engines_mismatch_is_a_boun
     random = np.random.default_rng(51)
     apart = np.repeat(random.normal(0, 0.9, batch.sequences), np.diff(batch.offsets))
     own = (batch.logprobs + apart + random.normal(0, 0.3, len(batch.tokens))).astype(np.float32)
-    found = measure(TablePolicy(logits), batch, rule, old=Old(torch.from_numpy(own), 0))
+    found = measure(TablePolicy(logits), batch, rule, old=OldLogprobs(torch.from_numpy(own), 0))
     exact = logits.double().numpy()
     expected = oracles.loss(exact, exact, batch, rule, own)
     assert found.metrics["loss"] == pytest.approx(expected, rel=1e-5, abs=1e-6)
@@ -173,7 +173,7 @@ def test_c51_a_narrow_clip_keeps_its_gradient_under_the_noise_of_bf16() -> None:
 def test_c51_what_an_older_version_sampled_is_compared_with_that_version(dtype: str, tmp_path: Path) -> None:
     older, now = trained_policy(dtype), trained_policy(dtype)
     older.export_adapter(tmp_path, "tiny")
-    optimizer = torch.optim.AdamW(now.masters.values(), lr=1e-2)
+    optimizer = torch.optim.AdamW(now.master_weights.values(), lr=1e-2)
     update(now, optimizer, make_batch(random_samples(1)), SETTINGS, ALONE)
     batch = make_batch(random_samples(51, groups=2, members=4))
     batch = replace(batch, version=np.arange(8) % 4)
@@ -184,7 +184,7 @@ def test_c51_what_an_older_version_sampled_is_compared_with_that_version(dtype: 
         laid_out.extend(rows)
         return pack(sequences(batch), rows, 4096)
 
-    found = old_logprobs(now, batch, packs_of(batch), Past(3, {2: tmp_path}.get), stage)
+    found = old_logprobs(now, batch, packs_of(batch), PolicyHistory(3, {2: tmp_path}.get), stage)
     assert laid_out == [0, 4, 2, 6], "only what a version has sampled is computed again under it"
     assert all(torch.equal(weight, before[name]) for name, weight in everything(now).items())
     with now.reference():
@@ -195,7 +195,7 @@ def test_c51_what_an_older_version_sampled_is_compared_with_that_version(dtype: 
         theirs_N = version_N == version
         torch.testing.assert_close(found.logprob_N[theirs_N], expected_N[theirs_N], rtol=0, atol=1e-5)
     assert found.logprob_N[version_N == 3].isnan().all()
-    assert found.unkept == int((version_N == 1).sum()) > 0
+    assert found.fallback_tokens == int((version_N == 1).sum()) > 0
     assert not torch.equal(base_N, said_by(now, batch)) and not torch.equal(base_N, expected[2])
 
 
@@ -221,12 +221,14 @@ def test_c51_the_trainer_compares_each_token_with_the_version_that_sampled_it(tm
     version_N, old_N = torch.from_numpy(last.sampled_by), torch.full((len(last.tokens),), torch.nan)
     for version, own_N in {0: base_N, 1: torch.from_numpy(last.logprobs), 3: said_by(older, last)}.items():
         old_N[version_N == version] = own_N[version_N == version]
-    expected = measure(now, last, recipe.settings, old=Old(old_N, 0)).metrics
+    expected = measure(now, last, recipe.settings, old=OldLogprobs(old_N, 0)).metrics
     found = recipe_here.measured(tmp_path)
     assert found[5]["unkept_tokens"] == int((version_N == 1).sum()) > 0 == found[4]["unkept_tokens"]
     assert found[5]["loss"] == pytest.approx(expected["loss"], rel=1e-4, abs=1e-6)
     assert found[5]["clip_fraction"] == pytest.approx(expected["clip_fraction"])
-    kept = measure(now, last, recipe.settings, old=Old(old_N.where(version_N == 3, torch.nan), 0)).metrics
+    kept = measure(
+        now, last, recipe.settings, old=OldLogprobs(old_N.where(version_N == 3, torch.nan), 0)
+    ).metrics
     assert expected["clip_fraction"] > kept["clip_fraction"] > 0 == found[4]["clip_fraction"]
 
 
@@ -247,7 +249,7 @@ def test_g20_what_is_served_is_kept_however_far_ahead_the_trainer_is(tmp_path: P
 def everything(policy: Policy) -> dict[str, Tensor]:
     """Masters and working copies."""
     working = {name: weight for name, weight in policy.model.named_parameters() if ".lora_" in name}
-    return {f"master {name}": weight for name, weight in policy.masters.items()} | working
+    return {f"master {name}": weight for name, weight in policy.master_weights.items()} | working
 
 
 def test_c51_what_the_policy_itself_sampled_costs_no_second_pass(
@@ -265,19 +267,19 @@ def test_c51_what_the_policy_itself_sampled_costs_no_second_pass(
     monkeypatch.setattr(policy, "hidden", counted)
     rule = replace(SETTINGS, pack_tokens=64)
     count = len(pack(sequences(batch), range(batch.sequences), 64))
-    at_lag_0 = measure(policy, batch, rule, past=Past(0, lambda _: tmp_path))
+    at_lag_0 = measure(policy, batch, rule, past=PolicyHistory(0, lambda _: tmp_path))
     assert len(passes) == count > 1
     passes.clear()
-    at_lag_1 = measure(policy, batch, rule, past=Past(1, lambda _: tmp_path))
+    at_lag_1 = measure(policy, batch, rule, past=PolicyHistory(1, lambda _: tmp_path))
     asked, others = (len(pack(sequences(batch), rows, 64)) for rows in by_whether_asked(batch))
     assert len(passes) == count + asked + others, "the engine's word is not worth much here"
     assert_same_gradient(at_lag_1.gradient, at_lag_0.gradient, within=1e-6)
     exact = replace(batch, logprobs=said_by(policy, batch).numpy())
     passes.clear()
-    found = measure(policy, exact, rule, past=Past(1, lambda _: tmp_path))
+    found = measure(policy, exact, rule, past=PolicyHistory(1, lambda _: tmp_path))
     assert len(passes) == count + asked < count + asked + others
     assert found.metrics["trusted_tokens"] > 0 == at_lag_1.metrics["trusted_tokens"]
-    of_lag_0 = measure(policy, exact, rule, past=Past(0, lambda _: tmp_path))
+    of_lag_0 = measure(policy, exact, rule, past=PolicyHistory(0, lambda _: tmp_path))
     assert_same_gradient(found.gradient, of_lag_0.gradient, within=1e-5)
 
 
@@ -307,7 +309,7 @@ def test_c51_the_adapters_of_stale_answers_are_kept_as_long_as_those_are_trained
 def test_c49_a_backward_that_fails_half_way_leaves_no_gradient(dtype: str) -> None:
     def started() -> tuple[Policy, torch.optim.Optimizer]:
         policy = trained_policy(dtype)
-        return policy, torch.optim.AdamW(policy.masters.values(), lr=1e-3)
+        return policy, torch.optim.AdamW(policy.master_weights.values(), lr=1e-3)
 
     def full(_: Tensor) -> None:
         raise torch.OutOfMemoryError("no memory left")
@@ -327,7 +329,9 @@ def test_c49_a_backward_that_fails_half_way_leaves_no_gradient(dtype: str) -> No
     batch = make_batch(random_samples(49))
     update(tried, optimizer, batch, SETTINGS, ALONE)
     update(untouched, other, batch, SETTINGS, ALONE)
-    assert all(torch.equal(master, untouched.masters[name]) for name, master in tried.masters.items())
+    assert all(
+        torch.equal(master, untouched.master_weights[name]) for name, master in tried.master_weights.items()
+    )
     assert all(weight.grad is None for weight in everything(tried).values())
 
 

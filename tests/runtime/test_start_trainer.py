@@ -16,14 +16,14 @@ from omegaconf import DictConfig, OmegaConf
 from safetensors.torch import load_file
 
 from runtime.gateway.engines.logprob_probe import LogprobProbe
-from runtime.recipes.grpo_lora import whole
+from runtime.recipes.grpo_lora import with_defaults
 from runtime.shared.batch import empty_batch, step_folder, write_batch
 from runtime.shared.model_shape import shape
 from runtime.shared.peft_form import portable_name, tensor_shapes
 from runtime.shared.projections import PROJECTIONS
 from runtime.shared.start_adapter import START
 from runtime.trainer.policy import PolicyError
-from runtime.trainer.probe import make_probe, spoken
+from runtime.trainer.probe import greedy_probe_sequence, make_probe
 from runtime.trainer.settings import UpdateSettings
 from tests.runtime.recipe_here import configured, train
 from tests.runtime.trainer_fixtures import LORA, make_batch, random_samples, tiny_model, trained_policy
@@ -98,7 +98,7 @@ def test_a_recipe_that_an_older_run_has_left_gets_the_keys_that_came_since(tmp_p
     for key in ("base_model_name", "init_adapter", "dual_clip", "mismatch_cap", "schedule"):
         del older[key]
     older["learning_rate"] = 0.5
-    found = whole(older)
+    found = with_defaults(older)
     assert UpdateSettings.of(found) == replace(recipe.settings, learning_rate=0.5)
     assert found.init_adapter is None
 
@@ -106,16 +106,18 @@ def test_a_recipe_that_an_older_run_has_left_gets_the_keys_that_came_since(tmp_p
 def test_its_proof_is_what_the_policy_itself_finds_most_likely() -> None:
     policy = trained_policy()
     with torch.no_grad():
-        for name, master in policy.masters.items():
+        for name, master in policy.master_weights.items():
             master.mul_(3 if ".lora_b." in name else 1)
-    policy.refresh()
-    batch = spoken(policy)
-    assert batch.tokens.tolist() == spoken(policy).tokens.tolist()
+    policy.refresh_working_copy()
+    batch = greedy_probe_sequence(policy)
+    assert batch.tokens.tolist() == greedy_probe_sequence(policy).tokens.tolist()
     found = make_probe(policy, batch)
     said = batch.sampled.astype(bool)
     assert len(found["tokens"]) == len(batch.tokens) and said.sum() == 64
     with policy.reference():
-        assert batch.tokens.tolist() != spoken(policy).tokens.tolist(), "it is the adapter's, not the base's"
+        assert batch.tokens.tolist() != greedy_probe_sequence(policy).tokens.tolist(), (
+            "it is the adapter's, not the base's"
+        )
 
 
 def test_what_an_adapter_on_a_model_looks_like_is_what_the_trainer_writes(tmp_path: Path) -> None:

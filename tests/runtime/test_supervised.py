@@ -19,7 +19,7 @@ from runtime.shared.step_settings import SettingsError
 from runtime.shared.train_config import TrainConfig
 from runtime.trainer.ranks import Ranks
 from runtime.trainer.settings import UpdateSettings
-from runtime.trainer.supervised import imitation_gradients
+from runtime.trainer.sft import sft_gradients
 from tests.runtime.rank_processes import run_ranks
 from tests.runtime.recipe_here import configured, give, measured, train
 from tests.runtime.trainer_fixtures import (
@@ -75,10 +75,10 @@ def apart(learned: list[Learnable]) -> list[Learnable]:
 def measure(
     policy: Any, batch: Batch, settings: UpdateSettings | None = None, ranks: Ranks = ALONE
 ) -> Measured:
-    for master in policy.masters.values():
+    for master in policy.master_weights.values():
         master.grad = None
-    metrics = imitation_gradients(policy, batch, settings or settings_of(), ranks)
-    return Measured({name: master.grad.clone() for name, master in policy.masters.items()}, metrics)
+    metrics = sft_gradients(policy, batch, settings or settings_of(), ranks)
+    return Measured({name: master.grad.clone() for name, master in policy.master_weights.items()}, metrics)
 
 
 def test_c53_the_loss_is_the_cross_entropy_that_transformers_has_on_the_same_ids(tmp_path: Path) -> None:
@@ -142,7 +142,7 @@ def test_c15_packs_and_ranks_change_nothing_of_what_examples_teach(tmp_path: Pat
 def part_of(folder: Path, ranks: Ranks) -> None:
     batch = examples_of(learnable(5, examples=9))
     found = measure(trained_policy(), batch, replace(settings_of(kl_beta=0.2), pack_tokens=64), ranks)
-    if ranks.first:
+    if ranks.is_first:
         torch.save(found.gradient, folder / "gradient")
 
 

@@ -11,12 +11,12 @@ import pytest
 import torch
 
 from runtime.shared.batch import Batch
+from runtime.trainer.behavior_logprobs import BehaviorLogprobReuse
 from runtime.trainer.forward import sequences
-from runtime.trainer.old_logprobs import Past, old_logprobs
+from runtime.trainer.old_logprobs import PolicyHistory, old_logprobs
 from runtime.trainer.packing import Pack, pack
 from runtime.trainer.policy import Policy
 from runtime.trainer.ranks import Ranks
-from runtime.trainer.trust import Trust
 from runtime.trainer.update import update
 from tests.runtime.rank_processes import run_ranks
 from tests.runtime.test_ratios import packs_of, said_by
@@ -39,7 +39,7 @@ def moved_on(dtype: str, folder: Path) -> tuple[Policy, Policy]:
     """A version, kept in the folder, and what a step made of it."""
     older, now = trained_policy(dtype), trained_policy(dtype)
     older.export_adapter(folder, "tiny")
-    optimizer = torch.optim.AdamW(now.masters.values(), lr=1e-2)
+    optimizer = torch.optim.AdamW(now.master_weights.values(), lr=1e-2)
     update(now, optimizer, make_batch(random_samples(1)), SETTINGS, ALONE)
     return older, now
 
@@ -67,14 +67,14 @@ def test_c51_the_engines_word_is_taken_where_it_was_exact_on_another_group_of_th
         laid_out.append(rows)
         return pack(sequences(batch), rows, 4096)
 
-    trust = Trust.of(now, settings_of("grpo"), range(12), ALONE)
-    found = old_logprobs(now, batch, packs_of(batch), Past(3, {2: tmp_path}.get), stage, trust)
+    trust = BehaviorLogprobReuse.of(now, settings_of("grpo"), range(12), ALONE)
+    found = old_logprobs(now, batch, packs_of(batch), PolicyHistory(3, {2: tmp_path}.get), stage, trust)
     theirs_N = torch.from_numpy(batch.sampled).bool()
     torch.testing.assert_close(found.logprob_N[theirs_N], torch.from_numpy(own)[theirs_N], rtol=0, atol=1e-5)
     expected = {True: [asked], False: [asked, others]}[trusts] if dtype == "float32" else [[*range(12)]]
     assert laid_out == expected
     told = sum(int(batch.sampled[batch.span(one)].sum()) for one in others)
-    assert found.trusted == (told if trusts else 0)
+    assert found.reused_tokens == (told if trusts else 0)
 
 
 @pytest.mark.parametrize(
@@ -85,17 +85,22 @@ def test_c51_the_engines_word_is_taken_where_it_was_exact_on_another_group_of_th
 def test_c51_a_group_that_shows_nothing_vouches_for_nothing(logprob: float, tokens: int, holds: bool) -> None:
     """What is nearly certain is so to anybody, also to an engine that is far off on all else."""
     said_N = torch.full((tokens,), logprob)
-    assert Trust(WITHIN, [], ALONE).holds(said_N, said_N.clone(), torch.ones(tokens).bool()) is holds
+    assert (
+        BehaviorLogprobReuse(WITHIN, [], ALONE).engine_is_exact(
+            said_N, said_N.clone(), torch.ones(tokens).bool()
+        )
+        is holds
+    )
 
 
 def test_c51_a_narrow_clip_never_takes_the_engines_word() -> None:
     """Between two kernels in fp32 lies as much as gspo's clip sees."""
     policy = trained_policy()
-    assert settings_of("grpo").negligible == pytest.approx(WITHIN)
-    assert settings_of("gspo").negligible == 0
-    assert Trust.of(policy, settings_of("gspo"), [0], ALONE) is None
-    assert Trust.of(policy, settings_of("grpo", clip_low=0.04), [0], ALONE) is None
-    assert Trust.of(policy, settings_of("grpo"), [0], ALONE) is not None
+    assert settings_of("grpo").negligible_difference == pytest.approx(WITHIN)
+    assert settings_of("gspo").negligible_difference == 0
+    assert BehaviorLogprobReuse.of(policy, settings_of("gspo"), [0], ALONE) is None
+    assert BehaviorLogprobReuse.of(policy, settings_of("grpo", clip_low=0.04), [0], ALONE) is None
+    assert BehaviorLogprobReuse.of(policy, settings_of("grpo"), [0], ALONE) is not None
 
 
 # ------------------------------------------------------------------ several ranks
@@ -112,8 +117,8 @@ def one_rank(folder: Path, ranks: Ranks) -> None:
     torch.save((found.gradient, found.metrics), folder / f"{ranks.rank}.pt")
 
 
-def of_version_2(folder: Path) -> Past:
-    return Past(3, lambda _: folder)
+def of_version_2(folder: Path) -> PolicyHistory:
+    return PolicyHistory(3, lambda _: folder)
 
 
 def off_in_two_groups(folder: Path) -> Batch:

@@ -379,7 +379,7 @@ def test_the_trainer_counts_samples_whether_their_turns_are_joined_or_not(
 
     def counted(batch: Batch) -> dict[str, Any]:
         policy = trained_policy()
-        done = update(policy, torch.optim.SGD(policy.masters.values(), lr=0.0), batch, SETTINGS, ALONE)
+        done = update(policy, torch.optim.SGD(policy.master_weights.values(), lr=0.0), batch, SETTINGS, ALONE)
         return done.counts
 
     joined, apart = [counted(batch) for batch in joined_and_apart]

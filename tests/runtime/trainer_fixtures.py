@@ -24,7 +24,7 @@ from torch import Tensor
 from runtime.shared.batch import Batch
 from runtime.shared.train_config import TrainConfig
 from runtime.trainer import policy as policies
-from runtime.trainer.old_logprobs import Old, Past
+from runtime.trainer.old_logprobs import OldLogprobs, PolicyHistory
 from runtime.trainer.policy import Lora, Policy
 from runtime.trainer.ranks import Ranks
 from runtime.trainer.settings import UpdateSettings
@@ -126,10 +126,10 @@ def trained_policy(dtype: str = "float32", lora: Lora = LORA, model: Path | None
     policy = fresh_policy(dtype, lora, model)
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
-        for name, master in policy.masters.items():
+        for name, master in policy.master_weights.items():
             if ".lora_b." in name:
                 master.copy_(torch.randn(master.shape, generator=generator) * 0.05)
-    policy.refresh()
+    policy.refresh_working_copy()
     return policy
 
 
@@ -276,28 +276,30 @@ def measure(
     batch: Batch,
     settings: UpdateSettings = SETTINGS,
     ranks: Ranks = ALONE,
-    past: Past | None = None,
-    old: Old | None = None,
+    past: PolicyHistory | None = None,
+    old: OldLogprobs | None = None,
 ) -> Measured:
     """The step's gradient, without taking the step."""
     selected = select(batch, settings)
-    for master in policy.masters.values():
+    for master in policy.master_weights.values():
         master.grad = None
     metrics = gradients(policy, batch, selected, settings, ranks, past, old)  # pyright: ignore[reportArgumentType]
-    found = {name: master.grad.clone() for name, master in policy.masters.items() if master.grad is not None}
-    assert found.keys() == policy.masters.keys()
+    found = {
+        name: master.grad.clone() for name, master in policy.master_weights.items() if master.grad is not None
+    }
+    assert found.keys() == policy.master_weights.keys()
     return Measured(found, metrics)
 
 
 def by_whether_asked(batch: Batch) -> tuple[list[int], list[int]]:
-    """The sequences of the group that trust.py asks about at the batch's step, and the others."""
+    """The sequences of the group that behavior_logprobs.py asks about at the batch's step, and the others."""
     asked = batch.group[batch.member] == batch.step % len(set(batch.group))
     return np.flatnonzero(asked).tolist(), np.flatnonzero(~asked).tolist()
 
 
-def of_engine(batch: Batch) -> Old:
+def of_engine(batch: Batch) -> OldLogprobs:
     """The engine's own logprobs in place of the trainer's: a loss as its paper has it, with one sampler."""
-    return Old(torch.from_numpy(batch.logprobs), 0)
+    return OldLogprobs(torch.from_numpy(batch.logprobs), 0)
 
 
 def assert_same_gradient(found: dict[str, Tensor], expected: dict[str, Tensor], within: float = 1e-5) -> None:
@@ -318,9 +320,9 @@ class TablePolicy:
 
     def __init__(self, table_PV: Tensor) -> None:
         self.table = torch.nn.Parameter(table_PV.clone())
-        self.masters = {"table": self.table}
+        self.master_weights = {"table": self.table}
         self.device = torch.device("cpu")
-        self.alone = False
+        self.one_sequence_per_row = False
         self._off = False
 
     @property

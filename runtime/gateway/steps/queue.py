@@ -287,7 +287,7 @@ class StepQueue:
     def _end(self, step: Step) -> None:
         failpoints.failpoint("gateway.ending")
         self._folder.write_outcome(step)
-        step.let_go()
+        step.release()
         step.trained.set()
         step.ended.set()
 

@@ -60,7 +60,7 @@ class Step:
     trained: asyncio.Event = field(default_factory=asyncio.Event)
     ended: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """What only a step that has not ended is asked for."""
         self.groups, self.examples = [], []
 
@@ -263,5 +263,5 @@ def _take_outcome(step: Step, status: StepStatus) -> None:
     step.state, step.counts, step.metrics = status.state, status.counts, status.metrics
     step.publication, step.error = status.publication, status.error
     step.committed = status.version is not None
-    step.let_go()
+    step.release()
     step.ended.set()

@@ -13,20 +13,20 @@ from safetensors import SafetensorError
 
 T = TypeVar("T")
 
-_ROOM_SECONDS = 300.0
-_LOOK_SECONDS = 1.0
+_RETRY_SECONDS = 300.0
+_POLL_SECONDS = 1.0
 
 
-def when_there_is_room(
-    write: Callable[[], T], stopping: Callable[[], bool], say: Callable[[Exception], None]
+def retry_while_disk_full(
+    write: Callable[[], T], stopping: Callable[[], bool], on_failure: Callable[[Exception], None]
 ) -> T:
     """What `write` gives, once the disk takes it. `say` is told of each try that it did not take."""
-    until = time.monotonic() + _ROOM_SECONDS
+    until = time.monotonic() + _RETRY_SECONDS
     while True:
         try:
             return write()
         except (OSError, SafetensorError) as error:  # safetensors words the disk's errors itself
             if isinstance(error, FileExistsError) or stopping() or time.monotonic() > until:
                 raise
-            say(error)
-        time.sleep(_LOOK_SECONDS)
+            on_failure(error)
+        time.sleep(_POLL_SECONDS)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from runtime.shared.architectures import PolicyError
 from runtime.trainer import losses
-from runtime.trainer.forward import seen, sequence_logprobs
+from runtime.trainer.forward import attention_pattern, sequence_logprobs
 from runtime.trainer.packing import Pack, Sequences, pack
 
 if TYPE_CHECKING:
@@ -27,13 +27,13 @@ MEDIAN_ERROR_BF16 = 0.1
 
 
 @torch.no_grad()
-def check_packing(policy: Policy, spoken: Sequence[Tensor], count: int) -> None:
+def check_packing(policy: Policy, sequences: Sequence[Tensor], count: int) -> None:
     """Raise PolicyError unless a row of trees has the logprobs of its sequences alone.
 
     `spoken`: sequences of ids whose last `count` are answers. The first one's prompt gets a second branch.
     """
-    branch = torch.cat([spoken[0][:-count], spoken[0][-count:].flip(0)])
-    rows = [ids.cpu() for ids in (spoken[0], branch, *spoken[1:])]
+    branch = torch.cat([sequences[0][:-count], sequences[0][-count:].flip(0)])
+    rows = [ids.cpu() for ids in (sequences[0], branch, *sequences[1:])]
     lengths = [len(ids) for ids in rows]
     offsets = [sum(lengths[:place]) for place in range(len(rows))]
     sampled = [torch.arange(len(ids)) >= len(ids) - count for ids in rows]
@@ -43,7 +43,7 @@ def check_packing(policy: Policy, spoken: Sequence[Tensor], count: int) -> None:
         range(len(rows)),
         sum(lengths),
         fixed_rows=policy.device.type == "cuda",
-        alone=policy.alone,
+        one_sequence_per_row=policy.one_sequence_per_row,
     )
     error_T = torch.cat([(_logprobs(policy, one) - alone_N[one.source_T]).abs() for one in packs])
     exact = next(policy.model.parameters()).dtype == torch.float32
@@ -58,7 +58,9 @@ def check_packing(policy: Policy, spoken: Sequence[Tensor], count: int) -> None:
 def _logprobs(policy: Policy, one: Pack) -> Tensor:
     """Of a pack's sampled tokens [T], on the CPU."""
     device = policy.device
-    hidden = policy.hidden(one.tokens_BL.to(device), one.positions_BL.to(device), seen(one, device))
+    hidden = policy.hidden(
+        one.tokens_BL.to(device), one.positions_BL.to(device), attention_pattern(one, device)
+    )
     predicting = hidden[one.row_T.to(device), one.place_T.to(device)]
     target_T = one.target_T.to(device)
     ones = torch.ones(len(target_T), device=device)

@@ -26,27 +26,27 @@ if TYPE_CHECKING:
     from runtime.trainer.settings import UpdateSettings
 
 # A token that was nearly certain (above 0.9) is nearly certain to anybody, and shows nothing.
-_TELLING = -0.1
-_ENOUGH = 16
+_INFORMATIVE_BELOW = -0.1
+_MIN_INFORMATIVE_TOKENS = 16
 
 
 @dataclass(frozen=True)
-class Trust:
+class BehaviorLogprobReuse:
     """`within`: nats that no token asked about may be off by. `sequences`: those that the step trains."""
 
-    within: float
+    tolerance: float
     sequences: Sequence[int]
     ranks: Ranks
 
     @classmethod
     def of(
         cls, policy: Policy, settings: UpdateSettings, sequences: Sequence[int], ranks: Ranks
-    ) -> Trust | None:
+    ) -> BehaviorLogprobReuse | None:
         """None where the engine's word is never taken."""
-        within = settings.negligible
-        return cls(within, sequences, ranks) if within and policy.exact else None
+        tolerance = settings.negligible_difference
+        return cls(tolerance, sequences, ranks) if tolerance and policy.is_fp32 else None
 
-    def asked(self, batch: Batch, theirs_N: Tensor) -> list[int]:
+    def sequences_to_compare(self, batch: Batch, theirs_N: Tensor) -> list[int]:
         """The sequences to compute: of one of the groups that have such tokens, another one at each step."""
         group_of = {
             sequence: int(batch.group[batch.member[sequence]])
@@ -56,13 +56,13 @@ class Trust:
         groups = sorted(set(group_of.values()))
         return [one for one, group in group_of.items() if group == groups[batch.step % len(groups)]]
 
-    def holds(self, own_N: Tensor, said_N: Tensor, here_N: Tensor) -> bool:
+    def engine_is_exact(self, own_N: Tensor, said_N: Tensor, here_N: Tensor) -> bool:
         """Whether the engine was exact, and on enough tokens that tell it. `here_N`: this rank's of them."""
-        apart = (own_N - said_N)[here_N].abs().nan_to_num(nan=torch.inf)
+        error = (own_N - said_N)[here_N].abs().nan_to_num(nan=torch.inf)
         worst = torch.zeros(1, device=self.ranks.device)
-        if len(apart):
-            worst[0] = apart.max()
-        telling = (said_N[here_N] < _TELLING).sum().to(self.ranks.device)
-        self.ranks.keep_largest(worst)
-        self.ranks.add_up([telling])
-        return int(telling) >= _ENOUGH and float(worst) <= self.within
+        if len(error):
+            worst[0] = error.max()
+        informative = (said_N[here_N] < _INFORMATIVE_BELOW).sum().to(self.ranks.device)
+        self.ranks.all_reduce_max(worst)
+        self.ranks.all_reduce_sum([informative])
+        return int(informative) >= _MIN_INFORMATIVE_TOKENS and float(worst) <= self.tolerance

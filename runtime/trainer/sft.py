@@ -22,7 +22,7 @@ from runtime.trainer.forward import pack_logprobs
 from runtime.trainer.packing import Pack
 from runtime.trainer.ranks import Ranks
 from runtime.trainer.settings import UpdateSettings
-from runtime.trainer.update import Trained, add_up, answers, own_packs, take_step
+from runtime.trainer.update import StepResult, all_reduce_gradients, answers, local_packs, optimizer_step
 
 if TYPE_CHECKING:
     from runtime.trainer.policy import Policy
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 _SUMMED = ("loss", "logprob", "entropy", "kl_reference")
 
 
-def imitate(
+def sft_step(
     policy: Policy, optimizer: torch.optim.Optimizer, batch: Batch, settings: UpdateSettings, ranks: Ranks
-) -> Trained:
+) -> StepResult:
     """One step: every sequence of the batch is learned from. Raises RanksDifferError."""
     began = time.monotonic()
     policy.zero_grad()  # of a step that failed half way (C49)
@@ -41,16 +41,14 @@ def imitate(
         "updated": 1.0,
         "trained_tokens": float(batch.sampled.sum()),
         "learning_rate": float(optimizer.param_groups[0]["lr"]),
-        **imitation_gradients(policy, batch, settings, ranks),
+        **sft_gradients(policy, batch, settings, ranks),
     }
-    metrics["grad_norm"] = take_step(policy, optimizer, settings, ranks)
+    metrics["grad_norm"] = optimizer_step(policy, optimizer, settings, ranks)
     metrics["train_seconds"] = time.monotonic() - began
-    return Trained(metrics, _counts(batch), settings.recorded)
+    return StepResult(metrics, _counts(batch), settings.recorded)
 
 
-def imitation_gradients(
-    policy: Policy, batch: Batch, settings: UpdateSettings, ranks: Ranks
-) -> dict[str, float]:
+def sft_gradients(policy: Policy, batch: Batch, settings: UpdateSettings, ranks: Ranks) -> dict[str, float]:
     """Fill the masters' gradients with the loss's, and return what was measured over the step's tokens.
 
     A token's weight is settled for the whole step: packs and ranks change nothing but rounding.
@@ -58,13 +56,13 @@ def imitation_gradients(
     _, length_A = answers(batch)
     weight_A = losses.token_weights(length_A, settings.normaliser)
     sums = torch.zeros(len(_SUMMED), device=policy.device, dtype=torch.float64)
-    for one in own_packs(policy, batch, list(range(batch.sequences)), settings, ranks):
+    for one in local_packs(policy, batch, list(range(batch.sequences)), settings, ranks):
         loss, measured = _pack_loss(policy, batch, one, weight_A, settings)
         loss.backward()
         failpoints.failpoint("trainer.pack")
         policy.collect_gradients()
         sums += measured
-    add_up(policy, sums, ranks)
+    all_reduce_gradients(policy, sums, ranks)
     loss, *means = (sums / torch.tensor([1.0, *[float(length_A.sum())] * 3], device=sums.device)).tolist()
     logprob, entropy, kl_reference = means
     return {
@@ -85,7 +83,7 @@ def _pack_loss(
         with torch.no_grad(), policy.reference():
             reference_T = pack_logprobs(policy, one, batch).logprob_T
     weight_T = weight_A[torch.from_numpy(batch.answers)[one.source_T]].to(policy.device)
-    loss, kl = losses.imitation_loss(found.logprob_T, weight_T, reference_T, settings.kl_beta)
+    loss, kl = losses.sft_loss(found.logprob_T, weight_T, reference_T, settings.kl_beta)
     parts = (loss, found.logprob_T.sum(), found.entropy_T.sum(), kl)
     return loss, torch.stack([part.detach().double() for part in parts])
 

@@ -24,7 +24,7 @@ from runtime.shared import admission as on_disk
 from runtime.shared.architectures import positions
 from runtime.shared.probe_file import PROBE_FILE
 from runtime.trainer.forward import next_logits, sequence_logprobs
-from runtime.trainer.packed_trial import check_packing
+from runtime.trainer.packing_check import check_packing
 
 if TYPE_CHECKING:
     from runtime.trainer.policy import Policy
@@ -33,39 +33,43 @@ _SEED = 58
 # Tokens of a prompt, and those after it that are compared.
 _SHORT_PROMPT = 16
 _LONG_PROMPT = 144  # of several blocks of an engine's prefix cache
-_SPOKEN = 24
+_COMPLETION_TOKENS = 24
 # A prompt reaches so far past a sliding window, where there is one and it is no longer than this.
 _PAST_WINDOW = 40
 _LONGEST_WINDOW = 4096
 # How far the adapter moves logprobs, root mean square: so much of their spread, and at most so much. Enough
 # to stand out of bf16's rounding, and not so much that another model comes out.
 _EFFECT_SHARE = 0.5
-_MOST_EFFECT = 1.0
-_FIRST_SIZE = 0.02
-_SIZES = 10
+_MAX_EFFECT = 1.0
+_INITIAL_SCALE = 0.02
+_MAX_SCALES = 10
 
 
-def leave_trial(policy: Policy, state_dir: Path, subject: str, model: Path, base_model: str) -> None:
+def export_parity_check(policy: Policy, state_dir: Path, subject: str, model: Path, base_model: str) -> None:
     """Leave the gateway a trial, unless engine and trainer were seen to agree on this before."""
     if not on_disk.is_admitted(state_dir, subject):
-        on_disk.leave(state_dir, subject, lambda folder: write_trial(policy, folder, model, base_model))
+        on_disk.leave(
+            state_dir, subject, lambda folder: write_parity_check(policy, folder, model, base_model)
+        )
 
 
-def write_trial(policy: Policy, folder: Path, model: Path, base_model: str) -> None:
+def write_parity_check(policy: Policy, folder: Path, model: Path, base_model: str) -> None:
     """Fill a folder with the adapter and its probe. `model`: the folder of the base.
 
     Raises PolicyError for a model that cannot be trained in packed rows.
     """
     sequences = _sequences(policy, json.loads((model / "config.json").read_text()))
     with policy.reference():
-        check_packing(policy, sequences, _SPOKEN)
+        check_packing(policy, sequences, _COMPLETION_TOKENS)
     with policy.reference():
-        base = _scored(policy, sequences)
-    with torch.no_grad(), _random_masters(policy) as directions:
-        _choose_size(policy, directions, sequences[0], torch.cat([row[-_SPOKEN:] for row in base]))
+        base_logprobs = _logprobs(policy, sequences)
+    with torch.no_grad(), _random_adapter(policy) as directions:
+        _scale_to_effect(
+            policy, directions, sequences[0], torch.cat([row[-_COMPLETION_TOKENS:] for row in base_logprobs])
+        )
         policy.export_adapter(folder / "adapter", base_model)
-        worn = _scored(policy, sequences)
-    save_file(_probe(sequences, worn, base), folder / PROBE_FILE)
+        adapter_logprobs = _logprobs(policy, sequences)
+    save_file(_probe(sequences, adapter_logprobs, base_logprobs), folder / PROBE_FILE)
 
 
 # ------------------------------------------------------------------ the sequences
@@ -78,15 +82,15 @@ def _sequences(policy: Policy, config: Mapping[str, Any]) -> list[Tensor]:
     large, and so is what bf16 makes of them.
     """
     generator = torch.Generator().manual_seed(_SEED)
-    words = torch.tensor(_words(config, policy.vocabulary))
+    words = torch.tensor(_ordinary_tokens(config, policy.vocab_size))
     found = []
-    for length in _prompts(config):
+    for length in _prompt_lengths(config):
         prompt = words[torch.randint(len(words), (length,), generator=generator)]
-        found.append(_speak(policy, prompt, generator))
+        found.append(_sample_completion(policy, prompt, generator))
     return found
 
 
-def _words(config: Mapping[str, Any], size: int) -> list[int]:
+def _ordinary_tokens(config: Mapping[str, Any], size: int) -> list[int]:
     """Ids out of the middle of a vocabulary, where every tokenizer has words and none of its marks."""
     marks: set[Any] = set()
     for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
@@ -95,22 +99,22 @@ def _words(config: Mapping[str, Any], size: int) -> list[int]:
     return [token for token in range(size // 8, size // 2) if token not in marks]
 
 
-def _prompts(config: Mapping[str, Any]) -> list[int]:
+def _prompt_lengths(config: Mapping[str, Any]) -> list[int]:
     """The prompts' lengths. The longer one reaches past a sliding window; both fit into the context."""
     window = config.get("sliding_window") if config.get("use_sliding_window", True) else None
     long = _LONG_PROMPT
     if window and window <= _LONGEST_WINDOW:
         long = max(long, int(window) + _PAST_WINDOW)
-    most = positions(config) or long + _SPOKEN + 1
-    return [_SHORT_PROMPT, min(long, most - _SPOKEN - 1)]
+    most = positions(config) or long + _COMPLETION_TOKENS + 1
+    return [_SHORT_PROMPT, min(long, most - _COMPLETION_TOKENS - 1)]
 
 
 @torch.no_grad()
-def _speak(policy: Policy, prompt: Tensor, generator: torch.Generator) -> Tensor:
+def _sample_completion(policy: Policy, prompt: Tensor, generator: torch.Generator) -> Tensor:
     """The prompt, and tokens that the base samples after it."""
     ids = prompt
     with policy.reference():
-        for _ in range(_SPOKEN):
+        for _ in range(_COMPLETION_TOKENS):
             chances = next_logits(policy, ids).float().softmax(-1).cpu()
             ids = torch.cat([ids, torch.multinomial(chances, 1, generator=generator)])
     return ids
@@ -120,13 +124,13 @@ def _speak(policy: Policy, prompt: Tensor, generator: torch.Generator) -> Tensor
 
 
 @contextmanager
-def _random_masters(policy: Policy) -> Iterator[dict[str, Tensor]]:
+def _random_adapter(policy: Policy) -> Iterator[dict[str, Tensor]]:
     """Inside, the masters are a random A and no B; yields random directions for each B."""
-    own = {name: master.detach().clone() for name, master in policy.masters.items()}
+    own = {name: master.detach().clone() for name, master in policy.master_weights.items()}
     try:
         directions = {}
-        for name, master in policy.masters.items():
-            drawn = _drawn(name, master)
+        for name, master in policy.master_weights.items():
+            drawn = _random_like(name, master)
             if "lora_b" in name.lower():
                 directions[name] = drawn
             else:
@@ -134,30 +138,30 @@ def _random_masters(policy: Policy) -> Iterator[dict[str, Tensor]]:
         yield directions
     finally:
         for name, value in own.items():
-            policy.masters[name].copy_(value)
-        policy.refresh()
+            policy.master_weights[name].copy_(value)
+        policy.refresh_working_copy()
 
 
-def _drawn(name: str, like: Tensor) -> Tensor:
+def _random_like(name: str, like: Tensor) -> Tensor:
     """Random by the name alone, whatever device and order."""
     seed = int.from_bytes(hashlib.sha256(name.encode()).digest()[:7], "big")
     drawn = torch.randn(like.shape, generator=torch.Generator().manual_seed(seed))
     return drawn.to(like.device)
 
 
-def _choose_size(policy: Policy, directions: Mapping[str, Tensor], tokens: Tensor, base: Tensor) -> None:
+def _scale_to_effect(policy: Policy, directions: Mapping[str, Tensor], tokens: Tensor, base: Tensor) -> None:
     """Make each B so large that the adapter moves logprobs as far as it should.
 
     How far that is depends on the model's own weights, so it is tried. `base`: of all that counts.
     """
-    target = min(_MOST_EFFECT, _EFFECT_SHARE * float(base.std()))
-    size = _FIRST_SIZE
-    for _ in range(_SIZES):
+    target = min(_MAX_EFFECT, _EFFECT_SHARE * float(base.std()))
+    size = _INITIAL_SCALE
+    for _ in range(_MAX_SCALES):
         for name, direction in directions.items():
-            policy.masters[name].copy_(direction * size)
-        policy.refresh()
-        worn = sequence_logprobs(policy, tokens)[-_SPOKEN:]
-        effect = float((worn - base[:_SPOKEN]).square().mean().sqrt())
+            policy.master_weights[name].copy_(direction * size)
+        policy.refresh_working_copy()
+        adapter_logprobs = sequence_logprobs(policy, tokens)[-_COMPLETION_TOKENS:]
+        effect = float((adapter_logprobs - base[:_COMPLETION_TOKENS]).square().mean().sqrt())
         if target / 1.5 <= effect <= target * 1.5:
             return
         size *= min(8.0, max(0.125, target / max(effect, 1e-9)))
@@ -167,17 +171,19 @@ def _choose_size(policy: Policy, directions: Mapping[str, Tensor], tokens: Tenso
 
 
 @torch.no_grad()
-def _scored(policy: Policy, sequences: list[Tensor]) -> list[Tensor]:
+def _logprobs(policy: Policy, sequences: list[Tensor]) -> list[Tensor]:
     return [sequence_logprobs(policy, ids) for ids in sequences]
 
 
-def _probe(sequences: list[Tensor], worn: list[Tensor], base: list[Tensor]) -> dict[str, Tensor]:
+def _probe(
+    sequences: list[Tensor], adapter_logprobs: list[Tensor], base_logprobs: list[Tensor]
+) -> dict[str, Tensor]:
     """As shared/probe_file.py has it; only what was spoken counts."""
-    sampled = [torch.arange(len(ids)) >= len(ids) - _SPOKEN for ids in sequences]
+    sampled = [torch.arange(len(ids)) >= len(ids) - _COMPLETION_TOKENS for ids in sequences]
     return {
         "tokens": torch.cat(sequences),
         "sampled": torch.cat(sampled).to(torch.uint8),
         "offsets": torch.tensor([0, *(len(ids) for ids in sequences)]).cumsum(0),
-        "logprobs_policy": torch.cat(worn),
-        "logprobs_base": torch.cat(base),
+        "logprobs_policy": torch.cat(adapter_logprobs),
+        "logprobs_base": torch.cat(base_logprobs),
     }

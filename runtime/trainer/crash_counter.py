@@ -13,14 +13,14 @@ from pathlib import Path
 from runtime.shared.files import read_json, write_json
 from runtime.trainer.ranks import Ranks
 
-MOST_TRIES = 3
+MAX_CRASHES = 3
 
 
-class TriedOutError(Exception):
-    """Each of `MOST_TRIES` tries at this step ended the trainer."""
+class TooManyCrashesError(Exception):
+    """Each of `MAX_CRASHES` tries at this step ended the trainer."""
 
 
-class Tries:
+class CrashCounter:
     """One file, about the step that is being computed; the first process writes it."""
 
     def __init__(self, path: Path, ranks: Ranks) -> None:
@@ -28,26 +28,26 @@ class Tries:
         self._ranks = ranks
 
     def begin(self, step: int) -> None:
-        """Count a try. Raises TriedOutError, in every process, when there were enough."""
-        before = self._ranks.agree(self._count(step) if self._ranks.first else 0)
-        if before >= MOST_TRIES:
-            raise TriedOutError(
+        """Count a try. Raises TooManyCrashesError, in every process, when there were enough."""
+        before = self._ranks.broadcast(self._count(step) if self._ranks.is_first else 0)
+        if before >= MAX_CRASHES:
+            raise TooManyCrashesError(
                 f"the trainer was ended {before} times while it computed this step, without a word: most "
                 f"likely for memory, of which a smaller train.pack_tokens needs less"
             )
         self._write({"step": step, "tries": before + 1})
 
-    def forgive(self) -> None:
+    def reset(self) -> None:
         """What ends the trainer from here on is not the step's doing."""
         self._write({"step": 0, "tries": 0})
 
-    def stopped(self) -> None:
+    def on_sigterm(self) -> None:
         """SIGTERM: who is then killed has not died of this step, unless it comes because another rank has.
 
         torchrun sends it to all that are left when one was killed.
         """
         if self._ranks.size == 1:
-            self.forgive()
+            self.reset()
 
     def _count(self, step: int) -> int:
         try:
@@ -57,6 +57,6 @@ class Tries:
         return int(said["tries"]) if said.get("step") == step else 0
 
     def _write(self, value: dict[str, int]) -> None:
-        if self._ranks.first:
+        if self._ranks.is_first:
             with contextlib.suppress(OSError):  # a full disk: what is not counted costs no step
                 write_json(self._path, value)

@@ -17,13 +17,13 @@ from torch import Tensor
 from runtime.shared.batch import Batch
 
 # Sums, and what is shown as a mean over the tokens, in the order in which `update.py` adds them up.
-COUNTED = ("masked_tokens", "masked_sequences", "mismatch_truncated")
-AVERAGED = ("ratio_mean", "clip_fraction", "kl_behaviour")
-FIGURES = len(COUNTED + AVERAGED)
+SUMMED_METRICS = ("masked_tokens", "masked_sequences", "mismatch_truncated")
+MEAN_METRICS = ("ratio_mean", "clip_fraction", "kl_behaviour")
+METRIC_COUNT = len(SUMMED_METRICS + MEAN_METRICS)
 
 
 @dataclass(frozen=True)
-class Lags:
+class StalenessBuckets:
     """The lags of what a step trains, youngest first, with how many tokens and answers have each [G].
 
     `place_N`: which of them each token of the step's sequences has. Turns joined in one sequence have each
@@ -50,22 +50,24 @@ class Lags:
         tokens_G = place_N[trained_N].bincount(minlength=count)
         return cls(values.tolist(), tokens_G, (pairs % count).bincount(minlength=count), place_N)
 
-    def figures(self, sums_FG: Tensor, largest_G: Tensor) -> dict[str, float]:
+    def metrics(self, sums_FG: Tensor, largest_G: Tensor) -> dict[str, float]:
         """The step's, and each lag's as `lag2/clip_fraction`, unless nothing is older than the policy.
 
         `sums_FG`: in the order of COUNTED and AVERAGED; `largest_G`: the largest ratio.
         """
-        found = _figures(sums_FG.sum(1), largest_G.max(), int(self.tokens_G.sum()))
+        found = _metrics(sums_FG.sum(1), largest_G.max(), int(self.tokens_G.sum()))
         if self.values == [0]:
             return found
         for place, lag in enumerate(self.values):
             tokens, answers = int(self.tokens_G[place]), int(self.answers_G[place])
             own = {"trained_tokens": float(tokens), "trained_sequences": float(answers)}
-            own |= _figures(sums_FG[:, place], largest_G[place], tokens)
+            own |= _metrics(sums_FG[:, place], largest_G[place], tokens)
             found |= {f"lag{lag}/{name}": value for name, value in own.items()}
         return found
 
 
-def _figures(sums_F: Tensor, largest: Tensor, tokens: int) -> dict[str, float]:
-    counted, means = sums_F[: len(COUNTED)].tolist(), (sums_F[len(COUNTED) :] / tokens).tolist()
-    return dict(zip(COUNTED + AVERAGED, counted + means, strict=True)) | {"ratio_max": float(largest)}
+def _metrics(sums_F: Tensor, largest: Tensor, tokens: int) -> dict[str, float]:
+    counted, means = sums_F[: len(SUMMED_METRICS)].tolist(), (sums_F[len(SUMMED_METRICS) :] / tokens).tolist()
+    return dict(zip(SUMMED_METRICS + MEAN_METRICS, counted + means, strict=True)) | {
+        "ratio_max": float(largest)
+    }
