@@ -20,8 +20,8 @@ from pathlib import Path
 
 from runtime import gpus
 from runtime.health import EngineHealth, HttpHealth, TrainerHealth
-from runtime.shared.given_token import read_token
 from runtime.shared.runtime_config import RuntimeConfig
+from runtime.shared.stdin_token import read_token
 from runtime.supervision import ChildSpec, Supervisor, stop_on
 from runtime.trainer.command import trainer_command
 

@@ -24,7 +24,7 @@ from pathlib import Path
 from runtime import bootstrap
 from runtime.nvidia_smi import Gpu, HostError, ask_driver, is_of_type
 from runtime.shared import gpu_memory
-from runtime.shared.memory.planning import gib, usable
+from runtime.shared.memory.planning import format_gib, usable
 
 # The least driver, and the least compute capability, for programs of a CUDA major version
 # (docs.nvidia.com/deploy/cuda-compatibility: all of its minor versions run; 13 dropped what precedes Turing).
@@ -146,8 +146,8 @@ def check_weights(gpu: Gpu, needs: Needs) -> None:
 def _check_planned(gpu: Gpu, needs: Needs) -> None:
     if gpu.memory_bytes is not None and needs.gpu_bytes > usable(gpu.memory_bytes):
         raise HostError(
-            f"the run was planned with {gib(needs.gpu_bytes)} of a GPU,"
-            f" {gpu.name} has {gib(usable(gpu.memory_bytes))} to give"
+            f"the run was planned with {format_gib(needs.gpu_bytes)} of a GPU,"
+            f" {gpu.name} has {format_gib(usable(gpu.memory_bytes))} to give"
         )
 
 

@@ -30,7 +30,7 @@ from pathlib import Path
 
 from runtime import autodown
 from runtime.shared import files, process_table, processes
-from runtime.shared.given_token import read_token
+from runtime.shared.stdin_token import read_token
 
 # What the supervisor has for an orderly end (it saves between two steps) before everything is killed.
 GRACE_SECONDS = 75.0
@@ -146,7 +146,7 @@ class Keeper:
 
     def _end(self) -> None:
         """SIGTERM and a bounded wait: the supervisor ends its children in order."""
-        processes.send(self._supervisor, signal.SIGTERM)
+        processes.signal_process(self._supervisor, signal.SIGTERM)
         self._wait_until(lambda: self._exit_code is not None, self._grace_seconds)
         # Children of a supervisor that was killed got their death signal and are ending by themselves.
         self._wait_until(lambda: not process_table.descendants(os.getpid()), ORPHAN_SECONDS)
@@ -162,7 +162,7 @@ class Keeper:
         for pid in process_table.children(os.getpid()):
             if pid != self._supervisor:
                 for lost in (*process_table.descendants(pid), pid):
-                    processes.send(lost, signal.SIGKILL)
+                    processes.signal_process(lost, signal.SIGKILL)
 
     def _reap(self) -> None:
         ended = processes.reap()

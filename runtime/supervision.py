@@ -22,7 +22,7 @@ from runtime import gpus, tether
 from runtime.computing import Computing
 from runtime.health import HealthCheck
 from runtime.shared import failpoints, files, processes
-from runtime.shared.last_words import last_words
+from runtime.shared.log_errors import final_error
 from runtime.shared.statuses import ChildState
 
 # What this process may have been given for one of its children.
@@ -164,7 +164,7 @@ class Supervisor:
             failpoints.failpoint("supervisor.noticed")
             await self._end(child, by_force=True)
             failures = 1 if well_seconds >= self._restarts.settled_seconds else failures + 1
-            detail = f"{trouble}; last log lines: " + " | ".join(last_words(child.spec.log))
+            detail = f"{trouble}; last log lines: " + " | ".join(final_error(child.spec.log))
             if failures > self._restarts.most:
                 self._fail(child, f"failed {failures} times in a row: {detail}")
                 await asyncio.Event().wait()  # stays failed until the supervisor ends
@@ -264,9 +264,9 @@ class Supervisor:
         if process is None:
             return
         if by_force and process.poll() is None and (pid := tether.held_by(process.pid)) is not None:
-            processes.send(pid, signal.SIGKILL)
+            processes.signal_process(pid, signal.SIGKILL)
         end = time.monotonic() + child.spec.stop_seconds + 5.0
-        processes.send(process.pid, signal.SIGTERM)
+        processes.signal_process(process.pid, signal.SIGTERM)
         while process.poll() is None and time.monotonic() < end:
             await asyncio.sleep(0.02)
         if process.poll() is None:

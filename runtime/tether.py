@@ -30,7 +30,7 @@ def main(arguments: list[str]) -> int:
 
     processes.adopt_orphans()
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
-    child = subprocess.Popen(command, preexec_fn=processes.in_child(signal.SIGKILL))
+    child = subprocess.Popen(command, preexec_fn=processes.preexec(signal.SIGKILL))
     try:
         return _follow(child.pid, options.grace)
     finally:
@@ -62,7 +62,7 @@ def _follow(pid: int, grace_seconds: float) -> int:
                 return code if code >= 0 else 128 - code
         elif kill_at is None:
             kill_at = time.monotonic() + grace_seconds
-            processes.send(pid, signal.SIGTERM)
+            processes.signal_process(pid, signal.SIGTERM)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from launcher.base.errors import NotStarted, PreflightError
 from launcher.base.unix_http import get_json
 from launcher.models import model_size
 from launcher.types.machine import Progress
-from runtime.shared.last_words import LINES, bare, end_of, last_words
+from runtime.shared.log_errors import LINES, final_error, strip_log_prefix, tail
 
 # Engines and trainer that start, whatever the model; and a model that comes over a slow line, which may have
 # to be loaded from a slow disk as well.
@@ -126,8 +126,8 @@ class RuntimeStart:
 
     def _failed(self, message: str, name: str) -> NotStarted:
         """What the log says up to its last error goes with it; the very last line is the reason."""
-        lines = last_words(self._state_dir / "logs" / f"{name}.log")
-        why = bare(lines[-1]) if lines else f"its log, {name}.log, is empty"
+        lines = final_error(self._state_dir / "logs" / f"{name}.log")
+        why = strip_log_prefix(lines[-1]) if lines else f"its log, {name}.log, is empty"
         hint = f"launch logs {self._run_id} --which {name}"
         return NotStarted(message, why, hint, last_lines=[f"{name}: {line}" for line in lines])
 
@@ -143,4 +143,4 @@ def reason_of_end(state_dir: Path) -> str:
 
 def last_lines(log: Path) -> list[str]:
     """The end of a log, empty lines left out; nothing when there is no log."""
-    return end_of(log, _LOG_BYTES)[-LINES:]
+    return tail(log, _LOG_BYTES)[-LINES:]

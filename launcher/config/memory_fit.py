@@ -19,8 +19,8 @@ from launcher.types.offers import gpus_of
 from launcher.types.plan import GpuSplit, Plan
 from launcher.types.settings import Settings
 from runtime.shared import model_shape
-from runtime.shared.memory import instead
-from runtime.shared.memory.planning import Machine, MemoryPlan, Wishes
+from runtime.shared.memory import suggestions
+from runtime.shared.memory.planning import GpuSplit, MemoryPlan, Overrides
 from runtime.shared.peft_form import Lora
 
 _NUMBER_BYTES = {"bfloat16": 2, "float32": 4}
@@ -44,8 +44,8 @@ def plan_memory(
         said = why if found is None else "its config.json does not say how large its layers are"
         return None, f"whether {settings.model} fits is not known: {said}"
     kind = kind.removeprefix("NVIDIA ")
-    machine = Machine(kind, gpus_of(gpus.gpus)[1], gpus.train_gpus, gpus.infer_gpus, listed_bytes)
-    weighed = instead.explained(shape, machine, _overrides(settings, gpus))
+    machine = GpuSplit(kind, gpus_of(gpus.gpus)[1], gpus.train_gpus, gpus.infer_gpus, listed_bytes)
+    weighed = suggestions.plan_with_suggestions(shape, machine, _overrides(settings, gpus))
     if weighed is None:
         return None, f"whether {settings.model} fits is not known: launch has no figure for {kind}'s memory"
     remark = None
@@ -54,7 +54,7 @@ def plan_memory(
     return weighed, remark
 
 
-def _overrides(settings: Settings, gpus: GpuSplit) -> Wishes:
+def _overrides(settings: Settings, gpus: GpuSplit) -> Overrides:
     """What somebody set; the rest is open."""
     config = runtime_config.user_values(settings.runtime)
     train, engine = config.train, config.engine
@@ -63,7 +63,7 @@ def _overrides(settings: Settings, gpus: GpuSplit) -> Wishes:
     def said(key: str, value: Any) -> Any:
         return value if key in settings.runtime else None
 
-    return Wishes(
+    return Overrides(
         rank=lora.rank,
         names=train.lora.target_modules,
         scaled=lora.scale != 1,

@@ -6,23 +6,23 @@ Neighbours: `plan_verb.py` shows it, `price_agreement.py` has the line, `memory_
 from __future__ import annotations
 
 from launcher.console.output import columns
-from runtime.shared.memory.line import MemoryLine, total
-from runtime.shared.memory.planning import MemoryPlan, gib, usable
+from runtime.shared.memory.memory_item import MemoryLine, total
+from runtime.shared.memory.planning import MemoryPlan, format_gib, usable
 
 
 def line(memory: MemoryPlan) -> str:
     """How it fits, in one line."""
-    train, serve = gib(total(memory.trainer)), gib(total(memory.engine))
+    train, serve = format_gib(total(memory.trainer)), format_gib(total(memory.engine))
     where = "on one GPU" if memory.shared else "a GPU"
-    room = gib(usable(memory.listed_bytes))
+    room = format_gib(usable(memory.listed_bytes))
     return f"training takes {train}, serving {serve} {where}, of {room}{_verdict(memory)}"
 
 
 def text(memory: MemoryPlan) -> str:
     """Each byte with its reason, and what was chosen so that all fits."""
     whose = "the GPU that trains and serves" if memory.shared else "a GPU that trains, and of one that serves"
-    given = gib(usable(memory.listed_bytes))
-    room = f"{memory.gpu} has {gib(memory.listed_bytes)}, of which {given} are planned"
+    given = format_gib(usable(memory.listed_bytes))
+    room = f"{memory.gpu} has {format_gib(memory.listed_bytes)}, of which {given} are planned"
     rows = [[f"  MEMORY OF {whose.upper()}", "", ""]]
     rows += _part("training", memory.trainer) + _part("serving", memory.engine)
     verdict = f"  {room}{_verdict(memory)}, by arithmetic that no GPU has confirmed"
@@ -30,8 +30,8 @@ def text(memory: MemoryPlan) -> str:
 
 
 def _part(name: str, lines: tuple[MemoryLine, ...]) -> list[list[str]]:
-    each = [[f"    {line.name}", gib(line.size).rjust(10), line.why] for line in lines]
-    return [[f"  {name}", gib(total(lines)).rjust(10), ""], *each]
+    each = [[f"    {line.name}", format_gib(line.size).rjust(10), line.why] for line in lines]
+    return [[f"  {name}", format_gib(total(lines)).rjust(10), ""], *each]
 
 
 def _verdict(memory: MemoryPlan) -> str:

@@ -14,7 +14,7 @@ from typing import Any, get_args
 from pydantic import BaseModel, ValidationError
 
 from runtime.shared.runtime_config import RuntimeConfig
-from runtime.shared.train_config import COMBINATION, complaint
+from runtime.shared.train_config import COMBINATION, first_error
 
 # What `launch` decides itself, from its own options and from the machine.
 LAUNCHER_KEYS = frozenset(
@@ -71,7 +71,7 @@ def build(overrides: dict[str, Any], **ours: Any) -> RuntimeConfig:
     try:
         return RuntimeConfig.model_validate(nested)
     except ValidationError as error:
-        key, kind, why = complaint(error)
+        key, kind, why = first_error(error)
         raise InvalidSettingError(key, _explain(key, kind, why)) from None
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.results.checked_files import NotWholeError, check_name, opened
-from runtime.shared.manifest import MANIFEST, STATE, text_of
+from runtime.shared.manifest import MANIFEST, STATE, render
 
 PINNED = "pinned.json"
 BEST = "best.json"
@@ -87,7 +87,7 @@ def read_manifest(checkpoint: Path) -> Manifest:
         raise NotWholeError("it has no manifest") from None
     try:
         said = json.loads(text)
-        if text != text_of(said).encode():
+        if text != render(said).encode():
             raise NotWholeError("its manifest was changed after it was written")
         files: dict[str, dict[str, Any]] = said["files"]
         for name, expected in files.items():

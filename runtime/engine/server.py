@@ -108,7 +108,7 @@ def _children_die_with_us() -> None:
     prepared = []
 
     def before() -> None:
-        prepared[:] = [processes.in_child(signal.SIGKILL)]
+        prepared[:] = [processes.preexec(signal.SIGKILL)]
 
     os.register_at_fork(before=before, after_in_child=lambda: prepared[0]())
 
@@ -210,7 +210,7 @@ def _finish(well: bool) -> NoReturn:
 
 
 def _end_with_the_server() -> None:
-    processes.die_with(os.getppid(), signal.SIGKILL)
+    processes.die_with_parent(os.getppid(), signal.SIGKILL)
 
 
 if __name__ == "__main__":

@@ -56,10 +56,10 @@ from runtime.gateway.versions.publishing import Publisher
 from runtime.gateway.versions.versions import Versions, kept_versions, weights_of
 from runtime.shared import open_files
 from runtime.shared.checkpoint import SERVING, Checkpoint, CheckpointStore, newest_step
-from runtime.shared.child_status import SupervisorStatus
-from runtime.shared.given_token import read_token
 from runtime.shared.model_names import ModelNames
+from runtime.shared.process_status import SupervisorStatus
 from runtime.shared.runtime_config import RuntimeConfig
+from runtime.shared.stdin_token import read_token
 
 log = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from runtime.gateway.samples.samples import SampleStore
 from runtime.gateway.steps.queue import StepQueue
 from runtime.gateway.versions.admission import Admission
 from runtime.gateway.versions.versions import Versions
-from runtime.shared.child_status import SupervisorStatus
+from runtime.shared.process_status import SupervisorStatus
 from runtime.shared.runtime_config import RuntimeConfig
 from runtime.shared.schema import StepSettings
 from runtime.shared.statuses import RuntimeStatus

@@ -303,8 +303,8 @@ class GRPOLoRARecipe(FTRecipeInterface):
             is_first=self.ranks.is_first,
         )
         line = None if last is None else line_of(last.manifest, last.state)
-        if self.ranks.is_first and self.metrics.resume(line) and line is not None:
-            self.wandb.append(line, doubtful=True)
+        if self.ranks.is_first and self.metrics.reconcile(line) and line is not None:
+            self.wandb.append(line, maybe_logged=True)
 
     def _stop(self, *_: object) -> None:
         """SIGTERM ends between steps: a step is committed or it never was."""

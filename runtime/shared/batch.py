@@ -118,7 +118,7 @@ class Batch:
         return np.where(answers >= 0, np.asarray([*by_answer, -1], np.int64)[answers], -1)
 
     @functools.cached_property
-    def lags(self) -> NDArray[np.int64]:
+    def staleness(self) -> NDArray[np.int64]:
         """How many steps were committed since the version that sampled each token [N]; -1: none sampled it.
 
         By the word of the gateway, which has judged staleness by it; of a batch without, by the numbers of

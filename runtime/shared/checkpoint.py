@@ -37,9 +37,9 @@ ADAPTER = "adapter"
 # In the run's folder: the version that is served, by the gateway's word.
 SERVING = "serving.json"
 # However few are asked for: a newest one that turns out broken must have one before it.
-LEAST_KEPT = 2
+MIN_KEPT = 2
 # Pinned at a time: each has the optimizer's moments with it, on the machine and at home.
-MOST_PINNED = 32
+MAX_PINNED = 32
 _PINNED = "pinned.json"
 _BEST = "best.json"
 # Pins are changed in milliseconds; who holds the lock for longer stands still.
@@ -206,10 +206,10 @@ class CheckpointStore:
         """Keep a checkpoint. Raises CheckpointError when it is not there or not whole, OSError.
 
         `best_of`: an optimizer's name for the work of which it is the best; what comes home as `best` is the
-        one that was named so last. Of more than `MOST_PINNED` those are let go, and named in the answer, that
+        one that was named so last. Of more than `MAX_PINNED` those are let go, and named in the answer, that
         were a work's best before a better one, then those that were pinned longest ago; that one never.
         """
-        with self._retention(_PIN_SECONDS) as held:
+        with self._retention_lock(_PIN_SECONDS) as held:
             if not held:
                 raise TimeoutError(f"{name}: old checkpoints have been under removal for {_PIN_SECONDS} s")
             checkpoint = self.load(name)
@@ -219,26 +219,26 @@ class CheckpointStore:
                 pins.remove(best)
                 pins.insert(0 if of == best_of else len(pins), best)
             pins.append(name)
-            let_go, pins = pins[:-MOST_PINNED], pins[-MOST_PINNED:]
+            let_go, pins = pins[:-MAX_PINNED], pins[-MAX_PINNED:]
             files.write_json(self.root / _PINNED, pins, durable=True)
             if best_of is not None:
                 files.write_json(self.root / _BEST, {"checkpoint": name, "of": best_of}, durable=True)
         if let_go:
-            _log.warning("pinned no longer, as %d are pinned since: %s", MOST_PINNED, ", ".join(let_go))
+            _log.warning("pinned no longer, as %d are pinned since: %s", MAX_PINNED, ", ".join(let_go))
         return _info(checkpoint, pinned=True).model_copy(update={"let_go": let_go})
 
-    def prune(self, keep: int, spare: Collection[str] = ()) -> list[str]:
+    def prune(self, keep: int, protected: Collection[str] = ()) -> list[str]:
         """Remove what is older than the newest `keep` (2 at least) readable ones; the names removed.
 
         Pinned ones stay, and those to `spare`.
         Nothing is removed while pins change or when they cannot be read: the next prune makes up for it.
         """
-        with self._retention(0) as held:
+        with self._retention_lock(0) as held:
             pins = self._pins() if held else None
-            kept = [checkpoint.name for checkpoint in self.readable()][-max(LEAST_KEPT, keep) :]
+            kept = [checkpoint.name for checkpoint in self.readable()][-max(MIN_KEPT, keep) :]
             if pins is None or not kept:
                 return []
-            removed = [name for name in self.names() if name < kept[0] and name not in {*pins, *spare}]
+            removed = [name for name in self.names() if name < kept[0] and name not in {*pins, *protected}]
             for name in removed:
                 self._remove(name)
         return removed
@@ -265,7 +265,7 @@ class CheckpointStore:
             return None
 
     @contextmanager
-    def _retention(self, bound_seconds: float) -> Iterator[bool]:
+    def _retention_lock(self, bound_seconds: float) -> Iterator[bool]:
         """Keep pinning (the gateway's) and pruning (the trainer's) apart; False when that took too long."""
         self.root.mkdir(parents=True, exist_ok=True)
         end = time.monotonic() + bound_seconds

@@ -13,7 +13,7 @@ import math
 BLOCK = 128
 _HALVINGS = 3
 # Past the budget a row is one long sample, and what it does not fill is memory: at most a fifth of it.
-_OF_A_DOUBLING = 4
+_STEPS_PER_DOUBLING = 4
 
 
 def whole_blocks(budget: int) -> int:
@@ -30,4 +30,4 @@ def fixed_length(needed: int, budget: int) -> int:
 
 
 def _step(length: float, budget: int) -> float:
-    return budget * 2 ** int(math.log2(length / budget)) / _OF_A_DOUBLING
+    return budget * 2 ** int(math.log2(length / budget)) / _STEPS_PER_DOUBLING

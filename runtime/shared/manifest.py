@@ -42,7 +42,7 @@ def write(folder: Path, step: int, version: int) -> dict[str, Any]:
         "files": described,
         "adapter_sha256": described[ADAPTER_WEIGHTS]["sha256"],
     }
-    text = text_of(said)
+    text = render(said)
     failpoints.failpoint("checkpoint.described")
     (folder / MANIFEST).write_text(text)
     for path in (folder / MANIFEST, *(path for path in folder.rglob("*") if path.is_dir()), folder):
@@ -50,7 +50,7 @@ def write(folder: Path, step: int, version: int) -> dict[str, Any]:
     return json.loads(text)
 
 
-def text_of(said: dict[str, Any]) -> str:
+def render(said: dict[str, Any]) -> str:
     """The one text a manifest has that says this: its own hash, over all the rest, is in it."""
     rest = {name: value for name, value in said.items() if name != "sha256"}
     return _compact(rest | {"sha256": hashlib.sha256(_compact(rest).encode()).hexdigest()})
@@ -73,7 +73,7 @@ def read(folder: Path, *, verify: bool) -> dict[str, Any]:
 
 def _is_sound(said: Any, text: str) -> bool:
     return (
-        text == text_of(said)
+        text == render(said)
         and STATE in said["files"]
         and said["adapter_sha256"] == said["files"][ADAPTER_WEIGHTS]["sha256"]
         and all({"sha256", "bytes"} == set(described) for described in said["files"].values())

@@ -34,7 +34,7 @@ class MetricsLog:
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def resume(self, last: dict[str, Any] | None) -> bool:
+    def reconcile(self, last: dict[str, Any] | None) -> bool:
         """Agree with the newest checkpoint, whose own line is `last` (None: nothing is committed).
 
         Returns whether that line had been lost: the end came between its commit and its logging.

@@ -12,13 +12,13 @@ import resource
 # A request under way holds two in the relay, one in ssh and two in the gateway.
 WANTED = 16384
 # The most a Mac allows, whatever it says its hard limit is.
-_MOST_ON_A_MAC = 10240
+_MACOS_MAX = 10240
 
 
 def raise_limit(wanted: int = WANTED) -> int:
     """Raise the soft limit towards `wanted`; what it is then. With a low one fewer requests go at once."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    for aim in (wanted, min(wanted, _MOST_ON_A_MAC)):
+    for aim in (wanted, min(wanted, _MACOS_MAX)):
         if hard != resource.RLIM_INFINITY:
             aim = min(aim, hard)
         if soft == resource.RLIM_INFINITY or soft >= aim:

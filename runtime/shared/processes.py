@@ -56,29 +56,29 @@ def spawn(
             stderr=subprocess.STDOUT,
             env=environ,
             start_new_session=True,
-            preexec_fn=in_child(death_signal),
+            preexec_fn=preexec(death_signal),
         )
 
 
-def in_child(death_signal: signal.Signals) -> Callable[[], None]:
+def preexec(death_signal: signal.Signals) -> Callable[[], None]:
     """What a child does between fork and exec: take its death signal, undo our signal mask."""
     parent = os.getpid()
 
     def prepare() -> None:
-        die_with(parent, death_signal)
+        die_with_parent(parent, death_signal)
         signal.pthread_sigmask(signal.SIG_SETMASK, [])
 
     return prepare
 
 
-def die_with(parent: int | None, death_signal: signal.Signals) -> None:
+def die_with_parent(parent: int | None, death_signal: signal.Signals) -> None:
     """In a child: get `death_signal` when `parent` dies, from now on, and end if it is dead already."""
     _prctl(_PR_SET_PDEATHSIG, death_signal)
     if os.getppid() != parent:  # it died before the line above
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def send(pid: int, number: signal.Signals) -> None:
+def signal_process(pid: int, number: signal.Signals) -> None:
     """Send a signal to a process that may be gone already."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, number)
@@ -105,7 +105,7 @@ def kill_descendants(bound_seconds: float = 10.0) -> list[int]:
     end = time.monotonic() + bound_seconds
     while left := descendants(os.getpid()):
         for pid in left:
-            send(pid, signal.SIGKILL)
+            signal_process(pid, signal.SIGKILL)
         reap()
         if time.monotonic() > end:
             return left

@@ -21,10 +21,10 @@ from typing import Any
 from pydantic import ValidationError
 
 from runtime.shared.schema import StepSettings
-from runtime.shared.train_config import LOSSES, TrainConfig, complaint
+from runtime.shared.train_config import LOSSES, TrainConfig, first_error
 
 # What the run says of them is said of its own choice alone: choice -> keys.
-_BELONG = {
+_DEPENDENT_KEYS = {
     "loss": ("normaliser", "constant_tokens", "scale_rewards", "clip_low", "clip_high", "dual_clip"),
     "schedule": ("schedule_steps",),
     "overlong": ("overlong_tokens", "overlong_buffer"),
@@ -33,7 +33,7 @@ _BELONG = {
 
 
 # What only a loss of rewards reads.
-_OF_REWARDS = (
+_REWARD_KEYS = (
     "loss",
     "scale_rewards",
     "clip_low",
@@ -43,7 +43,7 @@ _OF_REWARDS = (
     "overlong_buffer",
 )
 # Of these a supervised step has what is said here, or what it says itself, never what the run says.
-_NOT_THE_RUNS = (*_OF_REWARDS, "normaliser", "constant_tokens", "dual_clip", "mismatch_cap", "kl_beta")
+_NOT_INHERITED = (*_REWARD_KEYS, "normaliser", "constant_tokens", "dual_clip", "mismatch_cap", "kl_beta")
 
 
 class SettingsError(Exception):
@@ -55,47 +55,49 @@ class SettingsError(Exception):
 
 
 @dataclass(frozen=True)
-class Settled:
+class ResolvedSettings:
     """One step's settings: `train` is resolved, `place` is where in the schedule the step is, from 0."""
 
     train: TrainConfig
-    place: int
+    schedule_step: int
     supervised: bool = False
 
     @property
     def learning_rate(self) -> float:
         """The rate of this very step."""
-        return self.train.learning_rate * _share(self.train, self.place)
+        return self.train.learning_rate * _schedule_factor(self.train, self.schedule_step)
 
     def recorded(self) -> dict[str, Any]:
         """All of it in plain values, under the names that `StepSettings` and TrainConfig have."""
         unread = {"lora", "activation_checkpointing", "seed", "keep_checkpoints", "pack_tokens"}
         if self.supervised:
-            unread |= {*_OF_REWARDS, "constant_tokens", "dual_clip", "mismatch_cap"}
-        return self.train.model_dump(exclude=unread) | {"schedule_step": self.place}
+            unread |= {*_REWARD_KEYS, "constant_tokens", "dual_clip", "mismatch_cap"}
+        return self.train.model_dump(exclude=unread) | {"schedule_step": self.schedule_step}
 
 
-def settle(run: TrainConfig, said: StepSettings | None, step: int, *, supervised: bool = False) -> Settled:
+def resolve(
+    run: TrainConfig, overrides: StepSettings | None, step: int, *, supervised: bool = False
+) -> ResolvedSettings:
     """Put what a step says over what the run says. `step`: its number, from 1. Raises SettingsError."""
-    own = {} if said is None else said.model_dump(exclude_none=True)
+    own = {} if overrides is None else overrides.model_dump(exclude_none=True)
     if supervised:
-        _refuse_of_rewards(own)
-        run = run.model_copy(update={key: _default(key) for key in _NOT_THE_RUNS})
+        _refuse_reward_keys(own)
+        run = run.model_copy(update={key: _default(key) for key in _NOT_INHERITED})
     place = own.pop("schedule_step", step - 1)
     values = run.model_dump()
-    for choice, keys in _BELONG.items():
+    for choice, keys in _DEPENDENT_KEYS.items():
         if _is_changed(choice, run, own):
             values |= {key: _default(key) for key in keys}
     values |= own
     try:
-        return Settled(TrainConfig.model_validate(values).resolved(), place, supervised)
+        return ResolvedSettings(TrainConfig.model_validate(values).resolved(), place, supervised)
     except ValidationError as error:
-        key, _, why = complaint(error)
+        key, _, why = first_error(error)
         raise SettingsError(key, values.get(key), why) from None
 
 
-def _refuse_of_rewards(own: dict[str, Any]) -> None:
-    for key in _OF_REWARDS:
+def _refuse_reward_keys(own: dict[str, Any]) -> None:
+    for key in _REWARD_KEYS:
         if key in own:
             raise SettingsError(
                 key, own[key], "a step that learns from examples has no rewards: leave it out"
@@ -115,7 +117,7 @@ def _is_changed(choice: str, run: TrainConfig, own: dict[str, Any]) -> bool:
     return own.get(choice, before) != before
 
 
-def _share(train: TrainConfig, place: int) -> float:
+def _schedule_factor(train: TrainConfig, place: int) -> float:
     """The part of its learning rate that a schedule has at a step."""
     if place < train.warmup_steps:
         return (place + 1) / train.warmup_steps

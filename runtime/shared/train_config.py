@@ -20,7 +20,7 @@ class Keys(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-def _listed(value: object) -> object:
+def _split_names(value: object) -> object:
     """Names in one text, as a command line has them: "q_proj,v_proj"."""
     return tuple(name.strip() for name in value.split(",")) if isinstance(value, str) else value
 
@@ -35,7 +35,7 @@ class LoraConfig(Keys):
     rank: int = Field(default=16, ge=1, le=256)
     alpha: float = Field(default=16.0, gt=0)
     use_rslora: bool = False
-    target_modules: Annotated[tuple[str, ...] | None, BeforeValidator(_listed)] = Field(
+    target_modules: Annotated[tuple[str, ...] | None, BeforeValidator(_split_names)] = Field(
         default=None, min_length=1
     )
 
@@ -172,7 +172,7 @@ class TrainConfig(Keys):
             yield "warmup_steps", "the rate falls to 0 at schedule_steps, so its rise must end before"
 
 
-def complaint(error: ValidationError) -> tuple[str, str, str]:
+def first_error(error: ValidationError) -> tuple[str, str, str]:
     """The first thing that does not fit: its dotted key, pydantic's type of it, and why."""
     first = error.errors(include_url=False)[0]
     place = [str(part) for part in first["loc"]]

@@ -89,22 +89,22 @@ class WandbLog:
             _log.warning("Weights & Biases refused (%s); the run is kept offline in %s", error, folder)
             self._run = start("offline")
         self._table, self._completions, self._output = wandb.Table, completions, output
-        self._validations = _Fresh(output, committed)
+        self._validations = _UnloggedValidations(output, committed)
         for kind in ("train", "val"):
             self._run.define_metric(f"{kind}/step")
             self._run.define_metric(f"{kind}/*", step_metric=f"{kind}/step")
         self._run.define_metric("counts/*", step_metric="train/step")
         self._open.touch()
 
-    def append(self, line: dict[str, Any], *, doubtful: bool = False) -> None:
+    def append(self, line: dict[str, Any], *, maybe_logged: bool = False) -> None:
         """Log one step's numbers; `doubtful`: an earlier life may have logged them."""
-        if self._run is None or (doubtful and self._run.summary.get("train/step") == line["step"]):
+        if self._run is None or (maybe_logged and self._run.summary.get("train/step") == line["step"]):
             return
         self._validated()
         numbers = {f"train/{name}": value for name, value in line["metrics"].items()}
         counts = {f"counts/{name}": value for name, value in line["counts"].items() if name != "dropped"}
         row = {**numbers, **counts, "train/step": line["step"], "policy_version": line["version"]}
-        if self._completions and (said := list(self._said(line["step"]))):
+        if self._completions and (said := list(self._completions_table(line["step"]))):
             row["train/completions"] = self._table(columns=list(_COLUMNS), data=said)
         self._run.log(row)
 
@@ -130,7 +130,7 @@ class WandbLog:
             self._run.log(_validation(line))
             self._validations.logged(line)
 
-    def _said(self, step: int) -> Iterator[list[Any]]:
+    def _completions_table(self, step: int) -> Iterator[list[Any]]:
         """The first texts of a step, as `rollout_log.py` has written them."""
         try:
             texts = (self._output / "logs" / "rollouts" / f"step-{step:06d}.jsonl").read_text().splitlines()
@@ -141,7 +141,7 @@ class WandbLog:
                 said = json.loads(text)
             except ValueError:
                 continue
-            yield [_shown(name, said.get(name)) for name in _COLUMNS]
+            yield [_table_cell(name, said.get(name)) for name in _COLUMNS]
 
 
 def _validation(line: dict[str, Any]) -> dict[str, Any]:
@@ -153,7 +153,7 @@ def _validation(line: dict[str, Any]) -> dict[str, Any]:
     return row
 
 
-def _shown(name: str, value: Any) -> Any:
+def _table_cell(name: str, value: Any) -> Any:
     """As a table has it: of a prompt the end says most. Hidden before it is cut."""
     if not isinstance(value, str):
         return value
@@ -164,7 +164,7 @@ def _shown(name: str, value: Any) -> Any:
     return value[-_CHARACTERS:] if name == "prompt" else value[:_CHARACTERS]
 
 
-class _Fresh:
+class _UnloggedValidations:
     """The validations that no life of this run has logged; those that are remembered beside their file.
 
     A machine that begins anew remembers none: of what was scored before its newest step all was logged.

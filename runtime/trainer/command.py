@@ -10,7 +10,7 @@ import json
 import sys
 from pathlib import Path
 
-from runtime.shared import admission
+from runtime.shared import parity_check
 from runtime.shared.peft_form import portable_name
 from runtime.shared.runtime_config import RuntimeConfig
 from runtime.shared.start_adapter import START
@@ -36,7 +36,7 @@ def trainer_command(config: RuntimeConfig, *, follow: bool = True) -> list[str]:
         "checkpoints_dir": state / "checkpoints",
         "output_dir": state,
         "follow": follow,
-        "admit": admission.subject(config) if follow else None,
+        "admit": parity_check.fingerprint(config) if follow else None,
         "run_id": config.run_id,
         "wandb_completions": config.wandb_completions,
         "device": config.device,

@@ -1,7 +1,7 @@
 """The trial that a model is admitted by (C58): a random adapter, and what the trainer makes of it.
 
-Neighbours: the recipe leaves one before its first step; shared/admission.py says where; the gateway has every
-engine score the same and compares (gateway/engines/admission_proof.py). Knows nothing of engines.
+Neighbours: the recipe leaves one before its first step; shared/parity_check.py says where; the gateway has
+every engine score the same and compares (gateway/engines/admission_proof.py). Knows nothing of engines.
 
 The adapter goes the way of every step's: it is put into the fp32 masters, the working copy multiplies with
 it, the export writes it. Afterwards every bit of the policy is as before.
@@ -20,7 +20,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from runtime.shared import admission as on_disk
+from runtime.shared import parity_check as on_disk
 from runtime.shared.architectures import positions
 from runtime.shared.probe_file import PROBE_FILE
 from runtime.trainer.forward import next_logits, sequence_logprobs
@@ -48,7 +48,7 @@ _MAX_SCALES = 10
 def export_parity_check(policy: Policy, state_dir: Path, subject: str, model: Path, base_model: str) -> None:
     """Leave the gateway a trial, unless engine and trainer were seen to agree on this before."""
     if not on_disk.is_admitted(state_dir, subject):
-        on_disk.leave(
+        on_disk.export(
             state_dir, subject, lambda folder: write_parity_check(policy, folder, model, base_model)
         )
 

@@ -13,8 +13,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from runtime.shared.schema import StepSettings
-from runtime.shared.step_settings import SettingsError, settle
-from runtime.shared.train_config import TrainConfig, complaint
+from runtime.shared.step_settings import SettingsError, resolve
+from runtime.shared.train_config import TrainConfig, first_error
 
 __all__ = ["SettingsError", "UpdateSettings"]
 
@@ -66,7 +66,7 @@ class UpdateSettings:
         `meta`: the batch's; None for what the run says of every step, as in its first.
         """
         meta = meta or {}
-        settled = settle(
+        settled = resolve(
             _run_says(keys),
             _step_says(meta),
             meta.get("step", 1),
@@ -81,7 +81,7 @@ def _run_says(keys: Mapping[str, Any]) -> TrainConfig:
     try:
         return TrainConfig(**{name: keys[name] for name in _KEYS})
     except ValidationError as error:
-        key, _, why = complaint(error)
+        key, _, why = first_error(error)
         raise SettingsError(key, keys[key], why) from None
 
 
@@ -89,5 +89,5 @@ def _step_says(meta: Mapping[str, Any]) -> StepSettings:
     try:
         return StepSettings.model_validate(meta.get("settings") or {})
     except ValidationError as error:
-        key, _, why = complaint(error)
+        key, _, why = first_error(error)
         raise SettingsError(f"settings.{key}", meta["settings"], why) from None

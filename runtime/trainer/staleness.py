@@ -38,7 +38,7 @@ class StalenessBuckets:
     @classmethod
     def of(cls, batch: Batch, chosen: list[int]) -> Self:
         """Of the chosen sequences."""
-        lag_N, answer_N = torch.from_numpy(batch.lags), torch.from_numpy(batch.answers)
+        lag_N, answer_N = torch.from_numpy(batch.staleness), torch.from_numpy(batch.answers)
         trained_N = torch.zeros(len(lag_N), dtype=torch.bool)
         for sequence in chosen:
             trained_N[batch.span(sequence)] = True

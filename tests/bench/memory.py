@@ -14,9 +14,9 @@ from pathlib import Path
 from launcher.config import memory_table
 from launcher.models import known_models
 from launcher.types.plan import split_gpus
-from runtime.shared.memory.instead import explained
-from runtime.shared.memory.line import total
-from runtime.shared.memory.planning import Machine, MemoryPlan, Wishes, gib
+from runtime.shared.memory.memory_item import total
+from runtime.shared.memory.planning import GpuSplit, MemoryPlan, Overrides, format_gib
+from runtime.shared.memory.suggestions import plan_with_suggestions
 from runtime.shared.model_shape import shape
 
 MODELS = tuple(f"Qwen/Qwen3-{size}" for size in ("0.6B", "1.7B", "4B", "8B", "14B", "32B"))
@@ -30,7 +30,7 @@ def plans() -> Iterator[tuple[str, int, MemoryPlan]]:
         of = shape(known_models.config_of(model) or {})
         assert of is not None
         for count in COUNTS:
-            found = explained(of, Machine("H100", count, *split_gpus(count)), Wishes())
+            found = plan_with_suggestions(of, GpuSplit("H100", count, *split_gpus(count)), Overrides())
             assert found is not None
             yield model, count, found
 
@@ -48,8 +48,8 @@ def _table(model: str, count: int, memory: MemoryPlan) -> str:
 def summary(memory: MemoryPlan) -> dict[str, object]:
     """The plan in one line."""
     return {
-        "training": gib(total(memory.trainer)),
-        "serving": gib(total(memory.engine)),
+        "training": format_gib(total(memory.trainer)),
+        "serving": format_gib(total(memory.engine)),
         "checkpointing": memory.activation_checkpointing,
         "pack_tokens": memory.pack_tokens,
         "longest": memory.max_model_len,

@@ -157,7 +157,7 @@ def served_plainly(line: str) -> Iterator[PlainServer]:
         with log.open("wb") as said:
             process = subprocess.Popen(
                 tether.command(words, grace_seconds=10), cwd=folder, env=environ | {"TMPDIR": folder},
-                stdout=said, stderr=said, preexec_fn=processes.in_child(signal.SIGTERM),
+                stdout=said, stderr=said, preexec_fn=processes.preexec(signal.SIGTERM),
             )  # fmt: skip
         try:
             yield PlainServer(process, f"http://127.0.0.1:{port}/v1", log)

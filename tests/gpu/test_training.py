@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from runtime.shared import model_shape
-from runtime.shared.memory.line import total
-from runtime.shared.memory.trainer import Training, lines
+from runtime.shared.memory.memory_item import total
+from runtime.shared.memory.trainer import TrainerSetup, items
 from runtime.trainer.policy import Policy
 from runtime.trainer.update import update
 from tests.gpu.training import LORA, long_batch, places, policy_on_gpu
@@ -51,9 +51,9 @@ def predicted(model: Path, *, checkpointing: bool) -> int:
     """The planner's word, but for what torch does not count as allocated, and AdamW's moments: none here."""
     shape = model_shape.shape(json.loads((model / "config.json").read_text()))
     assert shape is not None
-    training = Training(PACK_TOKENS, checkpointing, LORA.rank, shape.lora_names)
+    training = TrainerSetup(PACK_TOKENS, checkpointing, LORA.rank, shape.lora_names)
     return total(
-        line for line in lines(shape, training) if line.name not in ("CUDA", "fragmentation", "AdamW")
+        line for line in items(shape, training) if line.name not in ("CUDA", "fragmentation", "AdamW")
     )
 
 

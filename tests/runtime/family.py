@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 from runtime.keeper import Keeper, Limits
-from runtime.shared.given_token import read_token
+from runtime.shared.stdin_token import read_token
 from runtime.supervision import ChildSpec, Restarts, Supervisor, stop_on
 
 

@@ -17,8 +17,8 @@ from typing import Any
 
 import httpx
 
-from runtime.shared import admission
-from runtime.shared.processes import in_child
+from runtime.shared import parity_check
+from runtime.shared.processes import preexec
 from runtime.shared.runtime_config import RuntimeConfig
 from tests.support.waiting import wait_until
 
@@ -28,8 +28,8 @@ MESSAGES = [{"role": "user", "content": "[[ ## english ## ]]\nthe black cat"}]
 
 def say_admitted(config: RuntimeConfig) -> None:
     """Leave in the run's folder what an admission that passed leaves."""
-    said = {"admitted": True, "subject": admission.subject(config), "model": config.model_path}
-    (Path(config.state_dir) / admission.RECORD).write_text(json.dumps(said))
+    said = {"admitted": True, "subject": parity_check.fingerprint(config), "model": config.model_path}
+    (Path(config.state_dir) / parity_check.RECORD).write_text(json.dumps(said))
 
 
 class Gateway:
@@ -81,7 +81,7 @@ class Gateway:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 # A test that breaks before it can stop it, as under a mutation, must not leave it behind.
-                preexec_fn=in_child(signal.SIGTERM),
+                preexec_fn=preexec(signal.SIGTERM),
             )
         assert self.process.stdin
         self.process.stdin.write(TOKEN.encode() + b"\n")

@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from runtime.gateway.engines.admission_proof import AdmissionProof, RefusedError, judge
 from runtime.gateway.engines.engine_client import EngineClient
 from runtime.gateway.engines.version_proof import Measured, NotProvenError, Prover
-from runtime.shared import admission
+from runtime.shared import parity_check
 from runtime.trainer.parity_export import export_parity_check
 from runtime.trainer.policy import Lora
 from tests.runtime.conftest import TINY_MODEL, EngineProcess, start_engine
@@ -91,7 +91,7 @@ def tried(served: EngineProcess, tmp_path: Path) -> Callable[..., AdmissionProof
 
     def ask(model: Path, **more: Any) -> AdmissionProof:
         state = trial(tmp_path / "state", model, **more)
-        found = admission.find(state, SUBJECT)
+        found = parity_check.find(state, SUBJECT)
         assert found is not None
 
         async def scenario() -> Measured:

@@ -20,7 +20,7 @@ from runtime.gateway.engines.admission_proof import RefusedError, judge
 from runtime.gateway.engines.engine_client import AdapterReport
 from runtime.gateway.engines.logprob_probe import LogprobProbe, Scores
 from runtime.gateway.engines.version_proof import Measured
-from runtime.shared import admission, failpoints
+from runtime.shared import failpoints, parity_check
 from runtime.shared.runtime_config import RuntimeConfig
 from runtime.shared.start_adapter import START
 from runtime.trainer.parity_export import export_parity_check
@@ -116,12 +116,12 @@ class World:
     def leave_trial(self) -> None:
         """As the trainer does, before its first step."""
         assert self.gateway is not None
-        subject = admission.subject(RuntimeConfig.model_validate(self.gateway.config))
+        subject = parity_check.fingerprint(RuntimeConfig.model_validate(self.gateway.config))
         export_parity_check(fresh_policy(), self.folder, subject, tiny_model(), "tiny")
 
     @property
     def record(self) -> dict[str, Any]:
-        return json.loads((self.folder / admission.RECORD).read_text())
+        return json.loads((self.folder / parity_check.RECORD).read_text())
 
     @property
     def loaded(self) -> list[str]:
@@ -162,7 +162,7 @@ def test_c58_nothing_is_ready_before_the_model_is_admitted_and_then_once_for_all
     assert status["admission"] == world.record
     assert world.record["admitted"] and world.record["adapter"]["largest"] < 1e-6 < world.record["effect"]
     assert world.outcomes() == ["admitted"] and len(world.loaded) == 1 and not world.engine.adapters
-    wait_until(lambda: not (world.folder / admission.FOLDER).exists(), what="the trial is removed")
+    wait_until(lambda: not (world.folder / parity_check.FOLDER).exists(), what="the trial is removed")
     gateway.kill()
     gateway.start()
     gateway.until_ready()
@@ -179,7 +179,7 @@ def test_c58_a_model_that_is_refused_is_never_ready_and_the_status_says_why(worl
     gateway = world.begin()
     world.engine.off = 0.5
     world.leave_trial()
-    wait_until((world.folder / admission.RECORD).exists, what=gateway._said)
+    wait_until((world.folder / parity_check.RECORD).exists, what=gateway._said)
     status = gateway.status()
     assert status["phase"] == "failed"
     assert "differ by up to 0.5 under a random adapter (at most 0.001)" in status["detail"]
@@ -194,7 +194,7 @@ def test_an_engine_that_cannot_load_it_is_quoted(world: World, monkeypatch: pyte
     world.engine.refuses = "PhiMoEForCausalLM does not support LoRA yet."
     gateway = world.begin()
     world.leave_trial()
-    wait_until((world.folder / admission.RECORD).exists, what=gateway._said)
+    wait_until((world.folder / parity_check.RECORD).exists, what=gateway._said)
     assert gateway.status()["phase"] == "failed"
     assert "PhiMoEForCausalLM does not support LoRA yet." in gateway.status()["detail"]
     assert world.outcomes() == ["refused"]
@@ -207,7 +207,7 @@ def test_killed_in_the_middle_it_is_asked_again(world: World, monkeypatch: pytes
     gateway = world.begin()
     world.leave_trial()
     gateway.process.wait(60)
-    assert not armed.exists() and not (world.folder / admission.RECORD).exists()
+    assert not armed.exists() and not (world.folder / parity_check.RECORD).exists()
     gateway.http.close()
     gateway.start()
     gateway.until_ready()

@@ -234,7 +234,7 @@ def test_pruning_keeps_the_newest_and_the_pinned(store: CheckpointStore) -> None
 def test_while_pins_change_or_cannot_be_read_nothing_is_removed(store: CheckpointStore) -> None:
     for step in range(1, 5):
         commit(store, step)
-    with store._retention(0) as held, store._retention(0) as second:
+    with store._retention_lock(0) as held, store._retention_lock(0) as second:
         assert held and not second
         assert store.prune(2) == []
     (store.root / "pinned.json").write_text("[")
@@ -246,7 +246,7 @@ def test_while_pins_change_or_cannot_be_read_nothing_is_removed(store: Checkpoin
 def test_c55_pins_are_bounded_and_what_is_let_go_is_named(
     store: CheckpointStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("runtime.shared.checkpoint.MOST_PINNED", 3)
+    monkeypatch.setattr("runtime.shared.checkpoint.MAX_PINNED", 3)
     for step in range(1, 9):
         commit(store, step)
     for step in (1, 2, 3, 1):  # the first once more: it is the last to go now
@@ -259,7 +259,7 @@ def test_c55_pins_are_bounded_and_what_is_let_go_is_named(
 def test_c55_a_best_that_is_surpassed_goes_first_and_the_best_last(
     store: CheckpointStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("runtime.shared.checkpoint.MOST_PINNED", 3)
+    monkeypatch.setattr("runtime.shared.checkpoint.MAX_PINNED", 3)
     for step in range(1, 11):
         commit(store, step)
     best = {1: "a", 3: "a", 8: "b"}
@@ -286,7 +286,7 @@ def line(step: int) -> dict:
 
 def test_c43_a_resumed_run_repeats_and_loses_no_line_of_metrics(tmp_path: Path) -> None:
     log = MetricsLog(tmp_path / "metrics.jsonl")
-    log.resume(None)
+    log.reconcile(None)
     for step in (1, 2, 3):
         log.append(line(step))
     whole = log.path.read_bytes()
@@ -298,7 +298,7 @@ def test_c43_a_resumed_run_repeats_and_loses_no_line_of_metrics(tmp_path: Path) 
         last_start = whole.rindex(b"\n", 0, -1) + 1
         for size in (last_start, last_start + 20, len(whole) - 1, len(whole)):
             log.path.write_bytes(whole[:size])
-            log.resume(line(committed))
+            log.reconcile(line(committed))
             log.append(line(committed + 1))
             assert [entry["step"] for entry in log.read()] == list(range(1, committed + 2))
 

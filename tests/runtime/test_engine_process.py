@@ -279,7 +279,7 @@ def test_the_core_dies_with_the_server_whenever_that_is_killed(
     try:
         wait_until(lambda: process_table.look(core) is None, GONE_SECONDS)
     finally:
-        processes.send(core, signal.SIGKILL)
+        processes.signal_process(core, signal.SIGKILL)
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from runtime.shared.memory.activations import Kept
+from runtime.shared.memory.activations import ActivationModel
 from runtime.shared.model_shape import shape
 from runtime.shared.peft_form import Lora
 from runtime.trainer.packing import Sequences, pack
@@ -84,7 +84,7 @@ def test_what_is_kept_is_what_was_predicted(
     measured, places = kept_bytes(policy)
     of = shape(config)
     assert of is not None
-    kept = Kept(of, RANK, policy.lora.target_modules, DTYPES[dtype].itemsize, masked=True)
+    kept = ActivationModel(of, RANK, policy.lora.target_modules, DTYPES[dtype].itemsize, masked=True)
     predicted = kept.row(places, checkpointing=recompute)
     assert predicted == pytest.approx(measured, rel=0.10)
 
@@ -96,5 +96,5 @@ def test_what_is_kept_with_lora_on_some_layers_is_what_was_predicted(tmp_path: P
     measured, places = kept_bytes(policy)
     of = shape(config)
     assert of is not None
-    predicted = Kept(of, RANK, lora.target_modules, masked=True).row(places, checkpointing=False)
+    predicted = ActivationModel(of, RANK, lora.target_modules, masked=True).row(places, checkpointing=False)
     assert predicted == pytest.approx(measured, rel=0.10)

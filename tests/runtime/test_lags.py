@@ -213,9 +213,9 @@ def test_c50_joined_turns_count_each_at_its_own_lag() -> None:
     assert {lag: it["trained_sequences"] for lag, it in found.items()} == {0: 2, 1: 3, 2: 11}
     first, last = samples[2].pieces[1][0], [*samples[2].pieces[3][0], *samples[2].pieces[4][0]]
     newest = [row for row in range(8) if row % 3 == 2]
-    assert (batch.lags[batch.span(2)] == 2).sum() == len(first)
-    assert (batch.lags[batch.span(2)] == 0).sum() == len(last)
-    assert found[0]["trained_tokens"] == sum((batch.lags[batch.span(row)] == 0).sum() for row in newest)
+    assert (batch.staleness[batch.span(2)] == 2).sum() == len(first)
+    assert (batch.staleness[batch.span(2)] == 0).sum() == len(last)
+    assert found[0]["trained_tokens"] == sum((batch.staleness[batch.span(row)] == 0).sum() for row in newest)
 
 
 def test_a_step_that_nothing_old_is_in_has_no_figures_but_its_own() -> None:
@@ -228,7 +228,7 @@ def test_a_lag_is_the_gateways_word_and_without_it_of_the_versions_numbers() -> 
     batch = sampled_at(make_batch(random_samples(1)), 6, [5, 3, 9])
     told = replace(batch, meta=batch.meta | {"lags": {"5": 0, "3": 1}})
     for one, expected in ((batch, [0, 2, 0]), (told, [0, 1, 0])):
-        lags = [set(one.lags[one.span(row)].tolist()) for row in range(3)]
+        lags = [set(one.staleness[one.span(row)].tolist()) for row in range(3)]
         assert lags == [{-1, lag} for lag in expected]
 
 

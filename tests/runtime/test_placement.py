@@ -29,7 +29,7 @@ from runtime.gateway.engines.placement import (
     most_to_begin_at,
 )
 from runtime.gateway.gateway import Parts
-from runtime.shared.child_status import SupervisorStatus
+from runtime.shared.process_status import SupervisorStatus
 from runtime.shared.schema import Group, Member, StepRequest
 from tests.runtime.gateway_here import ask, gateway_here
 from tests.runtime.recorded import answer, asked, choice, record

@@ -114,7 +114,7 @@ def family(tmp_path: Path) -> Iterator[Callable[..., Family]]:
     yield start
     for one in started:
         for pid in one.alive():
-            processes.send(pid, signal.SIGKILL)
+            processes.signal_process(pid, signal.SIGKILL)
         one.keeper.wait(120)
 
 

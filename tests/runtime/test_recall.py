@@ -28,7 +28,7 @@ from runtime.gateway.http.openai_errors import ApiError
 from runtime.gateway.steps.from_text import TextMembers
 from runtime.gateway.versions.versions import MOST_RECALLED, Versions
 from runtime.shared import files
-from runtime.shared.checkpoint import MOST_PINNED, CheckpointStore, checkpoint_name
+from runtime.shared.checkpoint import MAX_PINNED, CheckpointStore, checkpoint_name
 from runtime.shared.runtime_config import RuntimeConfig
 from runtime.shared.schema import Group, Member
 from tests.runtime.gateway_process import MESSAGES, TOKEN, Gateway
@@ -271,7 +271,7 @@ def test_a_checkpoint_that_is_not_whole_is_refused_to_be_pinned_as_none(world: W
 
 def test_c55_so_many_are_pinned_and_what_goes_is_named(world: World) -> None:
     names = [checkpoint_name(version) for version in range(1, NEWEST + 1)]
-    others = [f"step-{step:06d}" for step in range(101, 101 + MOST_PINNED - 1)]
+    others = [f"step-{step:06d}" for step in range(101, 101 + MAX_PINNED - 1)]
     for name in others:
         (world.checkpoints / name).mkdir()
     (world.checkpoints / "pinned.json").write_text(json.dumps([names[0], *others]))

@@ -135,10 +135,10 @@ class Runtime:
 
     def end(self) -> None:
         for pid in [] if self.keeper.poll() is not None else [self.keeper.pid]:
-            processes.send(pid, signal.SIGTERM)
+            processes.signal_process(pid, signal.SIGTERM)
         self.keeper.wait(300)
         for pid in self.alive():
-            processes.send(pid, signal.SIGKILL)
+            processes.signal_process(pid, signal.SIGKILL)
         self.http.close()
 
 

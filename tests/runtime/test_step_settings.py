@@ -14,7 +14,7 @@ import pytest
 from runtime.shared.batch import Batch
 from runtime.shared.checkpoint import CheckpointStore
 from runtime.shared.schema import StepSettings
-from runtime.shared.step_settings import SettingsError, settle
+from runtime.shared.step_settings import SettingsError, resolve
 from runtime.shared.train_config import TrainConfig
 from tests.runtime.recipe_here import configured, give, measured, train
 from tests.runtime.trainer_fixtures import make_batch, random_samples
@@ -23,12 +23,12 @@ RUN = {"learning_rate": 5e-3, "weight_decay": 0.1, "max_grad_norm": 0.5}
 
 
 def settled(run: dict[str, Any], **said: Any) -> TrainConfig:
-    return settle(TrainConfig.model_validate(run), StepSettings(**said), step=1).train
+    return resolve(TrainConfig.model_validate(run), StepSettings(**said), step=1).train
 
 
 def rates(keys: dict[str, Any], steps: range) -> list[float]:
     run = TrainConfig.model_validate(keys)
-    return [settle(run, None, step).learning_rate for step in steps]
+    return [resolve(run, None, step).learning_rate for step in steps]
 
 
 # ------------------------------------------------------------------ the keys

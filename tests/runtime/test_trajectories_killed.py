@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime.shared.processes import in_child
+from runtime.shared.processes import preexec
 from tests.runtime.queue_run import QueueRun
 from tests.support.environment import PROGRAMS, REPOSITORY
 from tests.support.small_run import TOKEN, Asked
@@ -37,7 +37,7 @@ class Life:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            preexec_fn=in_child(signal.SIGKILL),
+            preexec_fn=preexec(signal.SIGKILL),
         )
         self.said: list[str] = []
         self._reader = threading.Thread(target=self._read, daemon=True)

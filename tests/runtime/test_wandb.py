@@ -63,8 +63,8 @@ def _log(folder: Path, committed: int, does: list[int | dict[str, Any]], mode: s
         committed=committed,
         completions=texts,
     )
-    if metrics.resume(line(committed) if committed else None):
-        wandb.append(line(committed), doubtful=True)
+    if metrics.reconcile(line(committed) if committed else None):
+        wandb.append(line(committed), maybe_logged=True)
     for it in does:
         if isinstance(it, dict):
             files.append_line(folder / validations.FILE, it)

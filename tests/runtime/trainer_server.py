@@ -35,7 +35,7 @@ def main() -> None:
 
 
 def _start(ask: dict[str, Any]) -> int:
-    in_child = processes.in_child(signal.SIGKILL)
+    in_child = processes.preexec(signal.SIGKILL)
     child = os.fork()
     if child == 0:
         code = 1

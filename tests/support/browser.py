@@ -23,7 +23,7 @@ from urllib.parse import urlsplit
 import aiohttp
 import psutil
 
-from runtime.shared.processes import in_child
+from runtime.shared.processes import preexec
 
 PROGRAM = shutil.which("chromium")
 _FLAGS = (
@@ -145,7 +145,7 @@ def opened(folder: Path) -> Iterator[Browser]:
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "chromium.log").open("wb") as log:
         process = subprocess.Popen(
-            command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, preexec_fn=in_child(signal.SIGTERM)
+            command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, preexec_fn=preexec(signal.SIGTERM)
         )
     loop, session = asyncio.new_event_loop(), None
     try:

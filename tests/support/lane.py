@@ -70,7 +70,7 @@ class Lane:
                 # A Ctrl-C is handed on once; so is the end of this process, however it goes. The fixtures of
                 # a lane then end what they started.
                 start_new_session=True,
-                preexec_fn=processes.in_child(signal.SIGINT),
+                preexec_fn=processes.preexec(signal.SIGINT),
             )  # fmt: skip
 
     def reports(self, nodeid: str) -> list[dict[str, Any]]:

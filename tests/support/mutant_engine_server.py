@@ -86,7 +86,7 @@ class Engines:
 
     def _start(self, tree: str) -> dict[str, Any]:
         folder = Path(tempfile.mkdtemp(prefix="slip-"))
-        in_child = processes.in_child(signal.SIGKILL)
+        in_child = processes.preexec(signal.SIGKILL)
         pid = os.fork()
         if pid == 0:
             in_child()

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psutil
 
-from runtime.shared.processes import in_child
+from runtime.shared.processes import preexec
 from tests.support.at_rest import stands_still
 from tests.support.environment import PROGRAMS, runtime_environ
 from tests.support.waiting import wait_until
@@ -39,7 +39,7 @@ class RelayProcess:
                 stdout=subprocess.PIPE,
                 stderr=stderr,
                 env=runtime_environ(),
-                preexec_fn=in_child(signal.SIGTERM),
+                preexec_fn=preexec(signal.SIGTERM),
             )
         assert self._process.stdout
         self.port = int(self._process.stdout.readline())

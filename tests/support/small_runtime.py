@@ -29,7 +29,7 @@ from typing import Any
 
 from runtime.shared import files, processes
 from runtime.shared.checkpoint import CheckpointStore
-from runtime.shared.given_token import read_token
+from runtime.shared.stdin_token import read_token
 
 PARTS = ("gateway", "trainer")
 _SIGNALS = {signal.SIGTERM, signal.SIGINT, signal.SIGCHLD}

@@ -10,7 +10,7 @@ import pytest
 
 from launcher.client import EndpointLost, NotConnected, Refused, Session, StepFailed, connect, group
 from launcher.client.wire import Patience
-from runtime.shared.checkpoint import MOST_PINNED
+from runtime.shared.checkpoint import MAX_PINNED
 from tests.support.environment import PROGRAMS
 from tests.support.small_run import TOKEN, SmallRun
 
@@ -108,7 +108,7 @@ def test_checkpoints_are_listed_pinned_and_restored(run: SmallRun) -> None:
 def test_c55_what_is_pinned_no_longer_is_said_by_name(
     run: SmallRun, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    assert f"until {MOST_PINNED} others have been pinned" in str(Session.pin.__doc__)
+    assert f"until {MAX_PINNED} others have been pinned" in str(Session.pin.__doc__)
     session = run.session()
     run.refuse_empty = False
     session.step([group("g", {"r1": 1.0})])

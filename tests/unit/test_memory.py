@@ -12,10 +12,10 @@ import pytest
 from launcher.models import known_models
 from runtime.engine import command
 from runtime.shared import gpu_memory
-from runtime.shared.memory import assumptions, engine, instead, planning, trainer
-from runtime.shared.memory.activations import Kept
-from runtime.shared.memory.line import total
-from runtime.shared.memory.planning import Machine, MemoryPlan, Wishes, plan, usable
+from runtime.shared.memory import assumptions, engine, planning, suggestions, trainer
+from runtime.shared.memory.activations import ActivationModel
+from runtime.shared.memory.memory_item import total
+from runtime.shared.memory.planning import GpuSplit, MemoryPlan, Overrides, plan, usable
 from runtime.shared.model_shape import ModelShape, shape
 from runtime.shared.projections import PROJECTIONS
 from tests.bench import memory
@@ -33,8 +33,8 @@ PARAMETERS = {
     "allenai/OLMo-2-1124-7B-Instruct": 7.3, "ibm-granite/granite-3.3-8b-instruct": 8.17,
     "HuggingFaceTB/SmolLM3-3B": 3.08, "openai/gpt-oss-20b": 20.9,
 }  # fmt: skip
-ONE = Machine("H100", 1, 1, 1)
-FOUR = Machine("H100", 4, 1, 3)
+ONE = GpuSplit("H100", 1, 1, 1)
+FOUR = GpuSplit("H100", 4, 1, 3)
 
 
 def known(model: str) -> ModelShape:
@@ -43,8 +43,8 @@ def known(model: str) -> ModelShape:
     return found
 
 
-def planned(model: str, machine: Machine = ONE, **wishes: Any) -> MemoryPlan:
-    found = plan(known(model), machine, Wishes(**wishes))
+def planned(model: str, machine: GpuSplit = ONE, **wishes: Any) -> MemoryPlan:
+    found = plan(known(model), machine, Overrides(**wishes))
     assert found is not None
     return found
 
@@ -110,7 +110,7 @@ def test_some_layers_of_a_mixture_may_have_no_experts() -> None:
 def test_what_is_kept_grows_with_the_row_and_shrinks_to_inputs_with_checkpointing() -> None:
     """Qwen2.5-1.5B: some 100 KB a token and layer without, each layer's input with it."""
     model = known("Qwen/Qwen2.5-1.5B-Instruct")
-    kept = Kept(model, 16, PROJECTIONS)
+    kept = ActivationModel(model, 16, PROJECTIONS)
     whole, inputs = kept.row(4096, checkpointing=False), kept.row(4096, checkpointing=True)
     assert 95_000 < whole / 4096 / model.layers < 110_000
     assert inputs == pytest.approx(4096 * (model.layers * model.hidden * 2 + 4 * model.hidden), rel=0.01)
@@ -119,7 +119,7 @@ def test_what_is_kept_grows_with_the_row_and_shrinks_to_inputs_with_checkpointin
 
 def test_a_mask_of_whole_rows_is_a_square_of_the_row_in_every_layer() -> None:
     model = known("Qwen/Qwen3-0.6B")
-    without, with_it = (Kept(model, 16, PROJECTIONS, masked=masked).row(512, checkpointing=False)
+    without, with_it = (ActivationModel(model, 16, PROJECTIONS, masked=masked).row(512, checkpointing=False)
                         for masked in (False, True))  # fmt: skip
     repeated = 512 * model.layers * 2 * (model.query - model.key_value) * 2
     assert with_it - without == model.layers * 512 * 512 * 2 + repeated
@@ -127,7 +127,7 @@ def test_a_mask_of_whole_rows_is_a_square_of_the_row_in_every_layer() -> None:
 
 def test_layers_without_lora_keep_less() -> None:
     model = known("Qwen/Qwen3-8B")
-    every, attention = (Kept(model, 16, names).row(1024, checkpointing=False)
+    every, attention = (ActivationModel(model, 16, names).row(1024, checkpointing=False)
                         for names in (PROJECTIONS, PROJECTIONS[:4]))  # fmt: skip
     # The input of gate and up, that of down, and three A's answers.
     assert every - attention == 1024 * model.layers * 2 * (model.hidden + model.intermediate + 3 * 16)
@@ -135,10 +135,10 @@ def test_layers_without_lora_keep_less() -> None:
 
 def test_each_number_of_an_adapter_costs_twenty_bytes_in_bf16() -> None:
     model = known("Qwen/Qwen3-8B")
-    training = trainer.Training(4096, checkpointing=True, rank=16, names=PROJECTIONS)
-    lines = {line.name: line.size for line in trainer.lines(model, training)}
+    training = trainer.TrainerSetup(4096, checkpointing=True, rank=16, names=PROJECTIONS)
+    lines = {line.name: line.size for line in trainer.items(model, training)}
     assert sum(lines[name] for name in ("adapter", "gradients", "AdamW")) == 20 * model.adapter_weights(16)
-    full = {line.name: line.size for line in trainer.lines(model, replace(training, number_bytes=4))}
+    full = {line.name: line.size for line in trainer.items(model, replace(training, number_bytes=4))}
     assert full["adapter"] == 4 * model.adapter_weights(16), "fp32 multiplies with the masters themselves"
     assert lines["weights"] == 2 * model.weights
 
@@ -189,13 +189,13 @@ def test_an_engine_that_shares_its_gpu_is_told_its_cache() -> None:
 
 
 def test_32b_on_one_h100_is_refused_with_what_would_do() -> None:
-    found = instead.explained(known("Qwen/Qwen3-32B"), ONE, Wishes())
+    found = suggestions.plan_with_suggestions(known("Qwen/Qwen3-32B"), ONE, Overrides())
     assert found is not None and not found.fits
     assert found.short is not None and "on one GPU training takes" in found.short
     assert found.instead[0] == "H100:2" and not found.in_the_way
     for other in found.instead:
         gpu, _, count = other.partition(":")
-        assert planned("Qwen/Qwen3-32B", Machine(gpu, int(count), 1, max(1, int(count) - 1))).fits
+        assert planned("Qwen/Qwen3-32B", GpuSplit(gpu, int(count), 1, max(1, int(count) - 1))).fits
 
 
 @pytest.mark.parametrize(
@@ -205,15 +205,15 @@ def test_32b_on_one_h100_is_refused_with_what_would_do() -> None:
         ("Qwen/Qwen3-8B", ONE, {"memory_fraction": 0.9}),
         ("Qwen/Qwen3-8B", ONE, {"kv_cache_gib": 60.0}),
         ("Qwen/Qwen3-8B", FOUR, {"memory_fraction": 0.1}),
-        ("Qwen/Qwen3-32B", Machine("A100", 4, 1, 3), {}),
+        ("Qwen/Qwen3-32B", GpuSplit("A100", 4, 1, 3), {}),
     ],
 )
 def test_what_does_not_fit_is_refused_by_the_sums_of_its_table(
-    model: str, machine: Machine, wishes: dict[str, float]
+    model: str, machine: GpuSplit, wishes: dict[str, float]
 ) -> None:
     found = planned(model, machine, **wishes)
     assert found.short is not None
-    sums = [planning.gib(total(part)) for part in (found.trainer, found.engine)]
+    sums = [planning.format_gib(total(part)) for part in (found.trainer, found.engine)]
     of_which = [part for part, size in zip(("training", "serving"), sums, strict=True) if size in found.short]
     assert of_which == (["training", "serving"] if machine.shared else [of_which[0]])
 
@@ -243,7 +243,7 @@ def test_a_context_a_little_longer_takes_a_little_more() -> None:
 
 def test_more_gpus_that_train_share_a_steps_rows() -> None:
     packs = [
-        planned("Qwen/Qwen3-0.6B", Machine("H100", 8, train, 8 - train)).pack_tokens for train in (1, 2, 4)
+        planned("Qwen/Qwen3-0.6B", GpuSplit("H100", 8, train, 8 - train)).pack_tokens for train in (1, 2, 4)
     ]
     assert packs == [16384, 8192, 4096]
 
@@ -258,15 +258,15 @@ def test_what_somebody_set_is_kept() -> None:
 
 
 def test_a_wish_that_is_in_the_way_is_named() -> None:
-    wishes = Wishes(checkpointing=False, max_model_len=32768)
-    found = instead.explained(known("Qwen/Qwen3-8B"), FOUR, wishes)
+    wishes = Overrides(checkpointing=False, max_model_len=32768)
+    found = suggestions.plan_with_suggestions(known("Qwen/Qwen3-8B"), FOUR, wishes)
     assert found is not None and not found.fits
     assert found.in_the_way == ("train.activation_checkpointing",) and not found.instead
 
 
 def test_a_model_too_large_for_any_gpu_has_no_other_gpus() -> None:
     giant = replace(known("Qwen/Qwen3-32B"), layers=800, windows=(None,) * 800)
-    found = instead.explained(giant, ONE, Wishes())
+    found = suggestions.plan_with_suggestions(giant, ONE, Overrides())
     assert found is not None and not found.fits and not found.instead
 
 
@@ -278,7 +278,7 @@ def test_engines_have_vllms_own_places_where_there_is_room_for_them() -> None:
 
 
 def test_an_unknown_gpu_has_no_plan() -> None:
-    assert plan(known("Qwen/Qwen3-8B"), Machine("NPU9000", 1, 1, 1), Wishes()) is None
+    assert plan(known("Qwen/Qwen3-8B"), GpuSplit("NPU9000", 1, 1, 1), Overrides()) is None
 
 
 @pytest.mark.parametrize(

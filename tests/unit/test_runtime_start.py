@@ -28,7 +28,7 @@ from launcher.backends.ssh import remote_machine
 from launcher.backends.ssh.remote_machine import RemoteMachine
 from launcher.base.errors import NotStarted, PreflightError
 from runtime.__main__ import children
-from runtime.shared.last_words import last_words
+from runtime.shared.log_errors import final_error
 from runtime.shared.runtime_config import RuntimeConfig
 
 
@@ -124,13 +124,13 @@ def test_why_an_engine_did_not_start_is_the_error_it_ended_with_not_what_came_af
         + "nanobind: leaked\n"
         * 40
     )
-    assert last_words(log)[-2:] == [
+    assert final_error(log)[-2:] == [
         "    raise ValueError(",
         "ValueError: No available memory for the cache blocks.",
     ]
     log.write_text("".join(f"line {number}\n" for number in range(40)))
-    assert last_words(log) == last_lines(log) and last_words(log)[-1] == "line 39"
-    assert last_words(tmp_path / "nothing") == []
+    assert final_error(log) == last_lines(log) and final_error(log)[-1] == "line 39"
+    assert final_error(tmp_path / "nothing") == []
 
 
 def _of_vllm(process: str, pid: int, *lines: str) -> list[str]:
@@ -155,7 +155,7 @@ def test_n05_why_an_engine_ended_is_its_cores_first_error_of_its_last_life(tmp_p
     log = tmp_path / "logs" / "engine-0.log"
     log.parent.mkdir()
     log.write_text("\n".join([*_life(16), *_life(24)]) + "\n")
-    assert last_words(log)[-1].endswith("RuntimeError: Unsupported CPU attention: head_dim=24")
+    assert final_error(log)[-1].endswith("RuntimeError: Unsupported CPU attention: head_dim=24")
     children = [{"name": "engine-0", "state": "failed", "restarts": 2}]
     (tmp_path / "supervisor.json").write_text(json.dumps({"children": children}))
     start = RuntimeStart("slip-01234567", tmp_path, tmp_path / "no.sock", lambda text: None)

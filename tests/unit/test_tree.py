@@ -233,7 +233,7 @@ def test_the_two_halves_share_only_the_light_modules() -> None:
     shared |= {"runtime.shared.peft_form", "runtime.shared.start_adapter", "runtime.shared.architectures"}
     shared |= {"runtime.shared.runtime_config", "runtime.shared.statuses"}
     shared |= {"runtime.shared.model_shape", "runtime.shared.gpu_memory", "runtime.shared.open_files"}
-    shared |= {"runtime.shared.last_words", "runtime.shared.wandb_end", "runtime.nvidia_smi"}
+    shared |= {"runtime.shared.log_errors", "runtime.shared.wandb_end", "runtime.nvidia_smi"}
     shared |= {f"runtime.shared.memory.{part}" for part in ("planning", "instead", "line")}
     for path in _sources():
         half = path.relative_to(ROOT).parts[0]

@@ -19,7 +19,7 @@ from runtime.gateway.engines.engine_client import EngineClient, EngineError
 from runtime.gateway.engines.placement import Origin, Placement
 from runtime.gateway.engines.version_proof import NotProvenError
 from runtime.gateway.http.openai_errors import ApiError, not_ready
-from runtime.shared.child_status import SupervisorStatus
+from runtime.shared.process_status import SupervisorStatus
 
 log = logging.getLogger(__name__)
 

@@ -38,7 +38,7 @@ from runtime.shared.metrics import line_of
 from runtime.shared.schema import Group, StepRequest
 from runtime.shared.start_adapter import KEY, START, StartError
 from runtime.shared.statuses import CheckpointInfo, StepCounts, StepStatus
-from runtime.shared.step_settings import SettingsError, settle
+from runtime.shared.step_settings import SettingsError, resolve
 from runtime.shared.train_config import TrainConfig
 
 log = logging.getLogger(__name__)
@@ -305,7 +305,7 @@ class StepQueue:
 
     def _check_settings(self, request: StepRequest) -> None:
         try:
-            settle(self._train, request.settings, step=1, supervised=bool(request.examples))
+            resolve(self._train, request.settings, step=1, supervised=bool(request.examples))
         except SettingsError as error:
             raise SettingsRefusedError(str(error), error.key) from None
 

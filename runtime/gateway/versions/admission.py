@@ -1,6 +1,6 @@
 """Admission by proof (C58): before anything is asked of the policy, engine and trainer agree on the model.
 
-Neighbours: the trainer leaves a trial (shared/admission.py), version_proof.py has every engine score it,
+Neighbours: the trainer leaves a trial (shared/parity_check.py), version_proof.py has every engine score it,
 admission_proof.py judges the numbers; gateway.py publishes nothing before `passed`, readiness.py says the
 phase. Knows nothing of requests or steps.
 
@@ -21,8 +21,8 @@ from typing import Any
 from runtime.gateway.engines.admission_proof import AdmissionProof, RefusedError, judge
 from runtime.gateway.engines.fleet import Fleet
 from runtime.gateway.engines.version_proof import NotProvenError, Prover
-from runtime.shared import admission as on_disk
 from runtime.shared import failpoints, files
+from runtime.shared import parity_check as on_disk
 from runtime.shared.checkpoint import Checkpoint
 from runtime.shared.runtime_config import RuntimeConfig
 
@@ -42,7 +42,7 @@ class Admission:
     def __init__(self, config: RuntimeConfig, fleet: Fleet, prover: Prover) -> None:
         self._config = config
         self._state_dir = Path(config.state_dir)
-        self._subject = on_disk.subject(config)
+        self._subject = on_disk.fingerprint(config)
         self._fleet = fleet
         self._prover = prover
         self._passed = asyncio.Event()
@@ -82,7 +82,7 @@ class Admission:
                     )
             else:
                 self._admit(proof, started)
-                await asyncio.to_thread(on_disk.drop, self._state_dir)
+                await asyncio.to_thread(on_disk.remove, self._state_dir)
 
     async def _proof(self, trial: Checkpoint) -> AdmissionProof:
         name = f"admission-{trial.adapter_sha256[:_DIGITS]}"

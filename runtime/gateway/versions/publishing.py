@@ -22,7 +22,7 @@ from runtime.gateway.versions.recall import Recall
 from runtime.gateway.versions.versions import Versions
 from runtime.shared import failpoints, files
 from runtime.shared.checkpoint import Checkpoint, CheckpointError, CheckpointStore, checkpoint_name
-from runtime.shared.child_status import SupervisorStatus
+from runtime.shared.process_status import SupervisorStatus
 
 log = logging.getLogger(__name__)
 

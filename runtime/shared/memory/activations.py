@@ -15,7 +15,7 @@ _FP32 = 4
 
 
 @dataclass(frozen=True)
-class Kept:
+class ActivationModel:
     """How a policy computes: `number_bytes` of a value, LoRA's rank and the layers' names that have it.
 
     `masked`: attention with a mask of whole rows (the CPU's way), where keys and values are repeated for each

@@ -9,20 +9,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from runtime.shared.memory import assumptions
-from runtime.shared.memory.line import MemoryLine, count
+from runtime.shared.memory.memory_item import MemoryLine, format_count
 from runtime.shared.model_shape import ModelShape
 from runtime.shared.peft_form import engine_rank
 
 
 @dataclass(frozen=True)
-class Serving:
+class EngineSetup:
     """How it serves: `slots` adapters at a time, `places` sequences at a time, `batch` tokens in one pass."""
 
     rank: int
     names: tuple[str, ...]
-    slots: int
-    places: int
-    batch: int
+    max_loras: int
+    max_num_seqs: int
+    max_batched_tokens: int
     number_bytes: int = 2
 
 
@@ -35,37 +35,37 @@ def defaults(gpu: str, gpu_bytes: int) -> tuple[int, int]:
     raise AssertionError("the last row of the table is for every GPU")
 
 
-def lines(shape: ModelShape, serving: Serving) -> list[MemoryLine]:
+def items(shape: ModelShape, serving: EngineSetup) -> list[MemoryLine]:
     """Each byte of one engine but the cache, with its reason."""
     return [_weights(shape, serving), _slots(shape, serving), _passes(shape, serving), *_overheads()]
 
 
-def _weights(shape: ModelShape, serving: Serving) -> MemoryLine:
+def _weights(shape: ModelShape, serving: EngineSetup) -> MemoryLine:
     plain = shape.weights * serving.number_bytes
     if shape.stored_bits is None:
-        return MemoryLine("weights", plain, f"{count(shape.weights)} parameters, whole on each GPU")
+        return MemoryLine("weights", plain, f"{format_count(shape.weights)} parameters, whole on each GPU")
     stored = round(shape.expert_weights * (shape.stored_bits / 8 - serving.number_bytes))
     return MemoryLine(
         "weights", plain + stored, f"the experts as they are stored, {shape.stored_bits} bits each"
     )
 
 
-def _slots(shape: ModelShape, serving: Serving) -> MemoryLine:
+def _slots(shape: ModelShape, serving: EngineSetup) -> MemoryLine:
     rank = engine_rank(serving.rank)
     one = shape.adapter_weights(rank, serving.names) * serving.number_bytes
     return MemoryLine(
-        "LoRA slots", serving.slots * one, f"{serving.slots} adapters of rank {rank}, to swap between"
+        "LoRA slots", serving.max_loras * one, f"{serving.max_loras} adapters of rank {rank}, to swap between"
     )
 
 
-def _passes(shape: ModelShape, serving: Serving) -> MemoryLine:
+def _passes(shape: ModelShape, serving: EngineSetup) -> MemoryLine:
     """The widest moment of a pass over a batch of tokens, and of sampling."""
     experts = shape.experts
     wide = shape.intermediate if experts is None else experts.per_token * (experts.width + shape.hidden)
-    activations = serving.batch * (3 * wide + 4 * shape.hidden) * serving.number_bytes
-    sampling = serving.places * shape.vocabulary * assumptions.SAMPLING_BYTES_PER_WORD
+    activations = serving.max_batched_tokens * (3 * wide + 4 * shape.hidden) * serving.number_bytes
+    sampling = serving.max_num_seqs * shape.vocabulary * assumptions.SAMPLING_BYTES_PER_WORD
     size = max(activations, sampling)
-    why = f"a pass over {serving.batch:,} tokens, or sampling for {serving.places:,} places: the larger"
+    why = f"a pass over {serving.max_batched_tokens:,} tokens, or sampling for {serving.max_num_seqs:,} places: the larger"
     return MemoryLine("a pass", size, why)
 
 

@@ -18,20 +18,20 @@ from dataclasses import dataclass, replace
 
 from runtime.shared import fixed_rows, gpu_memory
 from runtime.shared.memory import assumptions, engine, trainer
-from runtime.shared.memory.line import MemoryLine, total
+from runtime.shared.memory.memory_item import MemoryLine, total
 from runtime.shared.model_shape import ModelShape
 
 LONGEST = (32768, 16384, 8192, 4096, 2048)
 # Rows of a step are dealt out to the GPUs that train: more of them, shorter rows.
 _ROW, _LEAST_ROW = 16384, 4096
-_FEWER_PLACES = (256, 64)
+_FEWER_SEQUENCES = (256, 64)
 # Of the cache: sixteen answers of 2,048 tokens at a time.
 _COMFORTABLE_TOKENS = 32768
 _CENT = 100
 
 
 @dataclass(frozen=True)
-class Wishes:
+class Overrides:
     """What somebody said and the plan keeps to; None where nobody did. `dtype` of two bytes or four."""
 
     rank: int = 16
@@ -49,7 +49,7 @@ class Wishes:
 
 
 @dataclass(frozen=True)
-class Machine:
+class GpuSplit:
     """`count` GPUs of a kind, `train` and `infer` of them; with one both share it. `listed_bytes`: what each
     has, where that is known better than by its kind."""
 
@@ -97,12 +97,12 @@ class MemoryPlan:
         return self.short is None
 
 
-def plan(shape: ModelShape, machine: Machine, wishes: Wishes) -> MemoryPlan | None:
+def plan(shape: ModelShape, split: GpuSplit, overrides: Overrides) -> MemoryPlan | None:
     """The first choice that fits, else the one that asks for least, with `short`. None for an unknown GPU."""
-    listed = machine.listed_bytes or gpu_memory.memory_bytes(machine.gpu)
+    listed = split.listed_bytes or gpu_memory.memory_bytes(split.gpu)
     if listed is None:
         return None
-    weighed = (_weigh(shape, machine, chosen, listed) for chosen in _choices(shape, machine, wishes))
+    weighed = (_evaluate(shape, split, chosen, listed) for chosen in _choices(shape, split, overrides))
     best = last = None
     for last in weighed:
         if last.fits and last.cache_tokens >= _COMFORTABLE_TOKENS:
@@ -117,21 +117,21 @@ def usable(listed: int) -> int:
     return round(listed * assumptions.OF_THE_LISTED) - assumptions.RESERVE_BYTES
 
 
-def _choices(shape: ModelShape, machine: Machine, wishes: Wishes) -> Iterator[Wishes]:
+def _choices(shape: ModelShape, split: GpuSplit, overrides: Overrides) -> Iterator[Overrides]:
     """Wishes with nothing left open but the share of the GPU, best first."""
     bound = min(shape.positions or LONGEST[0], LONGEST[0])
     open_lengths = [bound, *(length for length in LONGEST if length < bound)]
-    lengths = [wishes.max_model_len] if wishes.max_model_len else open_lengths
-    again = [False, True] if not machine.shared else [True]
-    ways = again if wishes.checkpointing is None else [wishes.checkpointing]
-    row = _LEAST_ROW if machine.shared else max(_LEAST_ROW, _ROW // machine.train)
+    lengths = [overrides.max_model_len] if overrides.max_model_len else open_lengths
+    again = [False, True] if not split.shared else [True]
+    ways = again if overrides.checkpointing is None else [overrides.checkpointing]
+    row = _LEAST_ROW if split.shared else max(_LEAST_ROW, _ROW // split.train)
     for length in lengths:
         for checkpointing in ways:
-            rows = [row, _LEAST_ROW] if wishes.pack_tokens is None else [wishes.pack_tokens]
+            rows = [row, _LEAST_ROW] if overrides.pack_tokens is None else [overrides.pack_tokens]
             for pack_tokens in dict.fromkeys(rows):
-                for places in _places(wishes):
+                for places in _sequence_counts(overrides):
                     yield replace(
-                        wishes,
+                        overrides,
                         max_model_len=length,
                         checkpointing=checkpointing,
                         pack_tokens=pack_tokens,
@@ -139,31 +139,31 @@ def _choices(shape: ModelShape, machine: Machine, wishes: Wishes) -> Iterator[Wi
                     )
 
 
-def _places(wishes: Wishes) -> list[int | None]:
-    return [wishes.max_num_seqs] if wishes.max_num_seqs else [None, *_FEWER_PLACES]
+def _sequence_counts(overrides: Overrides) -> list[int | None]:
+    return [overrides.max_num_seqs] if overrides.max_num_seqs else [None, *_FEWER_SEQUENCES]
 
 
-def _weigh(shape: ModelShape, machine: Machine, chosen: Wishes, listed: int) -> MemoryPlan:
+def _evaluate(shape: ModelShape, split: GpuSplit, chosen: Overrides, listed: int) -> MemoryPlan:
     """Everything on the scales: the trainer first, the engine's share, and the cache that is left of it."""
     assert chosen.max_model_len is not None
     assert chosen.pack_tokens is not None
-    train = tuple(trainer.lines(shape, _training(shape, machine, chosen)))
-    serve = engine.lines(shape, _serving(shape, machine, chosen, listed))
+    train = tuple(trainer.items(shape, _training(shape, split, chosen)))
+    serve = engine.items(shape, _serving(shape, split, chosen, listed))
     room = usable(listed)
-    fraction = _fraction(machine, chosen, listed, room - total(train))
+    fraction = _fraction(split, chosen, listed, room - total(train))
     share = round(fraction * listed * assumptions.OF_THE_LISTED)
     inside = total(serve) - assumptions.GRAPHS_BYTES
     one = engine.cache_bytes(shape, chosen.max_model_len, chosen.number_bytes)
     left = max(0, share - inside) if chosen.kv_cache_gib is None else chosen.kv_cache_gib * assumptions.GIB
-    gibs = math.floor(left / assumptions.GIB * 10) / 10 if machine.shared else chosen.kv_cache_gib
+    gibs = math.floor(left / assumptions.GIB * 10) / 10 if split.shared else chosen.kv_cache_gib
     cache = round(left if gibs is None else gibs * assumptions.GIB)
     share = share if chosen.kv_cache_gib is None else inside + cache
     tokens = chosen.max_model_len * cache // one
     training, serving = total(train), total(serve) + one
     serve = (*serve, _cache(cache, one, chosen.max_model_len))
     return MemoryPlan(
-        gpu=machine.gpu,
-        shared=machine.shared,
+        gpu=split.gpu,
+        shared=split.shared,
         listed_bytes=listed,
         trainer=train,
         engine=serve,
@@ -171,12 +171,12 @@ def _weigh(shape: ModelShape, machine: Machine, chosen: Wishes, listed: int) -> 
         pack_tokens=chosen.pack_tokens,
         max_model_len=chosen.max_model_len,
         engine_places=chosen.max_num_seqs,
-        memory_fraction=fraction if machine.shared else chosen.memory_fraction,
+        memory_fraction=fraction if split.shared else chosen.memory_fraction,
         kv_cache_gib=gibs,
         cache_tokens=tokens,
-        gpu_bytes=training + serving if machine.shared else max(training, serving),
-        short=_short(
-            machine,
+        gpu_bytes=training + serving if split.shared else max(training, serving),
+        short=_shortfall(
+            split,
             training,
             max(serving, total(serve)),
             room,
@@ -186,13 +186,13 @@ def _weigh(shape: ModelShape, machine: Machine, chosen: Wishes, listed: int) -> 
     )
 
 
-def _training(shape: ModelShape, machine: Machine, chosen: Wishes) -> trainer.Training:
-    return trainer.Training(
+def _training(shape: ModelShape, split: GpuSplit, chosen: Overrides) -> trainer.TrainerSetup:
+    return trainer.TrainerSetup(
         row=_longest_row(chosen.pack_tokens or 0, chosen.max_model_len or 0),
         checkpointing=bool(chosen.checkpointing),
         rank=chosen.rank,
         names=chosen.names or shape.lora_names,
-        gpus=machine.train,
+        gpus=split.train,
         number_bytes=chosen.number_bytes,
         scaled=chosen.scaled,
         reference=chosen.reference,
@@ -205,23 +205,23 @@ def _longest_row(pack_tokens: int, longest: int) -> int:
     return fixed_rows.fixed_length(max(longest, budget), budget)
 
 
-def _serving(shape: ModelShape, machine: Machine, chosen: Wishes, listed: int) -> engine.Serving:
-    places, batch = engine.defaults(machine.gpu, listed)
-    return engine.Serving(
+def _serving(shape: ModelShape, split: GpuSplit, chosen: Overrides, listed: int) -> engine.EngineSetup:
+    places, batch = engine.defaults(split.gpu, listed)
+    return engine.EngineSetup(
         rank=chosen.rank,
         names=chosen.names or shape.lora_names,
-        slots=chosen.slots,
-        places=chosen.max_num_seqs or places,
-        batch=batch,
+        max_loras=chosen.slots,
+        max_num_seqs=chosen.max_num_seqs or places,
+        max_batched_tokens=batch,
         number_bytes=chosen.number_bytes,
     )
 
 
-def _fraction(machine: Machine, chosen: Wishes, listed: int, left: int) -> float:
+def _fraction(split: GpuSplit, chosen: Overrides, listed: int, left: int) -> float:
     """vLLM's share of its GPU: as said, else what the trainer leaves where both are on one, to the cent."""
     if chosen.memory_fraction is not None:
         return chosen.memory_fraction
-    if not machine.shared:
+    if not split.shared:
         return assumptions.ENGINE_FRACTION
     share = (left - assumptions.GRAPHS_BYTES) / (listed * assumptions.OF_THE_LISTED)
     return max(1, min(math.floor(share * _CENT), round(assumptions.ENGINE_FRACTION * _CENT))) / _CENT
@@ -236,20 +236,20 @@ def _cache(size: int, one: int, longest: int) -> MemoryLine:
     return MemoryLine("cache", max(size, one), why)
 
 
-def _short(
-    machine: Machine, training: int, serving: int, room: int, share: int, *, cache_short: bool
+def _shortfall(
+    split: GpuSplit, training: int, serving: int, room: int, share: int, *, cache_short: bool
 ) -> str | None:
     """Why it does not fit, by the table's sums; None where it does. `share`: what the engine may take."""
-    has = f"{machine.gpu} has {gib(room)} to give"
-    if machine.shared and training + max(serving, 0 if cache_short else share) > room:
-        return f"on one GPU training takes {gib(training)} and serving {gib(serving)}, {has}"
-    if not machine.shared and training > room:
-        return f"each GPU that trains needs {gib(training)}, {has}"
+    has = f"{split.gpu} has {format_gib(room)} to give"
+    if split.shared and training + max(serving, 0 if cache_short else share) > room:
+        return f"on one GPU training takes {format_gib(training)} and serving {format_gib(serving)}, {has}"
+    if not split.shared and training > room:
+        return f"each GPU that trains needs {format_gib(training)}, {has}"
     if cache_short or share > room:
-        return f"each GPU that serves needs {gib(serving)}, its engine's share is {gib(share)}, {has}"
+        return f"each GPU that serves needs {format_gib(serving)}, its engine's share is {format_gib(share)}, {has}"
     return None
 
 
-def gib(size: float) -> str:
+def format_gib(size: float) -> str:
     """Bytes in the unit that GPUs are listed in."""
     return f"{size / assumptions.GIB:.1f} GiB"

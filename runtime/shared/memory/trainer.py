@@ -10,15 +10,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from runtime.shared.memory import assumptions
-from runtime.shared.memory.activations import Kept
-from runtime.shared.memory.line import MemoryLine, count
+from runtime.shared.memory.activations import ActivationModel
+from runtime.shared.memory.memory_item import MemoryLine, format_count
 from runtime.shared.model_shape import ModelShape
 
 _FP32 = 4
 
 
 @dataclass(frozen=True)
-class Training:
+class TrainerSetup:
     """How it trains: `row` is the longest row in tokens, of one sample or of several packed together.
 
     `scaled`: alpha is not the rank, so that fp32 has a working copy too. `gpus`: how many train.
@@ -34,23 +34,23 @@ class Training:
     reference: bool = False
 
 
-def lines(shape: ModelShape, training: Training) -> list[MemoryLine]:
+def items(shape: ModelShape, training: TrainerSetup) -> list[MemoryLine]:
     """Each byte of one training GPU, with its reason."""
     return [_base(shape, training), *_adapter(shape, training), *_row(shape, training), _overhead(training)]
 
 
-def _base(shape: ModelShape, training: Training) -> MemoryLine:
+def _base(shape: ModelShape, training: TrainerSetup) -> MemoryLine:
     size = shape.weights * training.number_bytes
-    why = f"{count(shape.weights)} parameters of {training.number_bytes} bytes, frozen, whole on each GPU"
+    why = f"{format_count(shape.weights)} parameters of {training.number_bytes} bytes, frozen, whole on each GPU"
     return MemoryLine("weights", size, why)
 
 
-def _adapter(shape: ModelShape, training: Training) -> list[MemoryLine]:
+def _adapter(shape: ModelShape, training: TrainerSetup) -> list[MemoryLine]:
     numbers = shape.adapter_weights(training.rank, training.names)
     working = numbers * training.number_bytes if training.number_bytes < _FP32 or training.scaled else 0
     all_of_them = training.names == shape.lora_names and shape.experts is None
     where = "every linear layer of a block" if all_of_them else ", ".join(training.names)
-    named = f"{count(numbers)} numbers, rank {training.rank} on {where}"
+    named = f"{format_count(numbers)} numbers, rank {training.rank} on {where}"
     return [
         MemoryLine(
             "adapter", numbers * _FP32 + working, f"{named}: fp32 masters, and what is multiplied with"
@@ -60,8 +60,8 @@ def _adapter(shape: ModelShape, training: Training) -> list[MemoryLine]:
     ]
 
 
-def _row(shape: ModelShape, training: Training) -> list[MemoryLine]:
-    kept = Kept(shape, training.rank, training.names, training.number_bytes)
+def _row(shape: ModelShape, training: TrainerSetup) -> list[MemoryLine]:
+    kept = ActivationModel(shape, training.rank, training.names, training.number_bytes)
     size = kept.row(training.row, checkpointing=training.checkpointing)
     each = round(size / training.row / 1000)
     what = "each layer's input alone" if training.checkpointing else "what every layer computed"
@@ -76,7 +76,7 @@ def _row(shape: ModelShape, training: Training) -> list[MemoryLine]:
     ]
 
 
-def _room(shape: ModelShape, training: Training, kept: Kept) -> tuple[int, str]:
+def _room(shape: ModelShape, training: TrainerSetup, kept: ActivationModel) -> tuple[int, str]:
     """The larger of two that are never there at once: logits, and the backward pass of a layer."""
     tokens = min(assumptions.LOGITS_CHUNK, training.row)
     logits = tokens * shape.vocabulary * assumptions.LOGITS_BYTES_PER_WORD
@@ -91,7 +91,7 @@ def _room(shape: ModelShape, training: Training, kept: Kept) -> tuple[int, str]:
     return layer, f"one layer{again or ' in its backward pass'}; logits fit in it{reference}"
 
 
-def _overhead(training: Training) -> MemoryLine:
+def _overhead(training: TrainerSetup) -> MemoryLine:
     size = assumptions.CONTEXT_BYTES + (assumptions.NCCL_BYTES if training.gpus > 1 else 0)
     beside = " and NCCL's buffers" if training.gpus > 1 else ""
     return MemoryLine("CUDA", size, f"context, libraries{beside} (assumed)")

@@ -13,7 +13,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from runtime.shared.schema import StepSettings
-from runtime.shared.step_settings import SettingsError, settle
+from runtime.shared.step_settings import SettingsError, resolve
 from runtime.shared.train_kwargs.applied import APPLIED, settle_together
 from runtime.shared.train_kwargs.art import ART
 from runtime.shared.train_kwargs.bodies import Trainer, TrainKwargsRead
@@ -107,6 +107,6 @@ def _unknown(reading: Reading, name: str, close: list[str]) -> None:
 def _check_together(reading: Reading) -> None:
     """What contradicts what is the run's own rule, whoever says it (C60)."""
     try:
-        settle(reading.run.config.train, StepSettings.model_validate(reading.settings), 1)
+        resolve(reading.run.config.train, StepSettings.model_validate(reading.settings), 1)
     except SettingsError as error:
         reading.refuse(reading.sources.get(error.key, error.key), str(error))

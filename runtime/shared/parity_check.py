@@ -28,10 +28,10 @@ from runtime.shared.runtime_config import RuntimeConfig
 FOLDER = "admission"
 RECORD = "admission.json"
 # Whose other version may compute otherwise.
-_COMPUTERS = ("vllm", "torch", "transformers")
+_PACKAGES = ("vllm", "torch", "transformers")
 
 
-def subject(config: RuntimeConfig) -> str:
+def fingerprint(config: RuntimeConfig) -> str:
     """What is admitted, in a few digits: this model, with such adapters, computed by these programs."""
     said = {
         "model": config.model_path,
@@ -39,7 +39,7 @@ def subject(config: RuntimeConfig) -> str:
         "device": config.device,
         "dtype": config.dtype,
         "lora": config.train.lora.model_dump(mode="json"),
-        "programs": [_version(name) for name in _COMPUTERS],
+        "programs": [_version(name) for name in _PACKAGES],
     }
     return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:16]
 
@@ -53,7 +53,7 @@ def is_admitted(state_dir: Path, subject: str) -> bool:
     return said.get("admitted") is True and said.get("subject") == subject
 
 
-def leave(state_dir: Path, subject: str, write: Callable[[Path], None]) -> None:
+def export(state_dir: Path, subject: str, write: Callable[[Path], None]) -> None:
     """Put a trial in its place, by one rename; `write` fills its folder."""
     folder, partial = state_dir / FOLDER, state_dir / f".tmp-{FOLDER}"
     for old in (partial, folder):  # of a process that was killed, or of another subject
@@ -78,7 +78,7 @@ def find(state_dir: Path, subject: str) -> Checkpoint | None:
     return Checkpoint(folder, manifest, state) if state.get("subject") == subject else None
 
 
-def drop(state_dir: Path) -> None:
+def remove(state_dir: Path) -> None:
     """The trial has done its work; its adapter may be large."""
     shutil.rmtree(state_dir / FOLDER, ignore_errors=True)
 

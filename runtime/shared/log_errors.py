@@ -18,32 +18,32 @@ _BEFORE = re.compile(r"(\(\w+ pid=\d+\) )?(?:[A-Z]+ \d\d-\d\d \d\d:\d\d:\d\d \[[
 _ERROR = re.compile(r"[A-Za-z_][\w.]*(?:Error|Exception): \S")
 # Of errors that come of another one, and say so.
 # The processes of vLLM's whose errors its server's come of.
-_WHERE_IT_COMPUTES = ("(EngineCore", "(Worker")
-_ELSEWHERE = ("See root cause above", "for the root cause")
+_WORKER_PREFIXES = ("(EngineCore", "(Worker")
+_POINTERS_TO_CAUSE = ("See root cause above", "for the root cause")
 
 
-def last_words(log: Path) -> list[str]:
+def final_error(log: Path) -> list[str]:
     """The lines up to the error that a process ended with; else its last ones. At most `LINES`.
 
     Of a process of vLLM's that is its first, in the log's last life: others come of it. Of a traceback it is
     the last.
     """
-    lines = end_of(log, _END_BYTES)
+    lines = tail(log, _END_BYTES)
     errors = [(place, who) for place, line in enumerate(lines, 1) if (who := _cause(line)) is not None]
     if not errors:
         return lines[-LINES:]
-    place, who = ([error for error in errors if error[1].startswith(_WHERE_IT_COMPUTES)] or errors)[-1]
+    place, who = ([error for error in errors if error[1].startswith(_WORKER_PREFIXES)] or errors)[-1]
     if who:
         place = next(first for first, one in errors if one == who)
     return lines[:place][-LINES:]
 
 
-def bare(line: str) -> str:
+def strip_log_prefix(line: str) -> str:
     """A line of a log without what vLLM writes before it."""
-    return line[_before(line).end() :].strip()
+    return line[_log_prefix(line).end() :].strip()
 
 
-def end_of(log: Path, most_bytes: int) -> list[str]:
+def tail(log: Path, most_bytes: int) -> list[str]:
     """The end of a log, empty lines left out; nothing when there is no log."""
     try:
         with log.open("rb") as file:
@@ -56,12 +56,12 @@ def end_of(log: Path, most_bytes: int) -> list[str]:
 
 def _cause(line: str) -> str | None:
     """Which process a line says an error of its own of, "" for one without a name; None: it says none."""
-    before = _before(line)
-    says = _ERROR.match(line, before.end()) and not any(words in line for words in _ELSEWHERE)
+    before = _log_prefix(line)
+    says = _ERROR.match(line, before.end()) and not any(words in line for words in _POINTERS_TO_CAUSE)
     return (before[1] or "") if says else None
 
 
-def _before(line: str) -> re.Match[str]:
+def _log_prefix(line: str) -> re.Match[str]:
     found = _BEFORE.match(line)
     assert found is not None  # it may match nothing
     return found

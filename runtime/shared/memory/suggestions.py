@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import fields, replace
 
 from runtime.shared import gpu_memory
-from runtime.shared.memory.planning import Machine, MemoryPlan, Wishes, plan
+from runtime.shared.memory.planning import GpuSplit, MemoryPlan, Overrides, plan
 from runtime.shared.model_shape import ModelShape
 
 # Kinds that clouds rent and people ask for, the smallest first.
@@ -27,47 +27,47 @@ KEYS = {
 }
 
 
-def explained(shape: ModelShape, machine: Machine, wishes: Wishes) -> MemoryPlan | None:
+def plan_with_suggestions(shape: ModelShape, split: GpuSplit, overrides: Overrides) -> MemoryPlan | None:
     """The plan; where it does not fit, with what would. None for a GPU that is not known."""
-    weighed = plan(shape, machine, wishes)
+    weighed = plan(shape, split, overrides)
     if weighed is None or weighed.fits:
         return weighed
-    in_the_way = wishes_in_the_way(shape, machine, wishes)
-    others = [] if in_the_way else gpus(shape, machine, wishes)
+    in_the_way = blocking_overrides(shape, split, overrides)
+    others = [] if in_the_way else fitting_gpus(shape, split, overrides)
     return replace(weighed, instead=tuple(others), in_the_way=tuple(in_the_way))
 
 
-def gpus(shape: ModelShape, machine: Machine, wishes: Wishes, most: int = 2) -> list[str]:
+def fitting_gpus(shape: ModelShape, split: GpuSplit, overrides: Overrides, most: int = 2) -> list[str]:
     """Such as ["H100:2", "B200:1"]: of the same kind first, then of larger ones, fewest first."""
     found = []
-    for kind, count in _others(machine):
+    for kind, count in _other_gpus(split):
         if len(found) == most:
             break
         if any(one.startswith(f"{kind}:") for one in found):
             continue
-        other = Machine(kind, count, 1, max(1, count - 1))
-        weighed = plan(shape, other, wishes)
+        other = GpuSplit(kind, count, 1, max(1, count - 1))
+        weighed = plan(shape, other, overrides)
         if weighed is not None and weighed.fits:
             found.append(f"{kind}:{count}")
     return found
 
 
-def _others(machine: Machine) -> Iterator[tuple[str, int]]:
-    own = machine.listed_bytes or gpu_memory.memory_bytes(machine.gpu) or 0
-    if machine.shared:
-        yield machine.gpu, 2
+def _other_gpus(split: GpuSplit) -> Iterator[tuple[str, int]]:
+    own = split.listed_bytes or gpu_memory.memory_bytes(split.gpu) or 0
+    if split.shared:
+        yield split.gpu, 2
     for kind in _KINDS:
         if (gpu_memory.memory_bytes(kind) or 0) > own * _LARGER:
-            yield from ((kind, count) for count in (1, 2) if count >= min(machine.count, 2) or machine.shared)
+            yield from ((kind, count) for count in (1, 2) if count >= min(split.count, 2) or split.shared)
 
 
-def wishes_in_the_way(shape: ModelShape, machine: Machine, wishes: Wishes) -> list[str]:
+def blocking_overrides(shape: ModelShape, split: GpuSplit, overrides: Overrides) -> list[str]:
     """The keys of what somebody set and what would fit without; [] where that would not help."""
-    none = {field.name: field.default for field in fields(Wishes)}
-    said = [name for name in KEYS if getattr(wishes, name) is not None]
+    none = {field.name: field.default for field in fields(Overrides)}
+    said = [name for name in KEYS if getattr(overrides, name) is not None]
     for name in said:
-        weighed = plan(shape, machine, replace(wishes, **{name: none[name]}))
+        weighed = plan(shape, split, replace(overrides, **{name: none[name]}))
         if weighed is not None and weighed.fits:
             return [KEYS[name]]
-    weighed = plan(shape, machine, replace(wishes, **{name: none[name] for name in said}))
+    weighed = plan(shape, split, replace(overrides, **{name: none[name] for name in said}))
     return [KEYS[name] for name in said] if said and weighed is not None and weighed.fits else []

@@ -23,7 +23,7 @@ def total(lines: Iterable[MemoryLine]) -> int:
     return sum(line.size for line in lines)
 
 
-def count(number: float) -> str:
+def format_count(number: float) -> str:
     """A count in words: "41 M", "7.6 B", "4,096"."""
     for unit, size in (("B", 1e9), ("M", 1e6)):
         if number >= size:

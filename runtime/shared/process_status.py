@@ -15,7 +15,7 @@ from runtime.shared import files
 from runtime.shared.statuses import ChildState
 
 # The supervisor touches its file every few seconds (supervision.py).
-SILENT_SECONDS = 20.0
+STALLED_SECONDS = 20.0
 
 
 class SupervisorStatus:
@@ -45,7 +45,7 @@ class SupervisorStatus:
         """What to say of a supervisor that stands still: whatever it keeps running is not looked after."""
         said = self.supervisor()
         seconds = time.monotonic() - self._changed_at
-        if not said or seconds < SILENT_SECONDS:
+        if not said or seconds < STALLED_SECONDS:
             return None
         return f"the supervisor has been silent for {seconds:.0f} s"
 
