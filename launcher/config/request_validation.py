@@ -1,6 +1,6 @@
 """Whether what was asked can work, as far as that can be known before anything starts.
 
-Neighbours: `reading.py` says what was asked, `preflight.py` has the checks, `launching.py` calls,
+Neighbours: `translation.py` says what was asked, `preflight.py` has the checks, `launching.py` calls,
 `plan_verb.py` for what a plan can know. Ends nothing and starts nothing.
 """
 

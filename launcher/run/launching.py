@@ -1,6 +1,6 @@
 """From what was typed to a run, in five calls: read, check, plan, take up, agree; then it lives.
 
-Neighbours: `commands.py` calls it; `reading.py`, `request_validation.py`, `pricing.py`, `resume.py` and
+Neighbours: `commands.py` calls it; `translation.py`, `request_validation.py`, `pricing.py`, `resume.py` and
 `price_agreement.py` are the five rooms in a row; `run.py` is the life of the run. Nothing is ended before all
 is checked, and no provider is asked for a machine before its price is agreed to.
 """

@@ -19,7 +19,7 @@ from launcher.client.session import Session, connect
 from launcher.client.wire import Patience
 from runtime.shared.runtime_config import RuntimeConfig
 from runtime.shared.schema import RestoreRequest, StepRequest, Validation
-from runtime.shared.train_kwargs import Run, TrainKwargs, read
+from runtime.shared.train_kwargs import RunContext, TrainKwargs, read
 from tests.support.played_text import Matched
 from tests.support.small_counts import FLAT, counts_of
 from tests.support.small_door import Door, Reply, Request, error
@@ -251,7 +251,7 @@ class SmallRun(SmallVersions):
         places = {"run_id": self.run_id, "state_dir": "none", "socket_dir": "none"}
         config = RuntimeConfig.model_validate({**places, "model_path": self.hub_name, **self.config})
         asked = {"strict": body.strict, "steps": body.steps, "trainer": body.trainer}
-        answer = read(body.train_kwargs, Run(config), **asked)
+        answer = read(body.train_kwargs, RunContext(config), **asked)
         return 200, answer.model_dump(mode="json")
 
     # ------------------------------------------------------------- its routes

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from runtime.shared.runtime_config import RuntimeConfig
-from runtime.shared.train_kwargs import TABLES, Run, TrainKwargsRead, read
+from runtime.shared.train_kwargs import TABLES, RunContext, TrainKwargsRead, read
 
 # `LocalBackend.train` of openpipe-art 0.5.18, in its order: each by a value that is not its default, and what
 # that is here.
@@ -61,7 +61,7 @@ GSPO = {"loss": "gspo", "normaliser": "sequence"}
 
 def asked(said: dict[str, Any], **config: Any) -> TrainKwargsRead:
     places = {"run_id": "r", "state_dir": "none", "socket_dir": "none", "model_path": "Qwen/Qwen3-8B"}
-    return read(said, Run(RuntimeConfig.model_validate(places | config)), strict=True, trainer="art")
+    return read(said, RunContext(RuntimeConfig.model_validate(places | config)), strict=True, trainer="art")
 
 
 def applied(said: dict[str, Any], **config: Any) -> dict[str, Any]:
@@ -160,7 +160,7 @@ def test_b09_a_name_that_trl_has_too_is_read_as_arts() -> None:
     """TRL's cispo gives the highest ratio, ART's how far above 1 it is."""
     said = {"epsilon_high": 4.0}
     assert applied({"loss_fn": "cispo", **said})["clip_high"] == 4.0
-    assert read({"loss_type": "cispo", **said}, Run(_config())).settings.clip_high == 3.0
+    assert read({"loss_type": "cispo", **said}, RunContext(_config())).settings.clip_high == 3.0
 
 
 def _config() -> RuntimeConfig:

@@ -18,7 +18,7 @@ from launcher.client.train_kwargs import plain
 from launcher.config import runtime_config
 from runtime.shared.runtime_config import RuntimeConfig
 from runtime.shared.train_config import Loss
-from runtime.shared.train_kwargs import TABLE, Run, TrainKwargsRead, read
+from runtime.shared.train_kwargs import TABLE, RunContext, TrainKwargsRead, read
 from runtime.shared.train_kwargs.table import NEUTRAL
 from tests.support import readme_commands
 
@@ -74,7 +74,7 @@ CLIP = {"clip_low": 0.2, "clip_high": 0.2}
 def asked(
     train_kwargs: dict[str, Any], of: RuntimeConfig | None = None, strict: bool = True, steps: int = 20
 ) -> TrainKwargsRead:
-    return read(train_kwargs, Run(of or config(), 4096, tuple(SEVEN)), strict=strict, steps=steps)
+    return read(train_kwargs, RunContext(of or config(), 4096, tuple(SEVEN)), strict=strict, steps=steps)
 
 
 def refused(train_kwargs: dict[str, Any], of: RuntimeConfig | None = None) -> dict[str, tuple[str, str]]:
@@ -235,7 +235,7 @@ def test_a04_what_cannot_be_meant_is_refused_by_its_keyword(
 
 
 def test_a04_a_schedule_that_falls_needs_to_know_where_it_ends() -> None:
-    run = Run(config())
+    run = RunContext(config())
     (refusal,) = read({"lr_scheduler_type": "cosine"}, run).refusals
     assert (refusal.key, "max_steps" in refusal.why) == ("lr_scheduler_type", True)
     answer = read({"lr_scheduler_type": "cosine", "max_steps": 50}, run)
@@ -271,7 +271,7 @@ def test_a04_a_schedule_that_falls_needs_to_know_where_it_ends() -> None:
 def test_a04_a_run_that_is_otherwise_is_refused_with_the_options_that_fit(
     train_kwargs: dict[str, Any], changes: dict[str, Any], launch: str
 ) -> None:
-    found = read(train_kwargs, Run(config(**changes), None, tuple(SEVEN)), strict=True)
+    found = read(train_kwargs, RunContext(config(**changes), None, tuple(SEVEN)), strict=True)
     assert [it.launch for it in found.refusals] == [launch]
 
 
@@ -290,7 +290,7 @@ def test_a04_on_a_cpu_numbers_of_gpus_are_said_and_not_refused() -> None:
 
 def test_a04_a_client_that_sends_all_its_defaults_is_told_and_not_refused() -> None:
     short = config(engine={"max_model_len": 512})
-    answer = read({"max_seq_len": 4096, "lerning_rate": 1}, Run(short))
+    answer = read({"max_seq_len": 4096, "lerning_rate": 1}, RunContext(short))
     assert not answer.refusals
     assert [note.partition(":")[0] for note in answer.notes] == ["max_seq_len=4096", "lerning_rate"]
 
@@ -345,7 +345,7 @@ _NAMES = st.one_of(st.sampled_from(sorted(TABLE)), st.text("abcdefgh_", min_size
 def test_c60_every_key_and_option_that_is_named_exists(
     train_kwargs: dict[str, Any], strict: bool, of: RuntimeConfig
 ) -> None:
-    _check_texts(read(train_kwargs, Run(of, 512), strict=strict))
+    _check_texts(read(train_kwargs, RunContext(of, 512), strict=strict))
 
 
 @pytest.mark.parametrize("name", [*TABLE, "lerning_rate", "r", "xyz"])
@@ -353,7 +353,7 @@ def test_c60_every_keyword_of_the_table_names_only_what_exists(name: str) -> Non
     values: list[Any] = [*_EACH, LORA, {"bais": "none", "target_modules": "all-linear"}]
     for of in (config(), FITS, OTHERWISE):
         for value in values:
-            _check_texts(read({name: value, "max_completion_length": 600}, Run(of, 512), strict=True))
+            _check_texts(read({name: value, "max_completion_length": 600}, RunContext(of, 512), strict=True))
 
 
 def _check_texts(answer: TrainKwargsRead) -> None:

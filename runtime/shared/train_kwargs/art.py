@@ -1,7 +1,7 @@
 """ART's keywords: those of `LocalBackend.train` of 0.5, and of its `TrainConfig` and `dev.TrainConfig`.
 
 What ART means by a keyword is said here, beside what becomes of it; where it means what TRL does, the meaning
-is that of `applied.py` or `checked.py`. What is not said is as the run says: ART's own defaults are nobody's
+is that of `mapped.py` or `validated.py`. What is not said is as the run says: ART's own defaults are nobody's
 wish. Neighbours: `table.py` reads by it. Several of them change what is learned in a way that a run here has
 not: these are refused by name, unless their value says that they are off.
 """
@@ -10,10 +10,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from runtime.shared.train_kwargs.applied import bounded
-from runtime.shared.train_kwargs.checked import CHECKED, equal
 from runtime.shared.train_kwargs.lora_config import check as check_lora
-from runtime.shared.train_kwargs.reading import Act, Keyword, Reading, UnfitError, choice, number, switch
+from runtime.shared.train_kwargs.mapped import bounded
+from runtime.shared.train_kwargs.translation import (
+    Handler,
+    Keyword,
+    Translation,
+    UnsupportedValueError,
+    boolean,
+    choice,
+    number,
+)
+from runtime.shared.train_kwargs.validated import VALIDATED, must_equal
 
 # ART makes an update of each packed sequence; a run here one of all the groups of a step.
 _LOW_RATE = 1e-5
@@ -23,7 +31,7 @@ _LEVELS = ("token", "sequence", "average", "geometric_average")
 _NOT_HERE = "this run cannot train so"
 
 
-def _learning_rate(reading: Reading, name: str, value: Any) -> None:
+def _learning_rate(reading: Translation, name: str, value: Any) -> None:
     rate = bounded("learning_rate", number(value))
     reading.apply(name, "learning_rate", rate)
     if rate < _LOW_RATE:
@@ -35,37 +43,39 @@ def _learning_rate(reading: Reading, name: str, value: Any) -> None:
         )
 
 
-def _loss(reading: Reading, name: str, loss: str) -> None:
+def _loss(reading: Translation, name: str, loss: str) -> None:
     for setting, its in _LOSSES[loss].items():
         reading.apply(name, setting, its)
 
 
-def _loss_fn(reading: Reading, name: str, value: Any) -> None:
+def _loss_fn(reading: Translation, name: str, value: Any) -> None:
     _loss(reading, name, choice(value, tuple(_LOSSES)))
 
 
-def _ppo(reading: Reading, name: str, value: Any) -> None:
-    _loss(reading, name, "ppo" if switch(value) else "cispo")
+def _ppo(reading: Translation, name: str, value: Any) -> None:
+    _loss(reading, name, "ppo" if boolean(value) else "cispo")
 
 
-def _is_cispo(reading: Reading) -> bool:
+def _is_cispo(reading: Translation) -> bool:
     said = reading.given.get("loss_fn")
     return said == "cispo" or (said is None and reading.given.get("ppo") is False)
 
 
-def _level(reading: Reading, name: str, value: Any) -> None:
+def _level(reading: Translation, name: str, value: Any) -> None:
     """Whole answers compared are gspo; ART's averages of both ratios are nothing that a run here has."""
     level = choice(value, _LEVELS)
     if level == "token":
         return
     if level != "sequence" or _is_cispo(reading):
-        raise UnfitError("ratios are of tokens here, or of whole answers with loss_fn='ppo' (which is gspo)")
+        raise UnsupportedValueError(
+            "ratios are of tokens here, or of whole answers with loss_fn='ppo' (which is gspo)"
+        )
     reading.settings |= {"loss": "gspo", "normaliser": "sequence"}
     reading.sources |= {"loss": name, "normaliser": name}
     reading.note(name, "this is gspo here")
 
 
-def _epsilon(reading: Reading, name: str, value: Any) -> None:
+def _epsilon(reading: Translation, name: str, value: Any) -> None:
     """Without `epsilon_high` it is both bounds; ART's cispo then has a highest of its own."""
     epsilon = number(value)
     reading.apply(name, "clip_low", bounded("clip_low", epsilon))
@@ -73,14 +83,14 @@ def _epsilon(reading: Reading, name: str, value: Any) -> None:
         reading.apply(name, "clip_high", epsilon)
 
 
-def _epsilon_high(reading: Reading, name: str, value: Any) -> None:
+def _epsilon_high(reading: Translation, name: str, value: Any) -> None:
     """How far above 1 a ratio may be, with every loss of ART's."""
     reading.apply(name, "clip_high", bounded("clip_high", number(value)))
 
 
-def _scale_rewards(reading: Reading, name: str, value: Any) -> None:
+def _scale_rewards(reading: Translation, name: str, value: Any) -> None:
     """`normalize_advantages=False` stands over `scale_rewards=True`, as with ART."""
-    scales = switch(value)
+    scales = boolean(value)
     if name == "scale_rewards" and reading.given.get("normalize_advantages") is False:
         return
     if name == "normalize_advantages" and scales and "scale_rewards" in reading.given:
@@ -88,33 +98,33 @@ def _scale_rewards(reading: Reading, name: str, value: Any) -> None:
     reading.apply(name, "scale_rewards", scales)
 
 
-def _kl_penalty(reading: Reading, name: str, value: Any) -> None:
+def _kl_penalty(reading: Translation, name: str, value: Any) -> None:
     beta = bounded("kl_beta", number(value))
     reading.apply(name, "kl_beta", beta)
     if beta:
         reading.note(name, "as a term of the loss (train.kl_beta); ART lessens the advantages by it")
 
 
-def _reference_step(reading: Reading, name: str, value: Any) -> None:
+def _reference_step(reading: Translation, name: str, value: Any) -> None:
     if number(value) != 0:
-        raise UnfitError("the reference is the model without its adapter, which is step 0")
+        raise UnsupportedValueError("the reference is the model without its adapter, which is step 0")
 
 
-def _off_at(*off: Any, why: str = _NOT_HERE) -> Act:
+def _off_at(*off: Any, why: str = _NOT_HERE) -> Handler:
     """Refused, but for the values that leave it off."""
 
-    def act(reading: Reading, name: str, value: Any) -> None:
+    def act(reading: Translation, name: str, value: Any) -> None:
         if not any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in off):
             said = " or ".join(repr(one) for one in off)
-            raise UnfitError(f"{why}; leave it out" + (f", or {said}" if said else ""))
+            raise UnsupportedValueError(f"{why}; leave it out" + (f", or {said}" if said else ""))
 
     return act
 
 
-def _note(text: str, *silent: Any) -> Act:
+def _note(text: str, *silent: Any) -> Handler:
     """Said, but for the values that say nothing else than what happens anyway."""
 
-    def act(reading: Reading, name: str, value: Any) -> None:
+    def act(reading: Translation, name: str, value: Any) -> None:
         if not any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in silent):
             reading.note(name, text)
 
@@ -129,7 +139,7 @@ _REFERENCE = "the reference is the model without its adapter"
 _OPTIMIZER = "the optimizer is AdamW, with PyTorch's own betas and epsilon"
 _EXPERTS = "no model that routes to experts is trained here"
 
-_APPLIED: dict[str, Act] = {
+_APPLIED: dict[str, Handler] = {
     "learning_rate": _learning_rate,
     "loss_fn": _loss_fn,
     "ppo": _ppo,
@@ -140,7 +150,7 @@ _APPLIED: dict[str, Act] = {
     "scale_rewards": _scale_rewards,
     "kl_penalty_coef": _kl_penalty,
 }
-_CHECKED: dict[str, Act] = {
+_CHECKED: dict[str, Handler] = {
     "loss_fn_config": _off_at(why="no loss here has settings of ART's"),
     "adam_params": _off_at(why=_OPTIMIZER),
     "kl_penalty_reference_step": _reference_step,
@@ -151,17 +161,17 @@ _CHECKED: dict[str, Act] = {
     "scale_learning_rate_by_reward_std_dev": _off_at(False, why=_RATE),
     "num_trajectories_learning_rate_multiplier_power": _off_at(0, 0.0, why=_RATE),
     # Both bound how much a single ratio may count.
-    "max_negative_advantage_importance_sampling_weight": equal(
+    "max_negative_advantage_importance_sampling_weight": must_equal(
         lambda it: it.train.resolved().dual_clip, "train.dual_clip"
     ),
-    "truncated_importance_sampling": CHECKED["vllm_importance_sampling_cap"],
+    "truncated_importance_sampling": VALIDATED["vllm_importance_sampling_cap"],
     # Of `_internal_config`, where a model is registered.
     "peft_args": check_lora,
-    "max_seq_length": CHECKED["max_seq_length"],
+    "max_seq_length": VALIDATED["max_seq_length"],
     "moe_routing_replay_bundle": _off_at(why=_EXPERTS),
     "moe_routing_replay_path": _off_at(why=_EXPERTS),
 }
-_NOTED: dict[str, Act] = {
+_NOTED: dict[str, Handler] = {
     "precalculate_logprobs": _note(_OWN_LOGPROBS, False),
     "allow_training_without_logprobs": _note(_OWN_LOGPROBS, False),
     "plot_tensors": _note("no pictures are made; logs/rollouts has each step's texts", False),

@@ -1,7 +1,7 @@
 """`lora_config` against the run's own LoRA: rank, alpha, layers. A run's LoRA is made when it starts.
 
-It is a dict, or what a `peft.LoraConfig` comes to in JSON. Neighbours: `checked.py` lists it; `train.lora` of
-`train_config.py` is the run's own. What C27 refuses in an adapter is refused here by name.
+It is a dict, or what a `peft.LoraConfig` comes to in JSON. Neighbours: `validated.py` lists it; `train.lora`
+of `train_config.py` is the run's own. What C27 refuses in an adapter is refused here by name.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from difflib import get_close_matches
 from typing import Any
 
 from runtime.shared.projections import PROJECTIONS
-from runtime.shared.train_kwargs.reading import (
-    Reading,
-    UnfitError,
+from runtime.shared.train_kwargs.translation import (
+    Translation,
+    UnsupportedValueError,
+    boolean,
     choice,
+    integer,
+    launch_option,
     number,
-    set_option,
-    switch,
-    whole,
 )
 
 _KEY = "lora_config"
@@ -45,7 +45,7 @@ _PLAIN: dict[str, tuple[Any, ...]] = {
     "peft_type": ("LORA",),
 }
 # Of peft's own book-keeping.
-_SILENT = {
+_WITHOUT_EFFECT = {
     "auto_mapping", "base_model_name_or_path", "revision", "inference_mode", "peft_version", "runtime_config",
     "megatron_config", "megatron_core", "loftq_config", "eva_config", "corda_config", "arrow_config",
     "qalora_group_size", "ensure_weight_tying",
@@ -53,27 +53,27 @@ _SILENT = {
 _COMPARED = ("r", "lora_alpha", "target_modules", "use_rslora", "lora_dropout", "bias")
 
 
-def check(reading: Reading, name: str, value: Any) -> None:
+def check(reading: Translation, name: str, value: Any) -> None:
     """Refuse each key of it that the run's LoRA does not have."""
     if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
-        raise UnfitError("expected a dict or a peft.LoraConfig")
+        raise UnsupportedValueError("expected a dict or a peft.LoraConfig")
     for key, its in value.items():
-        if its is None or key in _SILENT:
+        if its is None or key in _WITHOUT_EFFECT:
             continue
         try:
             _check(reading, key, its)
-        except UnfitError as unfit:
+        except UnsupportedValueError as unfit:
             reading.refuse(f"{_KEY}.{key}", str(unfit), unfit.launch)
 
 
-def _check(reading: Reading, key: str, value: Any) -> None:
+def _check(reading: Translation, key: str, value: Any) -> None:
     match key:
         case "r":
-            _same(reading, whole(value, 1), "rank")
+            _same(reading, integer(value, 1), "rank")
         case "lora_alpha":
             _same(reading, number(value), "alpha")
         case "use_rslora":
-            _same(reading, switch(value), "use_rslora")
+            _same(reading, boolean(value), "use_rslora")
         case "target_modules":
             _check_targets(reading, value)
         case "lora_dropout":
@@ -85,42 +85,42 @@ def _check(reading: Reading, key: str, value: Any) -> None:
             choice(value, ("none",))
         case _ if key in _PLAIN:
             if value not in _PLAIN[key]:
-                raise UnfitError("an adapter here is A and B of each layer and nothing else")
+                raise UnsupportedValueError("an adapter here is A and B of each layer and nothing else")
         case _:
             _unknown(reading, key)
 
 
-def _same(reading: Reading, asked: Any, setting: str) -> None:
+def _same(reading: Translation, asked: Any, setting: str) -> None:
     own = getattr(reading.run.config.train.lora, setting)
     if asked != own:
-        raise UnfitError(
-            f"{_said(asked)} is asked for, this run has {_said(own)}", _set(reading, setting, asked)
+        raise UnsupportedValueError(
+            f"{_as_text(asked)} is asked for, this run has {_as_text(own)}", _set(reading, setting, asked)
         )
 
 
-def _said(value: Any) -> str:
+def _as_text(value: Any) -> str:
     return str(value) if isinstance(value, bool) else f"{value:g}"
 
 
-def _set(reading: Reading, setting: str, value: Any) -> str:
+def _set(reading: Translation, setting: str, value: Any) -> str:
     plain = int(value) if isinstance(value, float) and value.is_integer() else value
-    return set_option(reading.run.config, f"train.lora.{setting}", plain)
+    return launch_option(reading.run.config, f"train.lora.{setting}", plain)
 
 
-def _check_targets(reading: Reading, value: Any) -> None:
+def _check_targets(reading: Translation, value: Any) -> None:
     asked = _targets(value)
     chosen, layers = reading.run.config.train.lora.target_modules, reading.run.layers
     if asked is None:
         if chosen is not None and set(chosen) != set(layers or ()):
             listed = ",".join(chosen)
-            raise UnfitError(
+            raise UnsupportedValueError(
                 f"all-linear is asked for, this run has {listed}", _set(reading, "target_modules", None)
             )
         return
     own = chosen or layers or PROJECTIONS
     if set(asked) != set(own):
         wanted = sorted(set(asked))
-        raise UnfitError(
+        raise UnsupportedValueError(
             f"{','.join(wanted)} is asked for, this run has {','.join(own)}",
             _set(reading, "target_modules", wanted),
         )
@@ -133,19 +133,21 @@ def _targets(value: Any) -> tuple[str, ...] | None:
     if isinstance(value, str) and _NAMES.fullmatch(value.strip()):
         return tuple(it.strip() for it in value.split(","))
     if isinstance(value, str):
-        raise UnfitError("a pattern is not read here: list the names of the layers, or say 'all-linear'")
+        raise UnsupportedValueError(
+            "a pattern is not read here: list the names of the layers, or say 'all-linear'"
+        )
     if (
         not isinstance(value, list)
         or not value
         or not all(isinstance(it, str) and _NAMES.fullmatch(it) for it in value)
     ):
-        raise UnfitError("expected the names of layers, such as q_proj, or 'all-linear'")
+        raise UnsupportedValueError("expected the names of layers, such as q_proj, or 'all-linear'")
     return tuple(value)
 
 
-def _unknown(reading: Reading, key: str) -> None:
+def _unknown(reading: Translation, key: str) -> None:
     close = get_close_matches(key, [*_COMPARED, *_PLAIN], 1)
     meant = f"; did you mean {close[0]}?" if close else ""
     if reading.strict:
-        raise UnfitError(f"it is not known here{meant}")
+        raise UnsupportedValueError(f"it is not known here{meant}")
     reading.note(_KEY, f"{key} is not known here and has no effect{meant}")

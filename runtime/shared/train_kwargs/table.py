@@ -1,7 +1,7 @@
 """The table: every keyword of Arbor's, TRL's and DSPy's `train_kwargs`, and what it is on this run.
 
 A keyword is *applied* (a setting of every step), *sampling*, *checked* against the run, or *noted*: nothing
-passes in silence but what changes nothing. Neighbours: `applied.py`, `checked.py` and `noted.py` have the
+passes in silence but what changes nothing. Neighbours: `mapped.py`, `validated.py` and `ignored.py` have the
 meanings, `art.py` those of ART's own keywords; DSPy's client, Arbor's and ART's all ask for a reading. Knows
 nothing of HTTP.
 """
@@ -14,12 +14,20 @@ from typing import Any
 
 from runtime.shared.schema import StepSettings
 from runtime.shared.step_settings import SettingsError, resolve
-from runtime.shared.train_kwargs.applied import APPLIED, settle_together
 from runtime.shared.train_kwargs.art import ART
 from runtime.shared.train_kwargs.bodies import Trainer, TrainKwargsRead
-from runtime.shared.train_kwargs.checked import CHECKED
-from runtime.shared.train_kwargs.noted import NOTED
-from runtime.shared.train_kwargs.reading import Act, Keyword, Reading, Run, UnfitError, number, shown
+from runtime.shared.train_kwargs.ignored import IGNORED
+from runtime.shared.train_kwargs.mapped import MAPPED, resolve_combinations
+from runtime.shared.train_kwargs.translation import (
+    Handler,
+    Keyword,
+    RunContext,
+    Translation,
+    UnsupportedValueError,
+    format_keyword,
+    number,
+)
+from runtime.shared.train_kwargs.validated import VALIDATED
 
 # Values that leave the policy's own distribution: what narrows it would be trained wrongly (C9).
 NEUTRAL: dict[str, tuple[float, ...]] = {
@@ -30,28 +38,30 @@ NEUTRAL: dict[str, tuple[float, ...]] = {
     "presence_penalty": (0,),
     "frequency_penalty": (0,),
 }
-_HOTTEST = 2.0
+_MAX_TEMPERATURE = 2.0
 
 
-def _temperature(reading: Reading, name: str, value: Any) -> None:
+def _temperature(reading: Translation, name: str, value: Any) -> None:
     found = number(value)
-    if not 0 < found <= _HOTTEST:
-        raise UnfitError(f"it must be above 0 and at most {_HOTTEST:g}, not {value}")
+    if not 0 < found <= _MAX_TEMPERATURE:
+        raise UnsupportedValueError(f"it must be above 0 and at most {_MAX_TEMPERATURE:g}, not {value}")
     reading.sampling[name] = found
 
 
-def _neutral(reading: Reading, name: str, value: Any) -> None:
+def _neutral(reading: Translation, name: str, value: Any) -> None:
     if number(value) not in NEUTRAL[name]:
-        raise UnfitError(f"{shown(name, value)} samples from a different distribution than the policy's")
+        raise UnsupportedValueError(
+            f"{format_keyword(name, value)} samples from a different distribution than the policy's"
+        )
     reading.sampling[name] = value
 
 
 TABLE: dict[str, Keyword] = {
     "temperature": Keyword("sampling", _temperature),
     **{name: Keyword("sampling", _neutral) for name in NEUTRAL},
-    **{name: Keyword("applied", act) for name, act in APPLIED.items()},
-    **{name: Keyword("checked", act) for name, act in CHECKED.items()},
-    **{name: Keyword("noted", act) for name, act in NOTED.items()},
+    **{name: Keyword("applied", act) for name, act in MAPPED.items()},
+    **{name: Keyword("checked", act) for name, act in VALIDATED.items()},
+    **{name: Keyword("noted", act) for name, act in IGNORED.items()},
 }
 
 
@@ -60,7 +70,7 @@ TABLES: dict[Trainer, dict[str, Keyword]] = {"trl": TABLE, "art": ART}
 
 def read(
     train_kwargs: Mapping[str, Any],
-    run: Run,
+    run: RunContext,
     *,
     strict: bool = False,
     steps: int | None = None,
@@ -72,14 +82,14 @@ def read(
     """
     table = TABLES[trainer]
     given = {name: value for name, value in train_kwargs.items() if value is not None}
-    reading = Reading(run, given, strict, steps)
+    reading = Translation(run, given, strict, steps)
     for name, keyword in table.items():
         if name in given:
-            _read(reading, name, keyword.act)
+            _read(reading, name, keyword.handle)
     for name in given:
         if name not in table:
             _unknown(reading, name, get_close_matches(name, table, 1))
-    settle_together(reading)
+    resolve_combinations(reading)
     _check_together(reading)
     return TrainKwargsRead(
         settings=StepSettings.model_validate(reading.settings),
@@ -89,14 +99,14 @@ def read(
     )
 
 
-def _read(reading: Reading, name: str, act: Act) -> None:
+def _read(reading: Translation, name: str, act: Handler) -> None:
     try:
         act(reading, name, reading.given[name])
-    except UnfitError as unfit:
+    except UnsupportedValueError as unfit:
         reading.refuse(name, str(unfit), unfit.launch)
 
 
-def _unknown(reading: Reading, name: str, close: list[str]) -> None:
+def _unknown(reading: Translation, name: str, close: list[str]) -> None:
     meant = f"; did you mean {close[0]}?" if close else ""
     if reading.strict:
         reading.refuse(name, f"it is not known here{meant}")
@@ -104,7 +114,7 @@ def _unknown(reading: Reading, name: str, close: list[str]) -> None:
         reading.notes.append(f"{name}: not known here, and without effect{meant}")
 
 
-def _check_together(reading: Reading) -> None:
+def _check_together(reading: Translation) -> None:
     """What contradicts what is the run's own rule, whoever says it (C60)."""
     try:
         resolve(reading.run.config.train, StepSettings.model_validate(reading.settings), 1)

@@ -1,7 +1,7 @@
 """Keywords that become settings of every step: rate and schedule, clips, loss, rewards, answers cut off.
 
-Neighbours: `table.py` lists them and calls `settle_together` after all of them; the settings are those of
-`runtime/shared/schema.py`. What TRL and Arbor mean by a keyword is said here, beside what becomes of it.
+Neighbours: `table.py` lists them and calls `resolve_combinations` after all of them; the settings are those
+of `runtime/shared/schema.py`. What TRL and Arbor mean by a keyword is said here, beside what becomes of it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,15 @@ from typing import Any
 from pydantic import ValidationError
 
 from runtime.shared.schema import StepSettings
-from runtime.shared.train_kwargs.reading import Act, Reading, UnfitError, choice, number, switch, whole
+from runtime.shared.train_kwargs.translation import (
+    Handler,
+    Translation,
+    UnsupportedValueError,
+    boolean,
+    choice,
+    integer,
+    number,
+)
 
 # Arbor makes an optimizer step of each group; a run here one of all the groups of a step (X12).
 _LOW_RATE = 1e-5
@@ -33,43 +41,43 @@ _SCHEDULES = {
 }
 # TRL's `epsilon` where nobody says one, on both sides; its cispo and gspo clip otherwise.
 _EPSILON = 0.2
-_CLIPPED_BY_IT = ("grpo", "bnpo", "dapo")
+_CLIPPED_LOSSES = ("grpo", "bnpo", "dapo")
 _SCALES = {True: True, "group": True, False: False, "none": False}
 
 
-def _number(setting: str) -> Act:
-    def act(reading: Reading, name: str, value: Any) -> None:
+def _number(setting: str) -> Handler:
+    def act(reading: Translation, name: str, value: Any) -> None:
         reading.apply(name, setting, bounded(setting, number(value)))
 
     return act
 
 
-def _whole(setting: str) -> Act:
-    def act(reading: Reading, name: str, value: Any) -> None:
-        reading.apply(name, setting, bounded(setting, whole(value)))
+def _integer(setting: str) -> Handler:
+    def act(reading: Translation, name: str, value: Any) -> None:
+        reading.apply(name, setting, bounded(setting, integer(value)))
 
     return act
 
 
-def _own(setting: str) -> Act:
+def _as_is(setting: str) -> Handler:
     """A setting by our own name, as it is."""
 
-    def act(reading: Reading, name: str, value: Any) -> None:
+    def act(reading: Translation, name: str, value: Any) -> None:
         reading.apply(name, setting, bounded(setting, value))
 
     return act
 
 
 def bounded(setting: str, value: Any) -> Any:
-    """The value, where the setting takes it. Raises UnfitError."""
+    """The value, where the setting takes it. Raises UnsupportedValueError."""
     try:
         return getattr(StepSettings.model_validate({setting: value}, strict=True), setting)
     except ValidationError as error:
         said = error.errors(include_url=False)[0]["msg"]
-        raise UnfitError(said[0].lower() + said[1:]) from None
+        raise UnsupportedValueError(said[0].lower() + said[1:]) from None
 
 
-def _learning_rate(reading: Reading, name: str, value: Any) -> None:
+def _learning_rate(reading: Translation, name: str, value: Any) -> None:
     rate = bounded("learning_rate", number(value))
     reading.apply(name, "learning_rate", rate)
     if rate < _LOW_RATE:
@@ -81,24 +89,24 @@ def _learning_rate(reading: Reading, name: str, value: Any) -> None:
         )
 
 
-def _max_grad_norm(reading: Reading, name: str, value: Any) -> None:
+def _max_grad_norm(reading: Translation, name: str, value: Any) -> None:
     if not isinstance(value, bool) and number(value) == 0:
-        raise UnfitError("0 is no limit with TRL; here a high limit is none, such as 1e9")
+        raise UnsupportedValueError("0 is no limit with TRL; here a high limit is none, such as 1e9")
     reading.apply(name, "max_grad_norm", bounded("max_grad_norm", number(value)))
 
 
-def _scale_rewards(reading: Reading, name: str, value: Any) -> None:
+def _scale_rewards(reading: Translation, name: str, value: Any) -> None:
     if value == "batch":
-        raise UnfitError(
+        raise UnsupportedValueError(
             "'batch' divides by the deviation of a whole batch, and rewards are compared within their group "
             "here: True ('group') or False ('none')"
         )
     if not isinstance(value, (bool, str)) or value not in _SCALES:
-        raise UnfitError(f"expected True, False, 'group' or 'none', not {value!r}")
+        raise UnsupportedValueError(f"expected True, False, 'group' or 'none', not {value!r}")
     reading.apply(name, "scale_rewards", _SCALES[value])
 
 
-def _loss_type(reading: Reading, name: str, value: Any) -> None:
+def _loss_type(reading: Translation, name: str, value: Any) -> None:
     """With TRL and Arbor "dapo" says how tokens are counted, and nothing of the clip or of the rollouts."""
     for setting, its in _LOSSES[choice(value, tuple(_LOSSES))].items():
         reading.apply(name, setting, its)
@@ -110,15 +118,15 @@ def _loss_type(reading: Reading, name: str, value: Any) -> None:
         )
 
 
-def _level(reading: Reading, name: str, value: Any) -> None:
+def _importance_sampling_level(reading: Translation, name: str, value: Any) -> None:
     """GSPO is TRL's loss_type "grpo" with ratios of whole answers."""
     if choice(value, ("token", "sequence")) == "token":
         if reading.given.get("loss_type") == "gspo":
-            raise UnfitError("gspo compares whole answers: 'sequence', or another loss_type")
+            raise UnsupportedValueError("gspo compares whole answers: 'sequence', or another loss_type")
         return
     loss = reading.given.get("loss_type", "grpo")
     if loss not in ("grpo", "gspo"):
-        raise UnfitError(
+        raise UnsupportedValueError(
             f"'sequence' compares whole answers, and loss_type={loss!r} counts otherwise: "
             "loss_type='grpo' with it is gspo"
         )
@@ -127,7 +135,7 @@ def _level(reading: Reading, name: str, value: Any) -> None:
     reading.sources |= {"loss": name, "normaliser": name}
 
 
-def _epsilon(reading: Reading, name: str, value: Any) -> None:
+def _epsilon(reading: Translation, name: str, value: Any) -> None:
     """Without `epsilon_high` it is both bounds, as in TRL; cispo has no lower one."""
     epsilon = number(value)
     if reading.given.get("loss_type") == "cispo":
@@ -138,37 +146,37 @@ def _epsilon(reading: Reading, name: str, value: Any) -> None:
         reading.apply(name, "clip_high", epsilon)
 
 
-def _epsilon_high(reading: Reading, name: str, value: Any) -> None:
+def _epsilon_high(reading: Translation, name: str, value: Any) -> None:
     """How far above 1 a ratio may be; with cispo TRL means the highest ratio itself."""
     above = number(value) - (1 if reading.given.get("loss_type") == "cispo" else 0)
     reading.apply(name, "clip_high", bounded("clip_high", above))
 
 
-def _scheduler(reading: Reading, name: str, value: Any) -> None:
+def _scheduler(reading: Translation, name: str, value: Any) -> None:
     reading.apply(name, "schedule", _SCHEDULES[choice(value, tuple(_SCHEDULES))])
 
 
-def _warmup_steps(reading: Reading, name: str, value: Any) -> None:
+def _warmup_steps(reading: Translation, name: str, value: Any) -> None:
     """A number below 1 is a ratio, as transformers has it of late."""
     steps = number(value)
     if 0 < steps < 1:
         _warmup_ratio(reading, name, value)
     else:
-        reading.apply(name, "warmup_steps", whole(value))
+        reading.apply(name, "warmup_steps", integer(value))
 
 
-def _warmup_ratio(reading: Reading, name: str, value: Any) -> None:
+def _warmup_ratio(reading: Translation, name: str, value: Any) -> None:
     ratio = number(value)
     if not 0 <= ratio < 1:
-        raise UnfitError(f"expected a part of all steps from 0 to below 1, not {value}")
+        raise UnsupportedValueError(f"expected a part of all steps from 0 to below 1, not {value}")
     if name == "warmup_ratio" and number(reading.given.get("warmup_steps", 0)) > 0:
         reading.note(name, "not read, as warmup_steps is given")
     elif ratio:
-        reading.apply(name, "warmup_steps", math.ceil(ratio * _all_steps(reading)))
+        reading.apply(name, "warmup_steps", math.ceil(ratio * _schedule_over_all_steps(reading)))
 
 
-def _masked(reading: Reading, name: str, value: Any) -> None:
-    masks = switch(value)
+def _mask_truncated(reading: Translation, name: str, value: Any) -> None:
+    masks = boolean(value)
     if reading.given.get("soft_completion_penalty_length") is None:
         reading.apply(name, "overlong", "mask" if masks else "keep")
     elif masks:
@@ -177,14 +185,16 @@ def _masked(reading: Reading, name: str, value: Any) -> None:
         )
 
 
-def _soft(reading: Reading, name: str, value: Any) -> None:
+def _soft_overlong(reading: Translation, name: str, value: Any) -> None:
     """Arbor lessens a reward from this length on, to nothing at max_completion_length."""
-    start, end = whole(value, 1), reading.given.get("max_completion_length")
+    start, end = integer(value, 1), reading.given.get("max_completion_length")
     if end is None:
-        raise UnfitError("answers are charged from this length up to max_completion_length: give it as well")
-    end = whole(end, 2)
+        raise UnsupportedValueError(
+            "answers are charged from this length up to max_completion_length: give it as well"
+        )
+    end = integer(end, 2)
     if end <= start:
-        raise UnfitError(f"it must be below max_completion_length, which is {end}")
+        raise UnsupportedValueError(f"it must be below max_completion_length, which is {end}")
     reading.apply(name, "overlong", "soft")
     reading.apply(name, "overlong_tokens", end)
     reading.apply(name, "overlong_buffer", end - start)
@@ -198,16 +208,16 @@ def _soft(reading: Reading, name: str, value: Any) -> None:
 # ------------------------------------------------------------------ what several keywords say together
 
 
-def _all_steps(reading: Reading) -> int:
+def _schedule_over_all_steps(reading: Translation) -> int:
     steps = reading.steps or reading.given.get("max_steps")
     if steps is None:
-        raise UnfitError("it needs to know how many steps there are: give max_steps as well")
-    return whole(steps, 1)
+        raise UnsupportedValueError("it needs to know how many steps there are: give max_steps as well")
+    return integer(steps, 1)
 
 
-def settle_together(reading: Reading) -> None:
+def resolve_combinations(reading: Translation) -> None:
     """The clip of a loss_type; the schedule's end, and the warm-up that a schedule has or has not."""
-    _clip_as_trl_does(reading)
+    _default_clip_of_trl(reading)
     name, settings = reading.sources.get("schedule", ""), reading.settings
     kind = reading.given.get("lr_scheduler_type")
     if kind == "constant" and settings.get("warmup_steps"):
@@ -220,17 +230,17 @@ def settle_together(reading: Reading) -> None:
         reading.note("lr_scheduler_type", "no warm-up, as warmup_steps is not given (Arbor's own is 10)")
     if settings.get("schedule") in ("linear", "cosine") and "schedule_steps" not in settings:
         try:
-            settings["schedule_steps"] = _all_steps(reading)
-        except UnfitError as unfit:
+            settings["schedule_steps"] = _schedule_over_all_steps(reading)
+        except UnsupportedValueError as unfit:
             reading.refuse(name, str(unfit))
             del settings["schedule"]
         else:
             reading.sources["schedule_steps"] = name
 
 
-def _clip_as_trl_does(reading: Reading) -> None:
+def _default_clip_of_trl(reading: Translation) -> None:
     """Where neither the keywords nor the run say one."""
-    if reading.given.get("loss_type") not in _CLIPPED_BY_IT or reading.settings.get("loss") == "gspo":
+    if reading.given.get("loss_type") not in _CLIPPED_LOSSES or reading.settings.get("loss") == "gspo":
         return
     for setting in ("clip_low", "clip_high"):
         if setting not in reading.settings and getattr(reading.run.config.train, setting) is None:
@@ -238,30 +248,30 @@ def _clip_as_trl_does(reading: Reading) -> None:
             reading.sources[setting] = "loss_type"
 
 
-APPLIED: dict[str, Act] = {
+MAPPED: dict[str, Handler] = {
     "learning_rate": _learning_rate,
     "weight_decay": _number("weight_decay"),
     "max_grad_norm": _max_grad_norm,
     "beta": _number("kl_beta"),
     "loss_type": _loss_type,
-    "importance_sampling_level": _level,
+    "importance_sampling_level": _importance_sampling_level,
     "scale_rewards": _scale_rewards,
     "epsilon": _epsilon,
     "epsilon_high": _epsilon_high,
     "lr_scheduler_type": _scheduler,
     "warmup_steps": _warmup_steps,
     "warmup_ratio": _warmup_ratio,
-    "mask_truncated_completions": _masked,
-    "soft_completion_penalty_length": _soft,
+    "mask_truncated_completions": _mask_truncated,
+    "soft_completion_penalty_length": _soft_overlong,
     # By our own names, which are those of `train.` keys.
     "kl_beta": _number("kl_beta"),
-    "loss": _own("loss"),
-    "normaliser": _own("normaliser"),
+    "loss": _as_is("loss"),
+    "normaliser": _as_is("normaliser"),
     "clip_low": _number("clip_low"),
     "clip_high": _number("clip_high"),
-    "schedule": _own("schedule"),
-    "schedule_steps": _whole("schedule_steps"),
-    "overlong": _own("overlong"),
-    "overlong_tokens": _whole("overlong_tokens"),
-    "overlong_buffer": _whole("overlong_buffer"),
+    "schedule": _as_is("schedule"),
+    "schedule_steps": _integer("schedule_steps"),
+    "overlong": _as_is("overlong"),
+    "overlong_tokens": _integer("overlong_tokens"),
+    "overlong_buffer": _integer("overlong_buffer"),
 }

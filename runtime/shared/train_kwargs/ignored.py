@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from runtime.shared.train_kwargs.reading import Act, Reading
+from runtime.shared.train_kwargs.translation import Handler, Translation
 
 _ONE_UPDATE = "no effect on the update: all samples of a step make one, packed into rows as memory allows"
 _SAVED = "each step is a checkpoint, and so many of the last are kept as train.keep_checkpoints says"
@@ -67,7 +67,7 @@ _TEXTS: dict[str, str] = {
     **dict.fromkeys(("ref_model_mixup_alpha", "ref_model_sync_steps"), _REFERENCE),
 }  # fmt: skip
 # What happens here anyway, and what is said of another value.
-_AS_IT_IS: dict[str, tuple[Any, str]] = {
+_NEUTRAL_VALUES: dict[str, tuple[Any, str]] = {
     "num_iterations": (1, "each sample is trained once"),
     "use_peft": (True, _FULL),
     "use_vllm": (True, _ENGINES),
@@ -78,22 +78,22 @@ _AS_IT_IS: dict[str, tuple[Any, str]] = {
 }
 
 
-def _note(text: str) -> Act:
-    def act(reading: Reading, name: str, value: Any) -> None:
+def _note(text: str) -> Handler:
+    def act(reading: Translation, name: str, value: Any) -> None:
         reading.note(name, text)
 
     return act
 
 
-def _note_unless(own: Any, text: str) -> Act:
-    def act(reading: Reading, name: str, value: Any) -> None:
+def _note_unless(own: Any, text: str) -> Handler:
+    def act(reading: Translation, name: str, value: Any) -> None:
         if value != own or isinstance(value, bool) != isinstance(own, bool):
             reading.note(name, text)
 
     return act
 
 
-def _report_to(reading: Reading, name: str, value: Any) -> None:
+def _report_to(reading: Translation, name: str, value: Any) -> None:
     wanted = {str(it) for it in value} if isinstance(value, list) else {str(value)}
     if wanted & {"wandb", "all"} and reading.run.config.wandb_mode == "disabled":
         reading.note(name, "W&B gets nothing of this run, which was started without --wandb online")
@@ -101,7 +101,7 @@ def _report_to(reading: Reading, name: str, value: Any) -> None:
         reading.note(name, f"not to {', '.join(sorted(others))}: {_LOGGED}")
 
 
-def _log_completions(reading: Reading, name: str, value: Any) -> None:
+def _log_completions(reading: Translation, name: str, value: Any) -> None:
     count = reading.run.config.completions_per_step
     if value and not count:
         reading.note(name, "none are kept in this run (--set completions_per_step=64)")
@@ -109,9 +109,9 @@ def _log_completions(reading: Reading, name: str, value: Any) -> None:
         reading.note(name, f"{count} of each step come home as text, into the run's folder")
 
 
-NOTED: dict[str, Act] = {
+IGNORED: dict[str, Handler] = {
     "report_to": _report_to,
     "log_completions": _log_completions,
     **{name: _note(text) for name, text in _TEXTS.items()},
-    **{name: _note_unless(own, text) for name, (own, text) in _AS_IT_IS.items()},
+    **{name: _note_unless(own, text) for name, (own, text) in _NEUTRAL_VALUES.items()},
 }

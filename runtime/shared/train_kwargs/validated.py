@@ -13,51 +13,63 @@ from typing import Any
 from runtime.shared.model_names import ModelNames
 from runtime.shared.runtime_config import RuntimeConfig
 from runtime.shared.train_kwargs import lora_config
-from runtime.shared.train_kwargs.reading import Act, Reading, UnfitError, number, set_option, switch, whole
+from runtime.shared.train_kwargs.translation import (
+    Handler,
+    Translation,
+    UnsupportedValueError,
+    boolean,
+    integer,
+    launch_option,
+    number,
+)
 
 # That `launch` takes.
 _MOST_GPUS = 1024
 
 
-def _model(reading: Reading, name: str, value: Any) -> None:
+def _model(reading: Translation, name: str, value: Any) -> None:
     if not isinstance(value, str) or not value.strip() or value.startswith("-"):
-        raise UnfitError("expected a model's name")
+        raise UnsupportedValueError("expected a model's name")
     names = ModelNames.of(reading.run.config)
     if not names.has(value.removeprefix("openai/").removeprefix("arbor:")):
-        raise UnfitError(f"{value!r} is asked for, this run has {names.own}", f"--model {shlex.quote(value)}")
+        raise UnsupportedValueError(
+            f"{value!r} is asked for, this run has {names.own}", f"--model {shlex.quote(value)}"
+        )
 
 
-def _gpus(own: Callable[[RuntimeConfig], int], what: str, option: str) -> Act:
-    def act(reading: Reading, name: str, value: Any) -> None:
-        asked, config = whole(value, 1), reading.run.config
+def _gpus(own: Callable[[RuntimeConfig], int], what: str, option: str) -> Handler:
+    def act(reading: Translation, name: str, value: Any) -> None:
+        asked, config = integer(value, 1), reading.run.config
         if config.device == "cpu":
             reading.note(name, f"this run is on a CPU; on GPUs `{option} {asked}` says it")
         elif asked != own(config):
             launch = f"{option} {asked}" if asked <= _MOST_GPUS else ""
-            raise UnfitError(f"{asked} are asked for, this run {what} {own(config)}", launch)
+            raise UnsupportedValueError(f"{asked} are asked for, this run {what} {own(config)}", launch)
 
     return act
 
 
-def _bf16(reading: Reading, name: str, value: Any) -> None:
+def _bf16(reading: Translation, name: str, value: Any) -> None:
     config = reading.run.config
-    if switch(value) == (config.dtype == "bfloat16"):
+    if boolean(value) == (config.dtype == "bfloat16"):
         return
     if value and config.device == "cuda":
-        raise UnfitError(f"this run computes in {config.dtype}", set_option(config, "dtype", "bfloat16"))
+        raise UnsupportedValueError(
+            f"this run computes in {config.dtype}", launch_option(config, "dtype", "bfloat16")
+        )
     reading.note(name, f"this run computes in {config.dtype}")
 
 
-def _fp16(reading: Reading, name: str, value: Any) -> None:
-    if switch(value):
+def _fp16(reading: Translation, name: str, value: Any) -> None:
+    if boolean(value):
         reading.note(name, f"this run computes in {reading.run.config.dtype} (Arbor itself never sends fp16)")
 
 
-def _length(what: str) -> Act:
+def _length(what: str) -> Handler:
     """`what` is at most so many tokens: nothing is cut here, so only too many are a difference."""
 
-    def act(reading: Reading, name: str, value: Any) -> None:
-        asked, own = whole(value, 1), reading.run.config.engine.max_model_len
+    def act(reading: Translation, name: str, value: Any) -> None:
+        asked, own = integer(value, 1), reading.run.config.engine.max_model_len
         limit = reading.run.context_tokens or own
         if limit is None:
             reading.note(name, "not compared: what the engines take is not known yet")
@@ -65,17 +77,17 @@ def _length(what: str) -> Act:
             reading.note(name, f"{what}; prompt and answer together may have {limit} tokens")
         elif own is not None and own <= limit and reading.strict:
             why = f"prompt and answer together have at most {limit} tokens in this run"
-            raise UnfitError(why, set_option(reading.run.config, "engine.max_model_len", asked))
+            raise UnsupportedValueError(why, launch_option(reading.run.config, "engine.max_model_len", asked))
         else:
             reading.note(name, f"prompt and answer together have at most {limit} tokens in this run")
 
     return act
 
 
-def _checkpointing(reading: Reading, name: str, value: Any) -> None:
+def _checkpointing(reading: Translation, name: str, value: Any) -> None:
     """The update is the same with and without."""
     own = reading.run.config.train.activation_checkpointing
-    if switch(value) == own:
+    if boolean(value) == own:
         return
     if own is None:
         reading.note(
@@ -90,31 +102,32 @@ def _checkpointing(reading: Reading, name: str, value: Any) -> None:
         )
 
 
-def _ahead(reading: Reading, name: str, value: Any) -> None:
-    asked, own = whole(value), reading.run.config.max_staleness
+def _async_prefetch(reading: Translation, name: str, value: Any) -> None:
+    asked, own = integer(value), reading.run.config.max_staleness
     if asked > own:
         why = f"a sample older than {own} steps is not trained in this run"
-        raise UnfitError(why, set_option(reading.run.config, "max_staleness", asked))
+        raise UnsupportedValueError(why, launch_option(reading.run.config, "max_staleness", asked))
     reading.note(name, "GRPO(staleness=N) rolls out up to N steps ahead of the one that trains, and 0 waits")
 
 
-def equal(
+def must_equal(
     own: Callable[[RuntimeConfig], float | None], option: str, read: Callable[[Any], float] = number
-) -> Act:
+) -> Handler:
     """The same as the run has, by this option."""
 
-    def act(reading: Reading, name: str, value: Any) -> None:
+    def act(reading: Translation, name: str, value: Any) -> None:
         asked, has = read(value), own(reading.run.config)
         if asked != has:
             said = "its own choice" if has is None else f"{has:g}"
-            raise UnfitError(
-                f"{asked:g} is asked for, this run has {said}", set_option(reading.run.config, option, asked)
+            raise UnsupportedValueError(
+                f"{asked:g} is asked for, this run has {said}",
+                launch_option(reading.run.config, option, asked),
             )
 
     return act
 
 
-CHECKED: dict[str, Act] = {
+VALIDATED: dict[str, Handler] = {
     "lora_config": lora_config.check,
     "peft_config": lora_config.check,
     "model": _model,
@@ -131,8 +144,8 @@ CHECKED: dict[str, Act] = {
     "max_completion_length": _length("an answer's limit is max_tokens of the LM that asks"),
     "max_tokens": _length("an answer's limit is max_tokens of the LM that asks"),
     "gradient_checkpointing": _checkpointing,
-    "seed": equal(lambda it: it.train.seed, "train.seed", whole),
-    "num_batches_ahead": _ahead,
-    "delta": equal(lambda it: it.train.dual_clip, "train.dual_clip"),
-    "vllm_importance_sampling_cap": equal(lambda it: it.train.mismatch_cap, "train.mismatch_cap"),
+    "seed": must_equal(lambda it: it.train.seed, "train.seed", integer),
+    "num_batches_ahead": _async_prefetch,
+    "delta": must_equal(lambda it: it.train.dual_clip, "train.dual_clip"),
+    "vllm_importance_sampling_cap": must_equal(lambda it: it.train.mismatch_cap, "train.mismatch_cap"),
 }

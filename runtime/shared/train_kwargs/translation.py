@@ -1,7 +1,7 @@
 """One reading of somebody's `train_kwargs`: what has been found so far, and how a value is read.
 
-Neighbours: `applied.py`, `checked.py` and `noted.py` say what a keyword means and write it here; `table.py`
-goes through the keywords. Knows none of them.
+Neighbours: `mapped.py`, `validated.py` and `ignored.py` say what a keyword means and write it here;
+`table.py` goes through the keywords. Knows none of them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _SHOWN = 60
 _SECRET = ("token", "key", "secret", "password")
 
 
-class UnfitError(ValueError):
+class UnsupportedValueError(ValueError):
     """A value that cannot be followed; `launch`: the options with which a run could."""
 
     def __init__(self, why: str, launch: str = "") -> None:
@@ -30,7 +30,7 @@ class UnfitError(ValueError):
 
 
 @dataclass(frozen=True)
-class Run:
+class RunContext:
     """What the keywords are held against. None: not known yet.
 
     `context_tokens`: how long a prompt and its answer may be together; `layers`: the names of all layers
@@ -43,10 +43,10 @@ class Run:
 
 
 @dataclass
-class Reading:
+class Translation:
     """`given` are the keywords that say something: None says nothing, with any trainer."""
 
-    run: Run
+    run: RunContext
     given: dict[str, Any]
     strict: bool
     steps: int | None
@@ -60,20 +60,22 @@ class Reading:
     def apply(self, name: str, setting: str, value: Any) -> None:
         """Have each step do it. Two keywords for one setting must say the same."""
         if setting in self.settings and self.settings[setting] != value:
-            raise UnfitError(f"{self.sources[setting]} says {self.settings[setting]} of the same: give one")
+            raise UnsupportedValueError(
+                f"{self.sources[setting]} says {self.settings[setting]} of the same: give one"
+            )
         self.settings[setting] = value
         self.sources[setting] = name
 
     def note(self, name: str, text: str) -> None:
         """Say what happens instead."""
-        self.notes.append(f"{shown(name, self.given.get(name))}: {text}")
+        self.notes.append(f"{format_keyword(name, self.given.get(name))}: {text}")
 
     def refuse(self, key: str, why: str, launch: str = "") -> None:
         """The run cannot follow it."""
         self.refusals.append(Refusal(key=key, why=why, launch=launch))
 
 
-Act = Callable[[Reading, str, Any], None]
+Handler = Callable[[Translation, str, Any], None]
 Kind = Literal["applied", "sampling", "checked", "noted"]
 
 
@@ -82,17 +84,17 @@ class Keyword:
     """What kind of keyword it is, and what is done with its value."""
 
     kind: Kind
-    act: Act
+    handle: Handler
 
 
-def shown(name: str, value: Any) -> str:
+def format_keyword(name: str, value: Any) -> str:
     """`bf16=True`, as its user wrote it; the name alone where the value is long, or is nobody's to see."""
     plain = isinstance(value, (bool, int, float, str)) and len(repr(value)) <= _SHOWN
     is_secret = isinstance(value, str) and any(word in name.lower() for word in _SECRET)
     return f"{name}={value!r}" if plain and not is_secret else name
 
 
-def set_option(config: RuntimeConfig, key: str, value: Any) -> str:
+def launch_option(config: RuntimeConfig, key: str, value: Any) -> str:
     """The option of `launch` with which the run would have this value; empty where no run can."""
     values = config.model_dump()
     place = values
@@ -104,10 +106,10 @@ def set_option(config: RuntimeConfig, key: str, value: Any) -> str:
         RuntimeConfig.model_validate(values)
     except ValidationError:
         return ""
-    return f"--set {key}={_as_typed(value)}"
+    return f"--set {key}={_cli_value(value)}"
 
 
-def _as_typed(value: Any) -> str:
+def _cli_value(value: Any) -> str:
     if isinstance(value, (list, tuple)):
         return ",".join(value)
     return str(value).lower() if value is None or isinstance(value, bool) else str(value)
@@ -122,35 +124,35 @@ def number(value: Any) -> float:
         try:
             value = float(value)
         except ValueError:
-            raise UnfitError(f"expected a number, not {value[:_SHOWN]!r}") from None
+            raise UnsupportedValueError(f"expected a number, not {value[:_SHOWN]!r}") from None
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-        raise UnfitError(f"expected a number, not {_kind(value)}")
+        raise UnsupportedValueError(f"expected a number, not {_type_name(value)}")
     return float(value)
 
 
-def whole(value: Any, least: int = 0) -> int:
+def integer(value: Any, least: int = 0) -> int:
     """A whole number of at least `least`; 4.0 is one too."""
     found = number(value)
     if found != int(found) or found < least:
-        raise UnfitError(f"expected a whole number of {least} or more, not {value}")
+        raise UnsupportedValueError(f"expected a whole number of {least} or more, not {value}")
     return int(found)
 
 
-def switch(value: Any) -> bool:
+def boolean(value: Any) -> bool:
     """True or False."""
     if not isinstance(value, bool):
-        raise UnfitError(f"expected True or False, not {_kind(value)}")
+        raise UnsupportedValueError(f"expected True or False, not {_type_name(value)}")
     return value
 
 
 def choice(value: Any, choices: Sequence[str]) -> str:
     """One of these texts."""
     if value not in choices:
-        raise UnfitError(f"{_kind(value)} is not known here; there is {', '.join(choices)}")
+        raise UnsupportedValueError(f"{_type_name(value)} is not known here; there is {', '.join(choices)}")
     return value
 
 
-def _kind(value: Any) -> str:
+def _type_name(value: Any) -> str:
     if value is None or isinstance(value, (bool, int, float, str)):
         return repr(value)[:_SHOWN]
     return f"a {type(value).__name__}"
