@@ -45,7 +45,7 @@ class Pair:
 
 
 def compare(
-    held: Mapping[str, Sequence[Pair]], folder: Path, renamed: Callable[[str], str] = str
+    loaded: Mapping[str, Sequence[Pair]], folder: Path, renamed: Callable[[str], str] = str
 ) -> dict[str, Any]:
     """The report of one engine. `held`: its modules by name, with one Pair per fused slice.
 
@@ -57,7 +57,7 @@ def compare(
     config = json.loads((folder / "adapter_config.json").read_text())
     pairs, said = _read(load(content), renamed)
     said += [f"adapter_config.json: {key} = {config[key]!r}" for key in _PLAIN if not _plain(config, key)]
-    engine = dict(_slices(held, pairs))
+    engine = dict(_slices(loaded, pairs))
     said += [f"{module}: the engine has no such module" for module in pairs if module not in engine]
     for module, slot in engine.items():
         said += _differences(module, slot, pairs.get(module), _scale(config))
@@ -122,12 +122,12 @@ def _differences(module: str, slot: Pair, wanted: Pair | None, scale: float) -> 
         expected = want.to(have.dtype)
         if side == "B" and scale != 1:
             expected = expected * scale  # in the engine's own precision, as it does
-        if not _equal(have, expected.to(have.device)):
+        if not _equal_padded(have, expected.to(have.device)):
             said.append(f"{module}.lora_{side}: the engine's differs from the file's")
     return said
 
 
-def _equal(have: torch.Tensor, want: torch.Tensor) -> bool:
+def _equal_padded(have: torch.Tensor, want: torch.Tensor) -> bool:
     """Whether `have` is `want`, bit for bit, and zero beyond it."""
     rows, columns = want.shape
     if rows > have.shape[0] or columns > have.shape[1]:

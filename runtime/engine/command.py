@@ -24,24 +24,24 @@ from runtime.shared.runtime_config import RuntimeConfig
 LOGPROBS_MODE = "processed_logprobs"
 BASE_NAME = "base"
 # Probes of a publication go before rollouts (0), and find a place beside a full batch.
-SCORE_PRIORITY = -1
-_PLACES_FOR_PROBES = 4
+SCORING_PRIORITY = -1
+_SEQUENCES_FOR_PROBES = 4
 # How long the engine leaves an idle connection open; vLLM's own 5 s are about what a training step takes.
 KEEP_ALIVE_SECONDS = 600
-WORKER_PARTS = "runtime.engine.worker"
-WORKER_EXTENSION = f"{WORKER_PARTS}.WorkerExtension"
+WORKER_MODULE = "runtime.engine.worker"
+WORKER_EXTENSION = f"{WORKER_MODULE}.WorkerExtension"
 # The name of norms.py's kernels among vLLM's.
 NORMS_PROVIDER = "slipway"
 
-_EXECUTOR = f"{WORKER_PARTS}.Executor"
+_EXECUTOR = f"{WORKER_MODULE}.Executor"
 _NORMS = ("rms_norm", "fused_add_rms_norm")
 # vLLM starts only where its cache holds one sequence of full length: a model's own 128k would not fit here.
-_LONGEST_CONTEXT = {"cpu": 8192, "cuda": 32768}
+_MAX_CONTEXT = {"cpu": 8192, "cuda": 32768}
 _SMALL_WEIGHTS_BYTES = 100 * 2**20
 # How many sequences a CPU engine samples at a time. On a GPU vLLM knows better, by the GPU: 1024 on an H100.
-_CPU_PLACES = 64
+_CPU_SEQUENCES = 64
 # vLLM's own default for a server on a small GPU; on a large one it is more.
-_LEAST_GPU_PLACES = 256
+_MIN_GPU_SEQUENCES = 256
 _CPU_CACHE_GIB = 1.0
 # What prompts share is found in the prefix cache by whole blocks. Left to itself vLLM takes 128 on a CPU, and
 # finds nothing in prompts of 140 tokens that differ at their ends; its kernels take multiples of 32.
@@ -61,7 +61,7 @@ def arguments(config: RuntimeConfig, index: int) -> list[str]:
     words = ["--model", config.model_path, "--served-model-name", BASE_NAME]
     words += ["--uds", str(socket_path(config, index))]
     words += ["--dtype", config.dtype, "--logprobs-mode", LOGPROBS_MODE, "--enable-prefix-caching"]
-    if places := _places(config):
+    if places := _max_num_seqs(config):
         words += ["--max-num-seqs", str(places)]
     words += ["--scheduling-policy", "priority"]
     words += ["--max-model-len", str(context_length(config))]
@@ -133,7 +133,7 @@ def context_length(config: RuntimeConfig) -> int:
     """
     asked = config.engine.max_model_len
     longest = checked_context(_language_model(config.model_path), asked)
-    cap = _LONGEST_CONTEXT[config.device]
+    cap = _MAX_CONTEXT[config.device]
     return asked or min(longest or cap, cap)
 
 
@@ -142,15 +142,15 @@ def _language_model(model: str) -> dict[str, Any]:
     return described.get("text_config", described)
 
 
-def sequences_at_once(config: RuntimeConfig) -> int:
+def max_sequences_of_programs(config: RuntimeConfig) -> int:
     """How many sequences of programs an engine samples at a time, at least."""
-    return config.engine.max_num_seqs or (_CPU_PLACES if config.device == "cpu" else _LEAST_GPU_PLACES)
+    return config.engine.max_num_seqs or (_CPU_SEQUENCES if config.device == "cpu" else _MIN_GPU_SEQUENCES)
 
 
-def _places(config: RuntimeConfig) -> int | None:
+def _max_num_seqs(config: RuntimeConfig) -> int | None:
     """How many sequences an engine takes at a time, the probes' own places with them; None: vLLM decides."""
-    given = config.engine.max_num_seqs or (_CPU_PLACES if config.device == "cpu" else None)
-    return given and given + _PLACES_FOR_PROBES
+    given = config.engine.max_num_seqs or (_CPU_SEQUENCES if config.device == "cpu" else None)
+    return given and given + _SEQUENCES_FOR_PROBES
 
 
 def _lora_modules(config: RuntimeConfig) -> tuple[str, ...]:
@@ -165,7 +165,7 @@ def _lora_modules(config: RuntimeConfig) -> tuple[str, ...]:
 def _kv_cache_bytes(config: RuntimeConfig) -> int:
     """What is configured, but no more than two full batches of the longest sequences could ever fill."""
     configured = int((config.engine.kv_cache_gib or _CPU_CACHE_GIB) * 2**30)
-    known, places = shape(model_description(config.model_path)), _places(config)
+    known, places = shape(model_description(config.model_path)), _max_num_seqs(config)
     if known is None or places is None:
         return configured
     one = cache_bytes(known, context_length(config), 4 if config.dtype == "float32" else 2)

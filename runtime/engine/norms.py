@@ -15,7 +15,7 @@ from vllm import ir
 from runtime.engine.command import NORMS_PROVIDER
 
 # The kernels read so many numbers at a time, and refuse a row that is no multiple of it.
-_AT_A_TIME = 16
+_ROWS_PER_THREAD = 16
 
 
 def _fits(x: Tensor, weight: Tensor | None, variance_size: int | None) -> bool:
@@ -25,7 +25,7 @@ def _fits(x: Tensor, weight: Tensor | None, variance_size: int | None) -> bool:
         and weight is not None
         and weight.dtype == x.dtype
         and variance_size is None
-        and x.shape[-1] % _AT_A_TIME == 0
+        and x.shape[-1] % _ROWS_PER_THREAD == 0
         and x.is_contiguous()
     )
 

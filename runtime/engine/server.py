@@ -2,7 +2,8 @@
 
 Serves vLLM's OpenAI API on the Unix socket `socket_dir/engine-0.sock`; the supervisor starts it, the gateway
 is its only client (engine_client.py), command.py says what vLLM is told, worker.py is what we add inside it.
-With worker.py, norms.py, http_costs.py and last_turn.py the only importer of vLLM. Knows nothing of versions.
+With worker.py, norms.py, http_speedups.py and last_turn_parsing.py the only importer of vLLM. Knows nothing
+of versions.
 
 Start-up is imports. So they happen once: the engine core is forked from this process instead of spawned, runs
 the model in its own process instead of a third one, and the model's class is inspected here instead of in a
@@ -25,9 +26,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from runtime.engine import last_turn
+from runtime.engine import last_turn_parsing
 from runtime.engine.command import (
-    WORKER_PARTS,
+    WORKER_MODULE,
     arguments,
     environment,
     model_description,
@@ -45,7 +46,7 @@ _ENDING_SECONDS = 2
 ENVIRONMENT_MARK = "SLIPWAY_ENGINE_ENVIRONMENT"
 # For quantised weights, which are refused before, and for traces, which are sent to nobody. vLLM and
 # transformers ask whether they are installed.
-_NOT_USED = ("torchao", "opentelemetry")
+_UNUSED_PACKAGES = ("torchao", "opentelemetry")
 # Mends torch's compiler, for which it imports all of it. Nothing is compiled on a CPU.
 _COMPILER_MENDED = "vllm.env_override"
 # vLLM's own: how its engine core comes to be.
@@ -71,12 +72,12 @@ def prepare(config: RuntimeConfig, index: int) -> Namespace:
     shutil.rmtree(scratch, ignore_errors=True)
     scratch.mkdir(mode=0o700)
     gc.disable()  # nothing to collect while modules load
-    _leave_out(config.device)
+    _skip_imports(config.device)
     args = _parse(arguments(config, index))
     if config.device == "cpu":
         _register_model(config.model_path)
-    last_turn.install()
-    importlib.import_module(WORKER_PARTS)  # here, so that a core that is forked has them imported
+    last_turn_parsing.install()
+    importlib.import_module(WORKER_MODULE)  # here, so that a core that is forked has them imported
     # Most objects there will ever be: what vLLM collects on its way up takes 2 s less without them.
     gc.freeze()
     gc.enable()
@@ -90,7 +91,7 @@ def run(config: RuntimeConfig, index: int, args: Namespace) -> NoReturn:
     failpoints.failpoint("engine.starting")
     well = _serve(args)
     shutil.rmtree(scratch, ignore_errors=True)
-    _finish(well)
+    _exit(well)
 
 
 def _enter_environment(words: dict[str, str]) -> None:
@@ -113,9 +114,9 @@ def _children_die_with_us() -> None:
     os.register_at_fork(before=before, after_in_child=lambda: prepared[0]())
 
 
-def _leave_out(device: str) -> None:
+def _skip_imports(device: str) -> None:
     """Have these taken for not installed, or for empty: a sixth of the CPU time that all imports take."""
-    for name in _NOT_USED:
+    for name in _UNUSED_PACKAGES:
         sys.modules[name] = None  # pyright: ignore[reportArgumentType] - the import system's own word
     if device == "cpu":
         sys.modules[_COMPILER_MENDED] = ModuleType(_COMPILER_MENDED)
@@ -152,7 +153,7 @@ async def _serve_until_stopped(args: Namespace) -> bool:
     from vllm.entrypoints.launchers.launcher import setup_server
     from vllm.v1.engine.async_llm import AsyncLLM
 
-    from runtime.engine import http_costs
+    from runtime.engine import http_speedups
 
     class Engine(AsyncLLM):
         stopping = False
@@ -163,9 +164,9 @@ async def _serve_until_stopped(args: Namespace) -> bool:
 
     address, sock = setup_server(args, reuse_port=False)
     os.chmod(args.uds, 0o600)
-    kind = _passing_instants(Engine) if failpoints.armed() else Engine
+    kind = _with_failpoints(Engine) if failpoints.armed() else Engine
     engine = kind.from_vllm_config(_configure(args), disable_log_stats=args.disable_log_stats)
-    http_costs.lower()
+    http_speedups.install()
     try:
         ended = await build_and_serve(engine, address, sock, args, timeout_graceful_shutdown=_ENDING_SECONDS)
         asked = engine.stopping
@@ -178,7 +179,7 @@ async def _serve_until_stopped(args: Namespace) -> bool:
     return asked
 
 
-def _passing_instants(engine: type[Any]) -> type[Any]:
+def _with_failpoints(engine: type[Any]) -> type[Any]:
     """The engine with the instants of an answer in it: only where one is armed, for this is the hot path."""
 
     class Watched(engine):
@@ -203,7 +204,7 @@ def _configure(args: Namespace) -> VllmConfig:
     return vllm_config
 
 
-def _finish(well: bool) -> NoReturn:
+def _exit(well: bool) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0 if well else 1)

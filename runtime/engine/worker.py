@@ -65,14 +65,14 @@ def install() -> None:
     if current_platform.is_cpu():
         type(current_platform).get_punica_wrapper = classmethod(lambda _: f"{__name__}.DenseLora")
         distributed_c10d.ProcessGroupGloo = GlooOnOneLoop
-        FusedMoEConfig.__post_init__ = _without_lora
+        FusedMoEConfig.__post_init__ = _disable_lora_of_experts
 
 
 _load_adapter = LRUCacheWorkerLoRAManager._load_adapter
 _complete = FusedMoEConfig.__post_init__
 
 
-def _without_lora(self: FusedMoEConfig) -> None:
+def _disable_lora_of_experts(self: FusedMoEConfig) -> None:
     """Experts have no LoRA here. vLLM takes its Triton kernels for them wherever anything has, on a CPU too,
     and dies of the first request.
     """
@@ -144,10 +144,10 @@ class WorkerExtension:
             for module, layer in manager.modules.items()
             if isinstance(layer, BaseLinearLayerWithLoRA)
         }
-        return compare(held, Path(folder), _renamed(self.model_runner.model))
+        return compare(held, Path(folder), _engine_names(self.model_runner.model))
 
 
-def _renamed(model: Any) -> Callable[[str], str]:
+def _engine_names(model: Any) -> Callable[[str], str]:
     """How this model names what its files name otherwise: it says that of weights, and so of an adapter's."""
     mapper = getattr(model, "hf_to_vllm_mapper", None)
     if mapper is None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Literal, cast
 
-from runtime.engine.command import sequences_at_once
+from runtime.engine.command import max_sequences_of_programs
 from runtime.gateway.engines.fleet import Fleet
 from runtime.gateway.samples.samples import SampleStore
 from runtime.gateway.steps.queue import StepQueue
@@ -74,7 +74,7 @@ class Readiness:
             last_metrics=steps.last_metrics,
             settings=self._config.train.resolved().model_dump(include=set(StepSettings.model_fields)),
             max_staleness=self._config.max_staleness,
-            places=self._config.engines * sequences_at_once(self._config),
+            places=self._config.engines * max_sequences_of_programs(self._config),
             samples=self._samples.count,
             prefix_cache_hits=self._fleet.prefix_cache_hits,
             admission=self._admission.record,

@@ -17,7 +17,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any, NoReturn
 
-_LEFT_OUT = (
+_SKIPPED_MODULES = (
     "datasets",
     "datasets.distributed",
     "torchao",
@@ -30,7 +30,7 @@ _LEFT_OUT = (
 )
 
 
-class LeftOut(ModuleType):
+class SkippedModule(ModuleType):
     """Stands where a module would be: its names can be imported, using one raises ImportError."""
 
     def __init__(self, name: str) -> None:
@@ -47,11 +47,11 @@ class LeftOut(ModuleType):
         return refuse
 
 
-def leave_out() -> None:
+def skip_imports() -> None:
     """Import what recipes here use of torchtune, and none of the rest."""
-    sys.modules.update({name: LeftOut(name) for name in _LEFT_OUT})
+    sys.modules.update({name: SkippedModule(name) for name in _SKIPPED_MODULES})
     importlib.import_module("torchtune.modules.peft")
-    for name in _LEFT_OUT:
+    for name in _SKIPPED_MODULES:
         if name.startswith("torchao"):
             del sys.modules[name]
     # As where it is not installed: transformers asks whether it is, and would import it.
@@ -69,7 +69,7 @@ def main() -> None:
             os._exit(0)
 
     atexit.register(leave)  # the first, and so the last that is called
-    leave_out()
+    skip_imports()
     from torchtune._cli.run import Run
 
     parser = argparse.ArgumentParser(prog="tune")

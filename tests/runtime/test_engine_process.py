@@ -91,7 +91,7 @@ def test_a_gpu_decides_how_many_sequences_it_takes_unless_it_is_told() -> None:
     for device in ("cpu", "cuda"):
         words = command.arguments(config(device=device, engine=told), 0)
         assert option(words, "--max-num-seqs") == "14"
-    at_once = command.sequences_at_once
+    at_once = command.max_sequences_of_programs
     assert [at_once(config(device="cuda")), at_once(config()), at_once(config(engine=told))] == [256, 64, 10]
 
 

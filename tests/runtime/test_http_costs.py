@@ -1,4 +1,4 @@
-"""What vLLM's HTTP server is spared (runtime/engine/http_costs.py): what it answers stays the same."""
+"""What vLLM's HTTP server is spared (runtime/engine/http_speedups.py): what it answers stays the same."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class Word(StrEnum):
 def rendered(content: Any) -> bytes:
     from starlette.responses import JSONResponse
 
-    from runtime.engine import http_costs
+    from runtime.engine import http_speedups
 
-    return http_costs._rendered(JSONResponse({}), content)
+    return http_speedups._rendered(JSONResponse({}), content)
 
 
 def test_c02_an_answers_numbers_are_the_same_to_the_last_bit() -> None:

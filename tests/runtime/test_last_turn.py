@@ -1,4 +1,4 @@
-"""Where a prompt in ids begins its last turn: earlier thoughts do not end the one to come (last_turn.py)."""
+"""Where a prompt in ids begins its last turn: earlier thoughts do not end the one to come (last_turn_parsing.py)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from runtime.engine import last_turn
+from runtime.engine import last_turn_parsing
 from tests.runtime.test_thoughts import thinker as _thinker
 
 thinker = _thinker
@@ -15,7 +15,7 @@ END = "</think>"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("sees", "is_over"), [({}, True), ({last_turn.LAST_TURN: 3}, False)])
+@pytest.mark.parametrize(("sees", "is_over"), [({}, True), ({last_turn_parsing.LAST_TURN: 3}, False)])
 def test_joined_turns_thoughts_do_not_end_the_next_one(
     thinker: Any, sees: dict[str, int], is_over: bool
 ) -> None:
@@ -36,7 +36,7 @@ def test_joined_turns_thoughts_do_not_end_the_next_one(
     prompt = [5, tokenizer.convert_tokens_to_ids(END), 6, 7, 8]
     request = ChatCompletionRequest(messages=[{"role": "user", "content": "a"}], model="base", **sees)
     try:
-        last_turn.install()
+        last_turn_parsing.install()
         serving: Any = SimpleNamespace(parser_cls=kind, model_config=None)
         parser = OpenAIServingChat._make_parser(serving, request, tokenizer, {})
         assert parser.is_reasoning_end(prompt) is is_over

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from runtime.engine.last_turn import LAST_TURN
+from runtime.engine.last_turn_parsing import LAST_TURN
 from runtime.gateway.requests.request_fields import CHAT, COMPLETION, BadField, check, unheeded
 from tests.runtime.hostile_values import call, nested
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from runtime.recipes.tune import LeftOut
+from runtime.recipes.tune import SkippedModule
 from runtime.shared.runtime_config import RuntimeConfig
 from runtime.shared.train_config import TrainConfig
 from runtime.trainer.command import RECIPES, trainer_command
@@ -18,7 +18,7 @@ from tests.support.environment import PROGRAMS, REPOSITORY, runtime_environ
 
 
 def test_what_is_left_out_can_be_named_but_not_used() -> None:
-    module = LeftOut("datasets")
+    module = SkippedModule("datasets")
     load = module.load_dataset
     with pytest.raises(ImportError, match=r"datasets\.load_dataset is left out"):
         load("a", split="train")

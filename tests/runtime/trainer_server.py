@@ -21,7 +21,7 @@ from runtime.shared import failpoints, processes
 
 def main() -> None:
     """Import what a trainer imports, say so, then fork until stdin ends."""
-    sys.modules.update({name: tune.LeftOut(name) for name in ("datasets", "datasets.distributed")})
+    sys.modules.update({name: tune.SkippedModule(name) for name in ("datasets", "datasets.distributed")})
     import torch
 
     from runtime.recipes import grpo_lora  # noqa: F401 - what takes so long

@@ -5,7 +5,7 @@ template makes of them: the engine is given the ids of the earlier turn as they 
 template adds (exact_prompt.py), and the turns are one sequence (samples/turns.py). Where that cannot be, the
 request is asked as any other, and why is recorded: a step counts it.
 Neighbours: proxy.py asks once per request; samples/conversations.py has the names by which answers are found;
-engine/last_turn.py is the engine's side. Never the reason why a request fails.
+engine/last_turn_parsing.py is the engine's side. Never the reason why a request fails.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from runtime.engine.last_turn import LAST_TURN
+from runtime.engine.last_turn_parsing import LAST_TURN
 from runtime.gateway.completions.admission import Asked
 from runtime.gateway.completions.exact_prompt import Earlier, ExactPrompts, Ids, NotExactError
 from runtime.gateway.engines.engine_client import EngineClient, EngineError

@@ -19,7 +19,7 @@ from typing import Any
 
 import aiohttp
 
-from runtime.engine.command import BASE_NAME, KEEP_ALIVE_SECONDS, LOGPROBS_MODE, SCORE_PRIORITY
+from runtime.engine.command import BASE_NAME, KEEP_ALIVE_SECONDS, LOGPROBS_MODE, SCORING_PRIORITY
 from runtime.gateway.engines import prefix_cache
 from runtime.gateway.engines.prefix_cache import CacheUse
 
@@ -170,7 +170,7 @@ class EngineClient:
             "prompt_logprobs": 0,
             "max_tokens": 1,
             "temperature": 1.0,
-            "priority": SCORE_PRIORITY,
+            "priority": SCORING_PRIORITY,
         }
         answer = await self._json("POST", "/v1/completions", body)
         rows = answer["choices"][0]["prompt_logprobs"]
@@ -215,7 +215,7 @@ class EngineClient:
             "logprobs": 0,
             "logprob_token_ids": [token],
             "return_tokens_as_token_ids": True,
-            "priority": SCORE_PRIORITY,
+            "priority": SCORING_PRIORITY,
         }
         answer = await self._json("POST", "/v1/completions", body)
         return self._number(answer["choices"][0]["logprobs"]["top_logprobs"][0][f"token_id:{token}"])
@@ -274,7 +274,7 @@ class EngineClient:
         return answer
 
     def _number(self, logprob: float | None) -> float:
-        """JSON has null for what is not finite (http_costs.py). Raises EngineError."""
+        """JSON has null for what is not finite (http_speedups.py). Raises EngineError."""
         if logprob is None:
             raise EngineError(self.name, 200, "a logprob is no number")
         return logprob

@@ -14,7 +14,7 @@ from starlette.responses import JSONResponse
 from vllm import envs
 
 
-def lower() -> None:
+def install() -> None:
     """Once in this process, when nothing will change its environment any more."""
     # As the engine core does: without it each look at a setting of vLLM's reads the environment anew.
     envs.enable_envs_cache()
