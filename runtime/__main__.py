@@ -36,19 +36,21 @@ def children(config_path: Path, config: RuntimeConfig, token: bytes) -> list[Chi
     told = ["--config", str(config_path)]
     for_trainer, for_engines = None, [None] * config.engines
     if config.device == "cuda":
-        for_trainer, for_engines = gpus.split(gpus.visible(), config.train_processes, config.engines)
+        for_trainer, for_engines = gpus.assign_gpus(
+            gpus.visible_gpus(), config.train_processes, config.engines
+        )
     trainer = ChildSpec(
         name="trainer",
         command=trainer_command(config),
         log=logs / "trainer.log",
         check=TrainerHealth(state_dir / "trainer.json"),
         start_seconds=config.start_seconds,
-        word_seconds=0.0,  # the check itself waits for a standstill
+        unresponsive_seconds=0.0,  # the check itself waits for a standstill
         stop_seconds=TRAINER_STOP_SECONDS,
         stop_rank=0,
         secrets=frozenset({"HF_TOKEN", "WANDB_API_KEY"}),
         gpus=for_trainer,
-        after=frozenset() if config.engine.kv_cache_gib else _beside(for_trainer, for_engines),
+        starts_after=frozenset() if config.engine.kv_cache_gib else _shares_gpu(for_trainer, for_engines),
     )
     gateway = ChildSpec(
         name="gateway",
@@ -59,7 +61,7 @@ def children(config_path: Path, config: RuntimeConfig, token: bytes) -> list[Chi
         start_seconds=120.0,
         stop_seconds=5.0,
         stop_rank=1,
-        vital=True,
+        is_vital=True,
     )
     engines = [
         ChildSpec(
@@ -77,7 +79,7 @@ def children(config_path: Path, config: RuntimeConfig, token: bytes) -> list[Chi
     return [trainer, gateway, *engines]
 
 
-def _beside(for_trainer: list[str] | None, for_engines: Sequence[list[str] | None]) -> frozenset[str]:
+def _shares_gpu(for_trainer: list[str] | None, for_engines: Sequence[list[str] | None]) -> frozenset[str]:
     """The engines on a GPU of the trainer's."""
     shared = (
         f"engine-{index}" for index, own in enumerate(for_engines) if set(own or ()) & set(for_trainer or ())

@@ -28,7 +28,7 @@ RENEW_EVERY_SECONDS = 15.0
 _BUSY_SECONDS = 1.0
 _ANSWER_SECONDS = 2.0
 # The supervisor writes its file every 5 s (supervision.py).
-_BEAT_SECONDS = 30.0
+_HEARTBEAT_SECONDS = 30.0
 # A gateway that never answered is starting, for so long; models load behind it.
 _START_SECONDS = 180.0
 _LAST_ACTIVE = "autostop_last_active_time"
@@ -62,7 +62,7 @@ def booted_at() -> int:
         return next(int(line.split()[1]) for line in stat if line.startswith("btime "))
 
 
-def arm_again(command: Sequence[str] = ARM_COMMAND) -> None:
+def rearm(command: Sequence[str] = ARM_COMMAND) -> None:
     """Have SkyPilot arm the timer anew, as it was armed: one of another boot it takes for none, silently.
 
     Raises OSError, subprocess.SubprocessError.
@@ -71,7 +71,7 @@ def arm_again(command: Sequence[str] = ARM_COMMAND) -> None:
     subprocess.run(words, check=True, capture_output=True, timeout=_ARM_SECONDS)
 
 
-class Answering:
+class RuntimeLiveness:
     """Whether the runtime of a folder answers: its supervisor beats, its gateway says that it is well."""
 
     def __init__(self, state_dir: Path, socket_dir: Path) -> None:
@@ -81,14 +81,14 @@ class Answering:
         self._seen: int | None = None
         self._answered = False
 
-    def trouble(self) -> str | None:
+    def problem(self) -> str | None:
         """Why the timer must run on; None when it may be set back. Takes 2 s at most."""
         now = time.monotonic()
         with contextlib.suppress(FileNotFoundError):
             stamp = self._beat.stat().st_mtime_ns
             if stamp != self._seen:
                 self._seen, self._beaten_at = stamp, now
-        if now - self._beaten_at > _BEAT_SECONDS:
+        if now - self._beaten_at > _HEARTBEAT_SECONDS:
             return f"the supervisor has been silent for {now - self._beaten_at:.0f} s"
         if self._ask():
             self._answered = True
@@ -110,14 +110,14 @@ class Answering:
             return False
 
 
-class Timer:
+class AutostopTimer:
     """The keeper's hold on the machine's timer."""
 
     def __init__(
         self,
         database: Path,
-        answering: Answering,
-        arm: Callable[[], None] = arm_again,
+        answering: RuntimeLiveness,
+        arm: Callable[[], None] = rearm,
         booted: Callable[[], int] = booted_at,
     ) -> None:
         self._arm = arm
@@ -134,7 +134,7 @@ class Timer:
         if time.monotonic() < self._next_at:
             return None
         self._next_at = time.monotonic() + RENEW_EVERY_SECONDS
-        trouble = self._answering.trouble()
+        trouble = self._answering.problem()
         unarmed = ""
         if trouble is None:
             try:  # first: to arm may take long

@@ -37,10 +37,10 @@ VARIANTS = ("cpu", "cuda")
 NEEDED_BYTES = {"cpu": 8 * 10**9, "cuda": 25 * 10**9}
 WAIT_SECONDS = 3600.0
 # How long uv may say nothing before we do.
-_SILENT_SECONDS = 15.0
+_PROGRESS_SECONDS = 15.0
 MARKER = "environment.json"
 _SHOWN_LINES = 20
-NOT_FOR_UV = ("VIRTUAL_ENV", "PYTHONPATH", "UV_FIND_LINKS")
+UNSET_FOR_UV = ("VIRTUAL_ENV", "PYTHONPATH", "UV_FIND_LINKS")
 
 
 class BootstrapError(Exception):
@@ -88,7 +88,7 @@ class Environment:
     def python(self) -> Path:
         return self.folder / "bin" / "python"
 
-    def whole(self) -> bool:
+    def is_complete(self) -> bool:
         """Whether it is there, its build was finished, and its interpreter (a link) still exists."""
         return (self.folder / MARKER).is_file() and os.access(self.python, os.X_OK)
 
@@ -108,19 +108,19 @@ def ensure_environment(
     Raises BootstrapError.
     """
     environment = Environment(Path(root).absolute(), variant, tuple(extras), requirements)
-    if environment.whole():
+    if environment.is_complete():
         _mark_used(environment)
         return environment.python
     environment.root.mkdir(parents=True, exist_ok=True)
-    with _only_builder(environment, progress):
-        if not environment.whole():
+    with _build_lock(environment, progress):
+        if not environment.is_complete():
             _build(environment, progress, dict(os.environ) | dict(environ or {}))
     return environment.python
 
 
 def is_ready(root: Path, variant: str = "cpu", extras: Sequence[str] = ()) -> bool:
     """Whether `ensure_environment` would return at once."""
-    return Environment(Path(root).absolute(), variant, tuple(extras)).whole()
+    return Environment(Path(root).absolute(), variant, tuple(extras)).is_complete()
 
 
 def _mark_used(environment: Environment) -> None:
@@ -130,7 +130,7 @@ def _mark_used(environment: Environment) -> None:
 
 
 @contextlib.contextmanager
-def _only_builder(environment: Environment, progress: Callable[[str], None]) -> Iterator[None]:
+def _build_lock(environment: Environment, progress: Callable[[str], None]) -> Iterator[None]:
     """Hold the environment's lock; the system frees it when a builder dies."""
     descriptor = os.open(environment.root / f".{environment.name}.lock", os.O_RDWR | os.O_CREAT, 0o600)
     try:
@@ -241,7 +241,7 @@ def _uv(
     this process runs in is not the one to fill.
     """
     last: collections.deque[str] = collections.deque(maxlen=_SHOWN_LINES)
-    clean = {key: value for key, value in environ.items() if key not in NOT_FOR_UV}
+    clean = {key: value for key, value in environ.items() if key not in UNSET_FOR_UV}
     with subprocess.Popen(
         command,
         cwd=folder,
@@ -270,7 +270,7 @@ def _lines(descriptor: int, progress: Callable[[str], None], bound_seconds: floa
     begun = heard = time.monotonic()
     rest = b""
     while True:
-        readable, _, _ = select.select([descriptor], [], [], _SILENT_SECONDS)
+        readable, _, _ = select.select([descriptor], [], [], _PROGRESS_SECONDS)
         now = time.monotonic()
         if now - begun > bound_seconds:
             raise BootstrapError(f"uv was not done after {bound_seconds:.0f} s")

@@ -43,7 +43,7 @@ HEADERS = Path(sysconfig.get_path("include", "posix_prefix"))
 # As NVIDIA asks of a container for NCCL: about 10 MB for each channel between two processes.
 _SHARED_MEMORY_BYTES = 10**9
 # A GPU called 80GB reports 79.6 GiB; one called 40GB is not taken for it.
-_OF_THE_NAMED_MEMORY = 0.9
+_MIN_MEMORY_SHARE = 0.9
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ def _check_gpus(gpus: list[Gpu], needs: Needs) -> None:
         if not is_of_type(gpu.name, needs.type):
             raise HostError(f"{needs.gpus} was rented, GPU {index} is {gpu.name}")
         least = gpu_memory.memory_bytes(needs.type) or 0
-        if gpu.memory_bytes is not None and gpu.memory_bytes < least * _OF_THE_NAMED_MEMORY:
+        if gpu.memory_bytes is not None and gpu.memory_bytes < least * _MIN_MEMORY_SHARE:
             raise HostError(
                 f"{needs.gpus} was rented, GPU {index} ({gpu.name}) has {_gb(gpu.memory_bytes)} of memory"
             )

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
-def visible(environ: Mapping[str, str] | None = None) -> list[str]:
+def visible_gpus(environ: Mapping[str, str] | None = None) -> list[str]:
     """The GPUs this process may use, as CUDA names them: of a list, those before the first that is none."""
     said = (os.environ if environ is None else environ).get(VISIBLE)
     if said is not None:
@@ -23,7 +23,7 @@ def visible(environ: Mapping[str, str] | None = None) -> list[str]:
     return [str(number) for number in range(len(glob.glob("/dev/nvidia[0-9]*")))]
 
 
-def split(gpus: list[str], train_processes: int, engines: int) -> tuple[list[str], list[list[str]]]:
+def assign_gpus(gpus: list[str], train_processes: int, engines: int) -> tuple[list[str], list[list[str]]]:
     """The trainer's, and each engine's one: apart where there are enough, else shared from the first on."""
     if not gpus:
         return [], [[] for _ in range(engines)]

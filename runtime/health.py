@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import Protocol
 
-from runtime.computing import Computing
+from runtime.cpu_activity import CpuActivity
 from runtime.shared import files, process_table
 
 ANSWER_SECONDS = 5.0
@@ -23,7 +23,7 @@ STALL_SECONDS = 45.0
 # As long as that a CPU may be at work on one token: a model that takes longer trains nothing anyway.
 COMPUTING_SECONDS = 600.0
 # An idle trainer uses a clock tick (10 ms) of processor time in less.
-STILL_SECONDS = 18.0
+IDLE_CPU_SECONDS = 18.0
 # As long as that a commit may wait for its disk: some GB over a slow network, and no disk that is gone.
 DISK_SECONDS = 600.0
 
@@ -77,7 +77,7 @@ class EngineHealth(HttpHealth):
     # One token of the base model: no adapter to load, nothing recorded. Before rollouts, as every probe of a
     # publication (engine/command.py): a full queue is not a frozen engine.
     _ONE_TOKEN = {"model": "base", "prompt": "a", "max_tokens": 1, "temperature": 0, "priority": -1}
-    LOOK_SECONDS = 5.0  # twice, and a wait for the token: within a message's 30 s (test_bounds.py)
+    POLL_SECONDS = 5.0  # twice, and a wait for the token: within a message's 30 s (test_bounds.py)
     _COUNTER = re.compile(rb"^vllm:(?:prompt|generation)_tokens_total\{[^}]*\} ([0-9.e+]+)", re.MULTILINE)
 
     def __init__(self, socket: Path, on_cpu: bool = False) -> None:
@@ -97,14 +97,14 @@ class EngineHealth(HttpHealth):
 
     async def __call__(self, pid: int) -> str | None:
         trouble = await super().__call__(pid)
-        if trouble or time.monotonic() - self._looked_at < self.LOOK_SECONDS:
+        if trouble or time.monotonic() - self._looked_at < self.POLL_SECONDS:
             return trouble
         if not self._gave_one:
-            self._gave_one = await self._gives_a_token()
+            self._gave_one = await self._generates_a_token()
             self._token_at = time.monotonic()
             return None if self._gave_one else "no first token yet"
-        begun, computing = time.monotonic(), Computing(pid) if self._on_cpu else None
-        if await self._moved() or await self._gives_a_token() or await self._moved():
+        begun, computing = time.monotonic(), CpuActivity(pid) if self._on_cpu else None
+        if await self._made_progress() or await self._generates_a_token() or await self._made_progress():
             self._looked_at = self._token_at = time.monotonic()
             self.usual_seconds = max(self.usual_seconds, self._token_at - begun)
             return None
@@ -113,7 +113,7 @@ class EngineHealth(HttpHealth):
             return None
         return f"no token in {silent_seconds:.0f} s"
 
-    async def _moved(self) -> bool:
+    async def _made_progress(self) -> bool:
         try:
             _, text = await ask(self._socket, "GET", "/metrics")
         except (OSError, TimeoutError, ValueError):
@@ -123,7 +123,7 @@ class EngineHealth(HttpHealth):
         self._counters = counters
         return moved
 
-    async def _gives_a_token(self) -> bool:
+    async def _generates_a_token(self) -> bool:
         try:
             status, _ = await ask(
                 self._socket, "POST", "/v1/completions", self._ONE_TOKEN, bound_seconds=STALL_SECONDS
@@ -162,9 +162,9 @@ class TrainerHealth:
         if said is None or said.get("state") not in ("ready", "training"):
             return "loading"
         self.note = said.get("error")
-        return self._stands_still([pid, *process_table.descendants(pid)])
+        return self._is_stalled([pid, *process_table.descendants(pid)])
 
-    def _stands_still(self, pids: list[int]) -> str | None:
+    def _is_stalled(self, pids: list[int]) -> str | None:
         used, now = process_table.cpu_seconds(pids), time.monotonic()
         if used != self._cpu_seconds:
             self._cpu_seconds = used
@@ -172,9 +172,9 @@ class TrainerHealth:
         elif process_table.at_the_disk(pids):
             self._wrote_at = now
         still_seconds = now - self._moved_at
-        if still_seconds < STILL_SECONDS:
+        if still_seconds < IDLE_CPU_SECONDS:
             return None
-        if now - self._wrote_at >= STILL_SECONDS:
+        if now - self._wrote_at >= IDLE_CPU_SECONDS:
             return f"no sign of life for {still_seconds:.0f} s"
         return None if still_seconds < DISK_SECONDS else f"waits for its disk for {still_seconds:.0f} s"
 

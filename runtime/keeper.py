@@ -42,7 +42,7 @@ _SIGNALS = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 @dataclass(frozen=True)
-class Limits:
+class RunLimits:
     """What ends a run: seconds without a renewal, seconds in all (None: no deadline)."""
 
     lease_seconds: float
@@ -79,10 +79,10 @@ class Keeper:
     def __init__(
         self,
         state_dir: Path,
-        limits: Limits,
+        limits: RunLimits,
         command: list[str],
         grace_seconds: float = GRACE_SECONDS,
-        timer: autodown.Timer | None = None,
+        timer: autodown.AutostopTimer | None = None,
     ) -> None:
         self._state_dir = state_dir
         self._limits = limits
@@ -99,12 +99,12 @@ class Keeper:
         try:
             self._start(token)
             reason = self._watch()
-            self._say(f"ending: {reason}")
+            self._log(f"ending: {reason}")
             self._end()
         finally:
             left = processes.kill_descendants()
         self._record("ended", reason, left)
-        self._say(f"ended: {reason}; supervisor's exit code {self._exit_code}; left: {left or 'nothing'}")
+        self._log(f"ended: {reason}; supervisor's exit code {self._exit_code}; left: {left or 'nothing'}")
         return 1 if reason == "supervisor exited" or left else 0
 
     def _start(self, token: bytes) -> None:
@@ -119,7 +119,7 @@ class Keeper:
             supervisor.stdin.write(token + b"\n")
             supervisor.stdin.close()
         self._record("running", None, [])
-        self._say(f"supervisor {supervisor.pid} started; limits {self._limits}")
+        self._log(f"supervisor {supervisor.pid} started; limits {self._limits}")
 
     def _watch(self) -> str:
         """Why the run must end."""
@@ -142,7 +142,7 @@ class Keeper:
                 self._end_orphans()
                 orphans_at = time.monotonic() + _ORPHANS_EVERY_SECONDS
             if self._timer is not None and (said := self._timer.tick()) is not None:
-                self._say(said)
+                self._log(said)
 
     def _end(self) -> None:
         """SIGTERM and a bounded wait: the supervisor ends its children in order."""
@@ -184,7 +184,7 @@ class Keeper:
             durable=True,
         )
 
-    def _say(self, text: str) -> None:
+    def _log(self, text: str) -> None:
         with open(self._state_dir / "logs" / "keeper.log", "a") as log:
             log.write(f"{time.strftime('%Y-%m-%dT%H:%M:%S%z')} {text}\n")
 
@@ -209,12 +209,12 @@ def main(arguments: list[str]) -> int:
         print("keeper: no token on the first line of stdin", file=sys.stderr)  # noqa: T201 - its one message
         return 2
     # The configuration's own defaults are the schema's; this file reads what it needs without pydantic.
-    limits = Limits(float(config.get("lease_seconds", 60.0)), config.get("deadline_seconds"))
+    limits = RunLimits(float(config.get("lease_seconds", 60.0)), config.get("deadline_seconds"))
     command = [sys.executable, "-m", "runtime", "--config", str(config_path)]
     timer = None
     if options.autodown is not None:
-        answering = autodown.Answering(state_dir, Path(config["socket_dir"]))
-        timer = autodown.Timer(Path(os.path.expanduser(options.autodown)), answering)
+        answering = autodown.RuntimeLiveness(state_dir, Path(config["socket_dir"]))
+        timer = autodown.AutostopTimer(Path(os.path.expanduser(options.autodown)), answering)
     return Keeper(state_dir, limits, command, timer=timer).run(token)
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Literal
 
 from runtime import gpus, tether
-from runtime.computing import Computing
+from runtime.cpu_activity import CpuActivity
 from runtime.health import HealthCheck
 from runtime.shared import failpoints, files, processes
 from runtime.shared.log_errors import final_error
@@ -32,12 +32,12 @@ log = logging.getLogger(__name__)
 _POLL_SECONDS = 0.1
 _CHECK_EVERY_SECONDS = 0.5
 # The gateway says so of a supervisor whose file has not changed for some times as long.
-_BEAT_SECONDS = 5.0
+_HEARTBEAT_SECONDS = 5.0
 # A check that takes longer is worth a word, though not yet a restart: of a child that is at work the word is
 # that it is slow, and comes later where its own answers have taken long before; in time (test_bounds.py).
 SLOW_SECONDS = 10.0
 LONGEST_SLOW_SECONDS = 13.0
-_USUAL_TIMES = 3.0
+_SLOW_FACTOR = 3.0
 # Until then nobody looks whether it is at work.
 _LOOK_SECONDS = 5.0
 
@@ -55,19 +55,19 @@ class ChildSpec:
     start_seconds: float = 1800.0
     # How long the check may fail, once it has succeeded, before that is said, and before the child is ended
     # and started again.
-    word_seconds: float = 10.0
-    sick_seconds: float = 30.0
+    unresponsive_seconds: float = 10.0
+    unhealthy_seconds: float = 30.0
     stop_seconds: float = 10.0
     # Lower ranks are ended first; equal ranks together.
     stop_rank: int = 0
     # Without it nothing can be said to anyone: when it fails for good, the supervisor ends.
-    vital: bool = False
+    is_vital: bool = False
     # Which of the run's secrets it needs; the others are kept from it.
     secrets: frozenset[str] = frozenset()
     # The GPUs it sees; None: nobody says.
     gpus: list[str] | None = None
     # It is started once these are ready for the first time: what they measure meanwhile must stand still.
-    after: frozenset[str] = frozenset()
+    starts_after: frozenset[str] = frozenset()
 
     def environ(self) -> dict[str, str]:
         """What it is started with."""
@@ -77,16 +77,16 @@ class ChildSpec:
 
 
 @dataclass(frozen=True)
-class Restarts:
+class RestartPolicy:
     """Back-off and bound. A child that was well for `settled_seconds` starts with a clean sheet."""
 
-    most: int = 4
-    first_wait_seconds: float = 0.5
-    longest_wait_seconds: float = 30.0
+    max_restarts: int = 4
+    initial_backoff_seconds: float = 0.5
+    max_backoff_seconds: float = 30.0
     settled_seconds: float = 120.0
 
-    def wait_seconds(self, failures: int) -> float:
-        return min(self.longest_wait_seconds, self.first_wait_seconds * 2.0 ** (failures - 1))
+    def backoff_seconds(self, failures: int) -> float:
+        return min(self.max_backoff_seconds, self.initial_backoff_seconds * 2.0 ** (failures - 1))
 
 
 @dataclass
@@ -97,18 +97,18 @@ class Child:
     state: ChildState = field(init=False)
     process: subprocess.Popen[bytes] | None = None
     # While it gives no answer: "slow", at work on it, so that nothing is wrong; or "still".
-    silence: Literal["slow", "still"] | None = None
+    stall: Literal["slow", "still"] | None = None
 
     def __post_init__(self) -> None:
         self.state = ChildState(name=self.spec.name, state="starting")
 
     @property
-    def troubled(self) -> bool:
+    def has_problem(self) -> bool:
         """It runs, and there is something to say about it all the same."""
-        return self.worth_a_word and self.silence != "slow"
+        return self.is_notable and self.stall != "slow"
 
     @property
-    def worth_a_word(self) -> bool:
+    def is_notable(self) -> bool:
         """It runs, and there is something to say about it."""
         return self.state.state == "ready" and self.state.detail is not None
 
@@ -116,10 +116,12 @@ class Child:
 class Supervisor:
     """Owns the children from start to end."""
 
-    def __init__(self, state_dir: Path, specs: list[ChildSpec], restarts: Restarts | None = None) -> None:
+    def __init__(
+        self, state_dir: Path, specs: list[ChildSpec], restarts: RestartPolicy | None = None
+    ) -> None:
         self._path = state_dir / "supervisor.json"
         self._children = [Child(spec) for spec in specs]
-        self._restarts = restarts or Restarts()
+        self._restarts = restarts or RestartPolicy()
         self._stopping = False
         self._was_ready = {spec.name: asyncio.Event() for spec in specs}
         self._failed_for_good = asyncio.Event()
@@ -128,8 +130,8 @@ class Supervisor:
     async def run(self, stop: asyncio.Event) -> int:
         """Until `stop` is set (0) or a vital child fails for good (1); then ends the children by rank."""
         self._write()
-        tasks = [asyncio.create_task(self._keep(child)) for child in self._children]
-        tasks.append(asyncio.create_task(self._beat()))
+        tasks = [asyncio.create_task(self._supervise(child)) for child in self._children]
+        tasks.append(asyncio.create_task(self._heartbeat()))
         waits = [asyncio.create_task(stop.wait()), asyncio.create_task(self._failed_for_good.wait())]
         try:
             await asyncio.wait([*waits, *tasks], return_when=asyncio.FIRST_COMPLETED)
@@ -148,16 +150,16 @@ class Supervisor:
                 failpoints.failpoint("supervisor.stopped")
         return 1 if self._failed_for_good.is_set() else 0
 
-    async def _beat(self) -> None:
+    async def _heartbeat(self) -> None:
         """A sign of life, for ever."""
         while True:
-            await asyncio.sleep(_BEAT_SECONDS)
+            await asyncio.sleep(_HEARTBEAT_SECONDS)
             self._write()
 
-    async def _keep(self, child: Child) -> None:
+    async def _supervise(self, child: Child) -> None:
         """Start the child, watch it, start it again: for ever, or until it has failed too often."""
         failures = 0
-        await asyncio.gather(*(self._was_ready[name].wait() for name in child.spec.after))
+        await asyncio.gather(*(self._was_ready[name].wait() for name in child.spec.starts_after))
         while True:
             started = self._start(child)
             trouble, well_seconds = await self._watch(child)
@@ -165,12 +167,12 @@ class Supervisor:
             await self._end(child, by_force=True)
             failures = 1 if well_seconds >= self._restarts.settled_seconds else failures + 1
             detail = f"{trouble}; last log lines: " + " | ".join(final_error(child.spec.log))
-            if failures > self._restarts.most:
+            if failures > self._restarts.max_restarts:
                 self._fail(child, f"failed {failures} times in a row: {detail}")
                 await asyncio.Event().wait()  # stays failed until the supervisor ends
             self._set(child, state="restarting", pid=None, restarts=child.state.restarts + 1, detail=detail)
             failpoints.failpoint("supervisor.restarting")
-            wait_seconds = self._restarts.wait_seconds(failures)
+            wait_seconds = self._restarts.backoff_seconds(failures)
             await asyncio.sleep(max(0.0, wait_seconds - (time.monotonic() - started)))
 
     def _start(self, child: Child) -> float:
@@ -201,7 +203,7 @@ class Supervisor:
         ready_at: float | None = None
         check: asyncio.Task[str | None] | None = None
         next_check = started
-        computing: Computing | None = None
+        computing: CpuActivity | None = None
         try:
             while True:
                 await asyncio.sleep(_POLL_SECONDS)
@@ -218,8 +220,8 @@ class Supervisor:
                     check = asyncio.create_task(spec.check(pid))
                 if check is not None and not check.done():
                     if now - next_check > _LOOK_SECONDS and child.state.pid is not None:
-                        computing = computing or Computing(child.state.pid)
-                        self._say_silent(child, now - next_check, computing)
+                        computing = computing or CpuActivity(child.state.pid)
+                        self._report_stall(child, now - next_check, computing)
                 elif check is not None and check.done():
                     computing = None
                     trouble, check, next_check = check.result(), None, now + _CHECK_EVERY_SECONDS
@@ -233,21 +235,21 @@ class Supervisor:
                             self._was_ready[spec.name].set()
                     elif ready_at is None and now - started > spec.start_seconds:
                         return f"not ready after {now - started:.0f} s: {trouble}", 0.0
-                    elif ready_at is not None and now - well_at > spec.sick_seconds:
+                    elif ready_at is not None and now - well_at > spec.unhealthy_seconds:
                         return f"sick for {now - well_at:.0f} s: {trouble}", now - ready_at
-                    elif ready_at is not None and now - well_at > spec.word_seconds:
+                    elif ready_at is not None and now - well_at > spec.unresponsive_seconds:
                         self._set(child, detail=f"not well for {now - well_at:.0f} s: {trouble}")
         finally:
             if check is not None:
                 check.cancel()
 
-    def _say_silent(self, child: Child, seconds: float, computing: Computing) -> None:
+    def _report_stall(self, child: Child, seconds: float, computing: CpuActivity) -> None:
         """Of a check that takes long: that the child is slow, or that it stands still."""
-        usual = _USUAL_TIMES * child.spec.check.usual_seconds
-        if seconds <= SLOW_SECONDS or (child.state.detail is not None and child.silence is None):
+        usual = _SLOW_FACTOR * child.spec.check.usual_seconds
+        if seconds <= SLOW_SECONDS or (child.state.detail is not None and child.stall is None):
             return
         found: Literal["slow", "still"] = "slow" if computing else "still"
-        if found == child.silence or (found == "slow" and seconds <= min(usual, LONGEST_SLOW_SECONDS)):
+        if found == child.stall or (found == "slow" and seconds <= min(usual, LONGEST_SLOW_SECONDS)):
             return
         words = {
             "slow": f"is slow: at work for {seconds:.0f} s without an answer",
@@ -281,11 +283,11 @@ class Supervisor:
 
     def _fail(self, child: Child, detail: str) -> None:
         self._set(child, state="failed", pid=None, detail=detail)
-        if child.spec.vital:
+        if child.spec.is_vital:
             self._failed_for_good.set()
 
     def _set(self, child: Child, silence: Literal["slow", "still"] | None = None, **changes: object) -> None:
-        child.silence = silence
+        child.stall = silence
         child.state = child.state.model_copy(update=changes)
         self._write()
 
@@ -295,13 +297,13 @@ class Supervisor:
             return "stopping"
         if "failed" in states:
             return "failed"
-        if "restarting" in states or any(child.troubled for child in self._children):
+        if "restarting" in states or any(child.has_problem for child in self._children):
             return "degraded"
         return "ready" if states <= {"ready"} else "starting"
 
     def _write(self) -> None:
         worth_a_word = [
-            child.state for child in self._children if child.state.state == "failed" or child.worth_a_word
+            child.state for child in self._children if child.state.state == "failed" or child.is_notable
         ]
         said = {
             "phase": self._phase(),

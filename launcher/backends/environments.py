@@ -19,8 +19,8 @@ from pathlib import Path
 
 from runtime.bootstrap import (
     MARKER,
-    NOT_FOR_UV,
     REQUIREMENTS,
+    UNSET_FOR_UV,
     VARIANTS,
     Environment,
     find_links,
@@ -96,7 +96,7 @@ def _dry_run(words: list[str], environ: Mapping[str, str], bound_seconds: float)
             done = subprocess.run(
                 [*command, "--target", f"{folder}/nothing", *words],
                 cwd=folder,
-                env={key: value for key, value in environ.items() if key not in NOT_FOR_UV},
+                env={key: value for key, value in environ.items() if key not in UNSET_FOR_UV},
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
                 text=True,

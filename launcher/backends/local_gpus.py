@@ -77,7 +77,7 @@ def _visible(listed: list[Gpu], environ: Mapping[str, str]) -> list[tuple[int, G
     numbered = list(enumerate(listed))
     if environ.get(gpus.VISIBLE) is None:
         return numbered
-    names = gpus.visible(environ)
+    names = gpus.visible_gpus(environ)
     found = [one for name in names for one in numbered if _is_named(name, *one)]
     if not found:
         raise HostError(f"{gpus.VISIBLE}={environ[gpus.VISIBLE]} names none of the {len(listed)} GPUs here")

@@ -236,7 +236,7 @@ def _environment(home: Home) -> Check:
     from runtime import bootstrap
 
     environment = bootstrap.Environment(home.environments.absolute(), "cpu")
-    if not environment.whole():
+    if not environment.is_complete():
         detail = "not built yet; the first run builds it, which takes minutes and needs the network"
         return Check("environment", "info", detail)
     missing = environments.missing_packages(home.environments)

@@ -1,7 +1,7 @@
 """The machine's processes as /proc shows them: who is below whom, their processor time, who waits for a disk.
 
-Neighbours: `processes.py` starts and ends them; `health.py`, `keeper.py` and `computing.py` look here. Linux
-only, standard library only.
+Neighbours: `processes.py` starts and ends them; `health.py`, `keeper.py` and `cpu_activity.py` look here.
+Linux only, standard library only.
 """
 
 from __future__ import annotations

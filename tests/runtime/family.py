@@ -13,15 +13,15 @@ import signal
 import sys
 from pathlib import Path
 
-from runtime.keeper import Keeper, Limits
+from runtime.keeper import Keeper, RunLimits
 from runtime.shared.stdin_token import read_token
-from runtime.supervision import ChildSpec, Restarts, Supervisor, stop_on
+from runtime.supervision import ChildSpec, RestartPolicy, Supervisor, stop_on
 
 
 def keeper(config_path: Path) -> int:
     config = json.loads(config_path.read_text())
     command = [sys.executable, "-m", "tests.runtime.family", "supervisor", "--config", str(config_path)]
-    limits = Limits(config["lease_seconds"], config["deadline_seconds"])
+    limits = RunLimits(config["lease_seconds"], config["deadline_seconds"])
     return Keeper(Path(config["state_dir"]), limits, command, config["grace_seconds"]).run(read_token())
 
 
@@ -49,13 +49,15 @@ async def supervisor(config_path: Path) -> int:
             check=Alive(),
             stdin_line=token,
             stop_seconds=config["stop_seconds"],
-            vital=name == "vital",
+            is_vital=name == "vital",
         )
         for name, command in config["children"].items()
     ]
     stop = asyncio.Event()
     stop_on((signal.SIGTERM,), stop.set)
-    restarts = Restarts(most=config["restarts"], first_wait_seconds=0.05, longest_wait_seconds=0.2)
+    restarts = RestartPolicy(
+        max_restarts=config["restarts"], initial_backoff_seconds=0.05, max_backoff_seconds=0.2
+    )
     return await Supervisor(state_dir, specs, restarts).run(stop)
 
 

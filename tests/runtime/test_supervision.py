@@ -18,7 +18,7 @@ from runtime import health
 from runtime.health import TrainerHealth
 from runtime.shared import files, process_table
 from runtime.shared.process_status import SupervisorStatus
-from runtime.supervision import ChildSpec, Restarts, Supervisor
+from runtime.supervision import ChildSpec, RestartPolicy, Supervisor
 from tests.support.waiting import wait_until, wait_until_async
 
 pytestmark = pytest.mark.slow
@@ -58,11 +58,13 @@ def supervised(
     async def run() -> None:
         check = Scripted()
         spec = ChildSpec(
-            "calm", command, folder / "calm.log", check, word_seconds=0.5, sick_seconds=2.5,
+            "calm", command, folder / "calm.log", check, unresponsive_seconds=0.5, unhealthy_seconds=2.5,
             stop_seconds=stop_seconds,
         )  # fmt: skip
         stop = asyncio.Event()
-        running = asyncio.create_task(Supervisor(folder, [spec], Restarts(first_wait_seconds=0.01)).run(stop))
+        running = asyncio.create_task(
+            Supervisor(folder, [spec], RestartPolicy(initial_backoff_seconds=0.01)).run(stop)
+        )
 
         def said() -> dict[str, Any]:
             value = json.loads((folder / "supervisor.json").read_text())
@@ -179,7 +181,7 @@ def test_g23_a_supervisor_that_stands_still_is_said(tmp_path: Path, monkeypatch:
 def test_g23_a_trainer_without_a_sign_of_life_is_not_well(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(health, "STILL_SECONDS", 0.3)
+    monkeypatch.setattr(health, "IDLE_CPU_SECONDS", 0.3)
     said = tmp_path / "trainer.json"
     check = TrainerHealth(said)
 
@@ -216,7 +218,7 @@ signal.pause()
 def test_g23_a_trainer_in_a_long_write_is_well_until_a_bound(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(health, "STILL_SECONDS", 0.3)
+    monkeypatch.setattr(health, "IDLE_CPU_SECONDS", 0.3)
     fifo, said = tmp_path / "disk", tmp_path / "trainer.json"
     os.mkfifo(fifo)
     check = TrainerHealth(said)
@@ -227,14 +229,14 @@ def test_g23_a_trainer_in_a_long_write_is_well_until_a_bound(
 
         def longer_than_still_seconds() -> bool:
             assert asked() is None, "a slow disk is no frozen trainer"
-            return time.monotonic() - began > 3 * health.STILL_SECONDS
+            return time.monotonic() - began > 3 * health.IDLE_CPU_SECONDS
 
         try:
             files.write_json(said, {"state": "training"})
             wait_until(lambda: process_table.at_the_disk([writing.pid]))
             began = time.monotonic()
             wait_until(longer_than_still_seconds)
-            monkeypatch.setattr(health, "DISK_SECONDS", 3 * health.STILL_SECONDS)
+            monkeypatch.setattr(health, "DISK_SECONDS", 3 * health.IDLE_CPU_SECONDS)
             assert "waits for its disk" in (wait_until(asked, 30) or "")
             os.close(os.open(fifo, os.O_RDONLY))  # the disk has taken it
             wait_until(lambda: not process_table.at_the_disk([writing.pid]))

@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from runtime import autodown
-from runtime.autodown import Answering, Timer
+from runtime.autodown import AutostopTimer, RuntimeLiveness
 
 
 @pytest.fixture
@@ -76,7 +76,7 @@ def test_g04_the_timer_runs_while_the_runtime_does_not_answer(
     database: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(autodown, "RENEW_EVERY_SECONDS", 0.0)
-    timer = Timer(database, Answering(tmp_path, tmp_path), lambda: None)
+    timer = AutostopTimer(database, RuntimeLiveness(tmp_path, tmp_path), lambda: None)
     with _gateway(tmp_path):
         assert timer.tick() == "the machine's timer is set back"
         assert timer.tick() is None  # said once
@@ -93,15 +93,15 @@ def test_g04_the_timer_is_armed_again_when_the_machines_clock_was_set(
     """SkyPilot takes a timer of another boot for none: from then on nothing would end the machine."""
     monkeypatch.setattr(autodown, "RENEW_EVERY_SECONDS", 0.0)
     booted, armed = [1000], []
-    provision = functools.partial(autodown.arm_again, ["/bin/sh", "-c", f"echo armed >> {tmp_path}/armed"])
-    timer = Timer(database, Answering(tmp_path, tmp_path), provision, lambda: booted[0])
+    provision = functools.partial(autodown.rearm, ["/bin/sh", "-c", f"echo armed >> {tmp_path}/armed"])
+    timer = AutostopTimer(database, RuntimeLiveness(tmp_path, tmp_path), provision, lambda: booted[0])
     with _gateway(tmp_path):
         for clock in (1000, 1000, 1007, 1007):
             booted[0] = clock
             timer.tick()
             armed.append(len((tmp_path / "armed").read_text().splitlines()))
-        broken = functools.partial(autodown.arm_again, ["/bin/sh", "-c", "exit 3"])
-        said = Timer(database, Answering(tmp_path, tmp_path), broken).tick()
+        broken = functools.partial(autodown.rearm, ["/bin/sh", "-c", "exit 3"])
+        said = AutostopTimer(database, RuntimeLiveness(tmp_path, tmp_path), broken).tick()
     assert armed == [1, 1, 2, 2]
     assert said is not None and "set back, but could not be armed for this boot" in said
     assert abs(autodown.booted_at() - psutil.boot_time()) <= 1
@@ -113,16 +113,16 @@ def test_g04_the_timer_runs_while_the_supervisor_is_silent(
     monkeypatch.setattr(autodown, "_BEAT_SECONDS", 0.0)
     before = _values(database)
     with _gateway(tmp_path):
-        said = Timer(database, Answering(tmp_path, tmp_path), lambda: None).tick()
+        said = AutostopTimer(database, RuntimeLiveness(tmp_path, tmp_path), lambda: None).tick()
     assert said is not None and "the supervisor has been silent" in said
     assert _values(database) == before
 
 
 def test_a_starting_gateway_has_its_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    answering = Answering(tmp_path, tmp_path)
-    assert answering.trouble() is None
+    answering = RuntimeLiveness(tmp_path, tmp_path)
+    assert answering.problem() is None
     monkeypatch.setattr(autodown, "_START_SECONDS", 0.0)
-    assert answering.trouble() == "the gateway does not answer"
+    assert answering.problem() == "the gateway does not answer"
 
 
 def test_the_timer_is_set_back_more_often_than_the_least_that_can_be_armed() -> None:

@@ -68,7 +68,7 @@ def test_g23_an_index_that_falls_silent_while_it_installs_is_said_and_bounded(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """uv in its place is a program that says one thing and then nothing, for ever."""
-    assert bootstrap._SILENT_SECONDS < A_MESSAGE_SECONDS
+    assert bootstrap._PROGRESS_SECONDS < A_MESSAGE_SECONDS
     monkeypatch.setattr(bootstrap, "_SILENT_SECONDS", 0.2)
     said: list[str] = []
     program = ["sh", "-c", "echo Resolved 3 packages $$; exec sleep 600"]
@@ -134,7 +134,7 @@ def test_g23_an_engine_that_stands_still_behind_its_http_side_is_said_soon() -> 
 
     The test with a frozen engine is in tests/runtime/test_runtime.py.
     """
-    looks_seconds = 2 * (health.EngineHealth.LOOK_SECONDS + health.ANSWER_SECONDS / 10)
+    looks_seconds = 2 * (health.EngineHealth.POLL_SECONDS + health.ANSWER_SECONDS / 10)
     assert supervision.SLOW_SECONDS < supervision.LONGEST_SLOW_SECONDS
     assert looks_seconds + supervision.LONGEST_SLOW_SECONDS < A_MESSAGE_SECONDS - 5
 

@@ -67,8 +67,8 @@ def test_a_trainer_waits_for_the_engines_on_its_gpus_alone(
     specs = {
         spec.name: spec for spec in children(tmp_path / "runtime.json", config(tmp_path, **changes), b"t")
     }
-    assert specs["trainer"].after == waits_for
-    assert all(not spec.after for name, spec in specs.items() if name != "trainer")
+    assert specs["trainer"].starts_after == waits_for
+    assert all(not spec.starts_after for name, spec in specs.items() if name != "trainer")
 
 
 def test_who_waits_is_started_when_the_others_are_ready_and_no_more_waits_when_they_start_again(
@@ -76,8 +76,10 @@ def test_who_waits_is_started_when_the_others_are_ready_and_no_more_waits_when_t
 ) -> None:
     engine = Scripted("loading")
     specs = [
-        ChildSpec("trainer", ["sleep", "1000"], tmp_path / "t", Scripted(), after=frozenset({"engine-0"})),
-        ChildSpec("engine-0", ["sleep", "1000"], tmp_path / "e", engine, sick_seconds=0.2),
+        ChildSpec(
+            "trainer", ["sleep", "1000"], tmp_path / "t", Scripted(), starts_after=frozenset({"engine-0"})
+        ),
+        ChildSpec("engine-0", ["sleep", "1000"], tmp_path / "e", engine, unhealthy_seconds=0.2),
     ]
 
     def said(name: str) -> dict[str, Any]:
@@ -109,7 +111,9 @@ def test_who_waits_is_started_when_the_others_are_ready_and_no_more_waits_when_t
 
 def test_what_still_waits_when_all_ends_was_never_there(tmp_path: Path) -> None:
     specs = [
-        ChildSpec("trainer", ["sleep", "1000"], tmp_path / "t", Scripted(), after=frozenset({"engine-0"})),
+        ChildSpec(
+            "trainer", ["sleep", "1000"], tmp_path / "t", Scripted(), starts_after=frozenset({"engine-0"})
+        ),
         ChildSpec("engine-0", ["sleep", "1000"], tmp_path / "e", Scripted("loading")),
     ]
 

@@ -11,10 +11,10 @@ import time
 from runtime.shared import process_table
 
 # Of one core, which many may share; one that waits for work uses a hundredth.
-_AT_WORK = 0.05
+_BUSY_SHARE = 0.05
 
 
-class Computing:
+class CpuActivity:
     """From its making on."""
 
     def __init__(self, pid: int) -> None:
@@ -23,7 +23,7 @@ class Computing:
 
     def __bool__(self) -> bool:
         took = time.monotonic() - self._begun_at
-        return took > 0 and self._seconds() - self._used >= _AT_WORK * took
+        return took > 0 and self._seconds() - self._used >= _BUSY_SHARE * took
 
     def _seconds(self) -> float:
         return process_table.cpu_seconds([self._pid, *process_table.descendants(self._pid)])
