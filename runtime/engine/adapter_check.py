@@ -1,6 +1,6 @@
 """Compares the LoRA tensors an engine multiplies with against the adapter file, without vLLM's loader.
 
-Neighbours: worker.py reads the engine's buffers and calls `compare`; version_proof.py judges the report.
+Neighbours: worker.py reads the engine's buffers and calls `compare`; version_check.py judges the report.
 Knows torch and safetensors; nothing of vLLM, versions or HTTP.
 """
 

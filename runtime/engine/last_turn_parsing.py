@@ -3,8 +3,9 @@
 vLLM looks for the end of a thought in the whole prompt to say, of an answer that is streamed or held to a
 grammar, whether it begins inside one. A prompt in ids has the earlier answers as they were sampled, thoughts
 included, which the chat template would not have shown: they say nothing of the answer to come.
-Neighbours: server.py puts it in place; the gateway's continuing.py sends the field, which its table of fields
-refuses of anybody else. Imports vLLM only where it is put in place: the gateway has the field's name of here.
+Neighbours: server.py puts it in place; the gateway's prefix_continuation.py sends the field, which its table
+of fields refuses of anybody else. Imports vLLM only where it is put in place: the gateway has the field's
+name of here.
 """
 
 from __future__ import annotations

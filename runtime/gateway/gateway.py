@@ -26,15 +26,15 @@ from fastapi import FastAPI, Request, Response
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
-from runtime.gateway.completions.admission import Kind
 from runtime.gateway.completions.proxy import Completions
+from runtime.gateway.completions.request_parsing import Kind
 from runtime.gateway.engines.engine_client import EngineClient
-from runtime.gateway.engines.fleet import Fleet
-from runtime.gateway.engines.version_proof import Prover
+from runtime.gateway.engines.engine_pool import EnginePool
+from runtime.gateway.engines.version_check import AdapterVerifier
 from runtime.gateway.fine_tuning.routes import FineTuning
 from runtime.gateway.http.auth import BearerAuth
 from runtime.gateway.http.bodies import WholeBodies
-from runtime.gateway.http.error_handlers import word_errors
+from runtime.gateway.http.error_handlers import install_error_handlers
 from runtime.gateway.http.openai_errors import ApiError
 from runtime.gateway.readiness import Readiness
 from runtime.gateway.requests import request_fields
@@ -44,13 +44,13 @@ from runtime.gateway.samples.lookup import lookup_routes
 from runtime.gateway.samples.rollout_samples import sample_routes
 from runtime.gateway.samples.samples import SampleStore
 from runtime.gateway.steps.examples import Examples
-from runtime.gateway.steps.from_text import TextMembers
 from runtime.gateway.steps.queue import StepQueue
 from runtime.gateway.steps.rewind import Rewind
-from runtime.gateway.steps.rollout_log import Bounds, TranscriptWriter, tokenizer_of
+from runtime.gateway.steps.rollout_log import RolloutLogLimits, TranscriptWriter, tokenizer_of
+from runtime.gateway.steps.text_members import TextMembers
 from runtime.gateway.train_kwargs import train_kwargs_routes
 from runtime.gateway.validations import Validations, validation_routes
-from runtime.gateway.versions.admission import Admission
+from runtime.gateway.versions.model_check import ModelCheck
 from runtime.gateway.versions.policy_name import PolicyName, policy_name_routes
 from runtime.gateway.versions.publishing import Publisher
 from runtime.gateway.versions.versions import Versions, kept_versions, weights_of
@@ -69,16 +69,16 @@ _YOUNG_OBJECTS = 10_000
 
 
 @dataclass(frozen=True)
-class Parts:
+class Components:
     """Everything behind the routes, wired together."""
 
     clients: list[EngineClient]
-    fleet: Fleet
+    engines: EnginePool
     completions: Completions
     samples: SampleStore
     versions: Versions
     steps: StepQueue
-    admission: Admission
+    admission: ModelCheck
     readiness: Readiness
     validations: Validations
     policy_name: PolicyName
@@ -96,7 +96,7 @@ def _context_tokens(config: RuntimeConfig, clients: list[EngineClient]) -> int |
     return min((length for length in lengths if length is not None), default=None)
 
 
-def build_parts(config: RuntimeConfig) -> Parts:
+def build_components(config: RuntimeConfig) -> Components:
     """Wire the gateway's parts. Reads what earlier processes left on disk; connects to nothing yet."""
     state_dir, socket_dir = Path(config.state_dir), Path(config.socket_dir)
     machine = SupervisorStatus(state_dir, config.lease_seconds)
@@ -114,10 +114,10 @@ def build_parts(config: RuntimeConfig) -> Parts:
         names=ModelNames.of(config),
     )
     samples = SampleStore(state_dir / "samples")
-    prover = Prover(clients, config.served_name, config.dtype)
+    prover = AdapterVerifier(clients, config.served_name, config.dtype)
     publisher = Publisher(clients, machine, prover, versions, checkpoints, state_dir)
-    fleet = publisher.fleet
-    admission = Admission(config, fleet, prover)
+    fleet = publisher.engines
+    admission = ModelCheck(config, fleet, prover)
 
     async def publish(checkpoint: Checkpoint) -> dict[str, Any]:
         await admission.passed()
@@ -134,7 +134,7 @@ def build_parts(config: RuntimeConfig) -> Parts:
             raise ApiError(400, error.message, param=error.param) from error
 
     def unheeded(kind: Kind, body: dict[str, Any]) -> tuple[str, ...]:
-        return request_fields.unheeded(kind, body, config.device)
+        return request_fields.ignored_fields(kind, body, config.device)
 
     def trainer_failure() -> str | None:
         said = machine.child("trainer")
@@ -147,14 +147,14 @@ def build_parts(config: RuntimeConfig) -> Parts:
         checkpoints,
         publish,
         trainer_failure=trainer_failure,
-        max_lag=config.max_staleness,
+        max_staleness=config.max_staleness,
         train=config.train,
         resolve=texts.resolve,
-        learn=Examples(fleet).learn,
+        learn=Examples(fleet).tokenise,
         said=TranscriptWriter(
             state_dir,
             lambda: tokenizer_of(config.model_path),
-            Bounds(completions=config.completions_per_step),
+            RolloutLogLimits(completions=config.completions_per_step),
         ),
     )
     steps.taken = lambda groups: fleet.placement.forget(
@@ -164,9 +164,9 @@ def build_parts(config: RuntimeConfig) -> Parts:
     validations = Validations(state_dir, newest_step(checkpoints))
     policy_name = PolicyName(state_dir, versions, config.served_name, ModelNames.of(config))
     versions.also = policy_name.meaning
-    return Parts(
+    return Components(
         clients=clients,
-        fleet=fleet,
+        engines=fleet,
         completions=Completions(fleet, versions, samples, check, unheeded, config, steps.warnings),
         samples=samples,
         versions=versions,
@@ -183,18 +183,18 @@ def build_parts(config: RuntimeConfig) -> Parts:
     )
 
 
-def build_app(parts: Parts) -> FastAPI:
+def build_app(parts: Components) -> FastAPI:
     """The application without its lock: tests walk its routes; `main` puts BearerAuth around it."""
 
     @asynccontextmanager
     async def life(app: FastAPI) -> AsyncIterator[None]:
         loops = (
-            parts.fleet.watch,
+            parts.engines.watch,
             parts.admission.run,
             parts.steps.run,
             parts.fine_tuning.run,
         )
-        background = [asyncio.create_task(_or_die(work())) for work in loops]
+        background = [asyncio.create_task(_exit_on_failure(work())) for work in loops]
         yield
         await parts.completions.flights.close()
         for task in background:
@@ -213,11 +213,11 @@ def build_app(parts: Parts) -> FastAPI:
     app.include_router(train_kwargs_routes(parts.config, parts.context_tokens))
     app.include_router(parts.fine_tuning.router)
     app.add_middleware(WholeBodies)
-    word_errors(app)
+    install_error_handlers(app)
     return app
 
 
-def _openai_routes(parts: Parts) -> list[Route]:
+def _openai_routes(parts: Components) -> list[Route]:
     async def health(request: Request) -> Response:
         return Response(b'{"ok":true}', media_type="application/json")
 
@@ -232,13 +232,13 @@ def _openai_routes(parts: Parts) -> list[Route]:
         routes += [
             Route(f"{prefix}/models", models, methods=["GET"]),
             Route(f"{prefix}/models/{{model:path}}", model, methods=["GET"]),
-            Route(f"{prefix}/chat/completions", parts.completions.door("chat"), methods=["POST"]),
-            Route(f"{prefix}/completions", parts.completions.door("completion"), methods=["POST"]),
+            Route(f"{prefix}/chat/completions", parts.completions.endpoint("chat"), methods=["POST"]),
+            Route(f"{prefix}/completions", parts.completions.endpoint("completion"), methods=["POST"]),
         ]
     return routes
 
 
-async def _or_die(work: Any) -> None:
+async def _exit_on_failure(work: Any) -> None:
     """Run what must not break off. If it does, so does the process: the supervisor starts it anew."""
     try:
         await work
@@ -270,7 +270,7 @@ def main(arguments: list[str]) -> int:
         return 2
     open_files.raise_limit()  # a request under way holds two, and 1,024 is what most systems give
     config = RuntimeConfig.model_validate_json(config_path.read_text())
-    parts = build_parts(config)
+    parts = build_components(config)
     if why := parts.steps.start_failure:
         log.error("the run cannot begin with its adapter: %s", why)
         return 2

@@ -8,10 +8,10 @@ from __future__ import annotations
 from typing import Literal, cast
 
 from runtime.engine.command import max_sequences_of_programs
-from runtime.gateway.engines.fleet import Fleet
+from runtime.gateway.engines.engine_pool import EnginePool
 from runtime.gateway.samples.samples import SampleStore
 from runtime.gateway.steps.queue import StepQueue
-from runtime.gateway.versions.admission import Admission
+from runtime.gateway.versions.model_check import ModelCheck
 from runtime.gateway.versions.versions import Versions
 from runtime.shared.process_status import SupervisorStatus
 from runtime.shared.runtime_config import RuntimeConfig
@@ -28,10 +28,10 @@ class Readiness:
         self,
         config: RuntimeConfig,
         machine: SupervisorStatus,
-        fleet: Fleet,
+        fleet: EnginePool,
         versions: Versions,
         samples: SampleStore,
-        admission: Admission,
+        admission: ModelCheck,
     ) -> None:
         self._config = config
         self.machine = machine

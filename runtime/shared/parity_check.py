@@ -5,8 +5,8 @@
     STATE/admission.json    {"admitted", "model", "subject", "time", numbers; "reason" where it was refused}
 
 Whole or absent, as a checkpoint is. Neighbours: trainer/parity_export.py writes the folder,
-gateway/versions/admission.py proves it and writes the file; both know by `subject` whether an earlier process
-has passed. Knows nothing of tensors, nor of what is proven. Standard library only.
+gateway/versions/model_check.py proves it and writes the file; both know by `subject` whether an earlier
+process has passed. Knows nothing of tensors, nor of what is proven. Standard library only.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What the other processes say of themselves, for `/slipway/status` and for refusals that explain.
 
-Neighbours: reads `supervisor.json` (the supervisor's) and `keeper`'s lease file; fleet.py and steps ask it
-whether a child has failed for good. Writes nothing but the lease's time stamp.
+Neighbours: reads `supervisor.json` (the supervisor's) and `keeper`'s lease file; engine_pool.py and steps ask
+it whether a child has failed for good. Writes nothing but the lease's time stamp.
 """
 
 from __future__ import annotations

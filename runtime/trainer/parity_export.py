@@ -1,7 +1,7 @@
 """The trial that a model is admitted by (C58): a random adapter, and what the trainer makes of it.
 
 Neighbours: the recipe leaves one before its first step; shared/parity_check.py says where; the gateway has
-every engine score the same and compares (gateway/engines/admission_proof.py). Knows nothing of engines.
+every engine score the same and compares (gateway/engines/parity_check.py). Knows nothing of engines.
 
 The adapter goes the way of every step's: it is put into the fp32 masters, the working copy multiplies with
 it, the export writes it. Afterwards every bit of the policy is as before.

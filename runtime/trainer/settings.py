@@ -18,7 +18,7 @@ from runtime.shared.train_config import TrainConfig, first_error
 
 __all__ = ["SettingsError", "UpdateSettings"]
 
-# Engines in fp32 prove each version to 1e-3 nats (gateway/engines/version_proof.py).
+# Engines in fp32 prove each version to 1e-3 nats (gateway/engines/version_check.py).
 _WIDE_CLIP = 0.05
 
 _KEYS = TrainConfig.model_fields.keys() - {"lora", "activation_checkpointing", "seed", "keep_checkpoints"}

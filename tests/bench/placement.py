@@ -2,7 +2,7 @@
 
     PYTHONPATH=. python -m tests.bench.placement [--tool-seconds 6]     (the runtime's environment, 2 s)
 
-Agents of 8 turns, in groups of 8, are placed by the gateway's own `Placement` on engines that are played: an
+Agents of 8 turns, in groups of 8, are placed by the gateway's own `Router` on engines that are played: an
 answer takes 3 s on average and a tool as long as said, by chance. As many agents are always under way, until
 three times as many have ended. Prints one JSON object: for each number of engines and agents, with `homes`
 remembered and `without`,
@@ -27,18 +27,18 @@ from typing import Any
 
 from runtime.gateway.engines.engine import Engine
 from runtime.gateway.engines.engine_client import EngineClient
-from runtime.gateway.engines.placement import MOST_HOMES, Origin, Placement
+from runtime.gateway.engines.router import MAX_AFFINITIES, Router, RoutingKey
 
 TURNS = GROUP = 8
 ANSWER_SECONDS = 3.0
 CASES = ((3, 64), (3, 768), (6, 1536))
 
 
-def origin(agent: int, turn: int) -> Origin:
+def origin(agent: int, turn: int) -> RoutingKey:
     """As a request of this turn says it."""
     first = f"example {agent // GROUP}".encode()
     asked = [f"{agent} {number}".encode() if number else first for number in range(turn + 1)]
-    return Origin(f"r{agent}", lambda: tuple(reversed(asked[-2:])))
+    return RoutingKey(f"r{agent}", lambda: tuple(reversed(asked[-2:])))
 
 
 class Play:
@@ -46,7 +46,7 @@ class Play:
 
     def __init__(self, engines: int, agents: int, most: int, tool_seconds: float) -> None:
         self._chance = random.Random(0)
-        self._placement = Placement(most)
+        self._placement = Router(most)
         self._engines = [Engine(f"{it}", EngineClient(Path(f"{it}")), True) for it in range(engines)]
         self._agents, self._tool_seconds = agents, tool_seconds
         self._at: dict[int, Engine] = {}
@@ -108,7 +108,7 @@ def main() -> None:
         {
             "engines": engines,
             "agents": agents,
-            "homes": Play(engines, agents, MOST_HOMES, options.tool_seconds).run(),
+            "homes": Play(engines, agents, MAX_AFFINITIES, options.tool_seconds).run(),
             "without": Play(engines, agents, 0, options.tool_seconds).run(),
         }
         for engines, agents in CASES

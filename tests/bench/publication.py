@@ -18,7 +18,7 @@ from collections import Counter
 from pathlib import Path
 
 from runtime.gateway.engines.engine_client import EngineClient
-from runtime.gateway.engines.version_proof import Prover
+from runtime.gateway.engines.version_check import AdapterVerifier
 from runtime.shared.checkpoint import Checkpoint
 from tests.bench.lora_cost import MODEL, REQUESTS, running
 from tests.runtime.adapters import commit, write_adapter
@@ -33,7 +33,7 @@ async def measure(socket: Path, checkpoints: list[Checkpoint]) -> dict[str, obje
     while not await client.health():
         assert time.monotonic() < end, "the engine did not start"
         await asyncio.sleep(0.2)
-    prover = Prover([client], "policy")
+    prover = AdapterVerifier([client], "policy")
     half = len(checkpoints) // 2
     idle = await _publish(prover, checkpoints[:half])
     answered: Counter[int] = Counter()
@@ -48,18 +48,18 @@ async def measure(socket: Path, checkpoints: list[Checkpoint]) -> dict[str, obje
     return {"idle": idle, "loaded": loaded, "answered": answered[200], "failed": failed}
 
 
-async def _publish(prover: Prover, checkpoints: list[Checkpoint]) -> dict[str, float]:
+async def _publish(prover: AdapterVerifier, checkpoints: list[Checkpoint]) -> dict[str, float]:
     seconds = []
     for checkpoint in checkpoints:
         started = time.monotonic()
-        await prover.prove(checkpoint)
+        await prover.verify(checkpoint)
         seconds.append(time.monotonic() - started)
-        await prover.retire(lambda version, newest=checkpoint.version: version < newest - 1)
+        await prover.unload_unused(lambda version, newest=checkpoint.version: version < newest - 1)
     cuts = statistics.quantiles(seconds, n=10)
     return {"p50_seconds": round(statistics.median(seconds), 4), "p90_seconds": round(cuts[8], 4)}
 
 
-async def _ask_on(client: EngineClient, prover: Prover, answered: Counter[int]) -> None:
+async def _ask_on(client: EngineClient, prover: AdapterVerifier, answered: Counter[int]) -> None:
     """One caller that never rests; it asks the newest adapter that is loaded."""
     while True:
         names = await client.adapters()

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from runtime.gateway.engines.engine_client import EngineClient
-from runtime.gateway.engines.version_proof import Prover, VersionProof
+from runtime.gateway.engines.version_check import AdapterVerifier, VersionCheck
 from runtime.shared.checkpoint import Checkpoint
 from tests.gpu.models import TINY
 from tests.runtime.adapters import commit, write_adapter
@@ -66,16 +66,16 @@ def checkpoints(folder: Path, model: Path, count: int, size: float) -> list[Chec
     ]
 
 
-async def prove(started: EngineProcess, versions: list[Checkpoint]) -> list[tuple[float, VersionProof]]:
+async def prove(started: EngineProcess, versions: list[Checkpoint]) -> list[tuple[float, VersionCheck]]:
     """Publish one after the other; the seconds each took, and its proof."""
     client = EngineClient(started.socket)
-    prover = Prover([client], "policy", "bfloat16")
+    prover = AdapterVerifier([client], "policy", "bfloat16")
     found = []
     for checkpoint in versions:
         begun = time.monotonic()
-        proof = await prover.prove(checkpoint)
+        proof = await prover.verify(checkpoint)
         found.append((time.monotonic() - begun, proof))
-        await prover.retire(lambda version, newest=checkpoint.version: version < newest - 1)
+        await prover.unload_unused(lambda version, newest=checkpoint.version: version < newest - 1)
     await client.close()
     return found
 

@@ -9,19 +9,21 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from runtime.gateway.gateway import Parts, build_parts
+from runtime.gateway.gateway import Components, build_components
 from runtime.shared.runtime_config import RuntimeConfig
 
 
 @asynccontextmanager
-async def gateway_here(state: Path, sockets: Path, engines: int, model: str = "") -> AsyncIterator[Parts]:
+async def gateway_here(
+    state: Path, sockets: Path, engines: int, model: str = ""
+) -> AsyncIterator[Components]:
     """Its parts, all engines taken for ready, none looked after."""
     config = {
         "run_id": "test", "model_path": model, "state_dir": str(state), "socket_dir": str(sockets),
         "engines": engines,
     }  # fmt: skip
-    parts = build_parts(RuntimeConfig.model_validate(config))
-    for engine in parts.fleet.engines:
+    parts = build_components(RuntimeConfig.model_validate(config))
+    for engine in parts.engines.engines:
         engine.ready = True
     try:
         yield parts
@@ -30,7 +32,7 @@ async def gateway_here(state: Path, sockets: Path, engines: int, model: str = ""
             await client.close()
 
 
-async def ask(parts: Parts, rollout: str | None, messages: list[Any], **fields: Any) -> tuple[int, Any]:
+async def ask(parts: Components, rollout: str | None, messages: list[Any], **fields: Any) -> tuple[int, Any]:
     """The status and body of a chat's answer, by the door."""
     body = json.dumps({"model": "policy", "messages": messages, **fields}).encode()
     scope = {"headers": [], "path_params": {} if rollout is None else {"rollout": rollout}}

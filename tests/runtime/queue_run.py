@@ -18,8 +18,8 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from runtime.gateway.completions import admission
-from runtime.gateway.completions.answers import Whole
+from runtime.gateway.completions import request_parsing
+from runtime.gateway.completions.answers import WholeAnswer
 from runtime.gateway.http.step_errors import KeyReusedError, NothingToTrainError
 from runtime.gateway.samples.samples import SampleStore
 from runtime.gateway.steps.queue import StepQueue
@@ -59,7 +59,7 @@ class QueueRun(SmallRun):
         self.checkpoint_store = CheckpointStore(self.state / "checkpoints")
         self.queue = StepQueue(
             self.state, self.samples, self.checkpoint_store, self._publish,
-            trainer_failure=lambda: self.trouble, max_lag=2,
+            trainer_failure=lambda: self.trouble, max_staleness=2,
         )  # fmt: skip
         self.steps = _Steps(self)
         self.lock = contextlib.nullcontext()  # type: ignore[assignment] - a step is waited for beside the rest
@@ -101,8 +101,10 @@ class QueueRun(SmallRun):
         content = answer(prompt, choice(ids, [-0.5] * len(ids), text))
         with self._recording:
             self.asked.append(asked)
-            request = admission.admit("chat", asked.headers, None, json.dumps(asked.body).encode())
-            whole = Whole(request, f"policy@v{self.version}", content, version=self.version)
+            request = request_parsing.parse_request(
+                "chat", asked.headers, None, json.dumps(asked.body).encode()
+            )
+            whole = WholeAnswer(request, f"policy@v{self.version}", content, version=self.version)
             raw = msgspec.Raw(whole.body)
             record_choices(self.samples, request, whole.choices, raw, self.version, delivered=True)
         return 200, json.loads(whole.body), {"x-slipway-policy-version": str(self.version)}

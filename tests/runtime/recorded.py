@@ -8,10 +8,10 @@ from typing import Any
 
 import msgspec
 
-from runtime.gateway.completions import admission
-from runtime.gateway.completions.admission import Asked
-from runtime.gateway.completions.answers import Choice, Whole, question, samples
-from runtime.gateway.completions.continuing import ChatTurn
+from runtime.gateway.completions import request_parsing
+from runtime.gateway.completions.answers import Choice, WholeAnswer, question, samples
+from runtime.gateway.completions.prefix_continuation import ChatTurn
+from runtime.gateway.completions.request_parsing import ParsedRequest
 from runtime.gateway.engines.engine_client import UNKNOWN, EngineFacts
 from runtime.gateway.requests import distribution
 from runtime.gateway.samples.journal import Exchange
@@ -20,7 +20,7 @@ from runtime.gateway.samples.samples import SampleStore
 MESSAGES = [{"role": "user", "content": "hello"}]
 
 
-def asked(request: str | None = None, rollout: str | None = None, **fields: Any) -> Asked:
+def asked(request: str | None = None, rollout: str | None = None, **fields: Any) -> ParsedRequest:
     """An admitted chat request; `fields` are its sampling settings, or headers where they begin with x_."""
     headers = {name.replace("_", "-"): value for name, value in fields.items() if name.startswith("x_")}
     if request is not None:
@@ -28,7 +28,7 @@ def asked(request: str | None = None, rollout: str | None = None, **fields: Any)
     body = {"model": "policy", "messages": MESSAGES} | {
         name: value for name, value in fields.items() if not name.startswith("x_")
     }
-    return admission.admit("chat", headers, rollout, json.dumps(body).encode())
+    return request_parsing.parse_request("chat", headers, rollout, json.dumps(body).encode())
 
 
 def choice(ids: list[int], logprobs: list[float | None], text: str = "x", index: int = 0) -> dict[str, Any]:
@@ -50,7 +50,7 @@ def answer(prompt: list[int], *choices: dict[str, Any]) -> bytes:
 
 def record(
     store: SampleStore,
-    request: Asked,
+    request: ParsedRequest,
     content: bytes,
     version: int = 0,
     delivered: bool = True,
@@ -58,14 +58,14 @@ def record(
     turn: ChatTurn | None = None,
 ) -> list[str]:
     """Record an answer as proxy.py does; the samples' ids."""
-    whole = Whole(request, f"policy@v{version}", content)
+    whole = WholeAnswer(request, f"policy@v{version}", content)
     body = msgspec.Raw(whole.body)
     return record_choices(store, request, whole.choices, body, version, delivered, engine, turn)
 
 
 def record_choices(
     store: SampleStore,
-    request: Asked,
+    request: ParsedRequest,
     choices: dict[int, Choice],
     body: msgspec.Raw,
     version: int,

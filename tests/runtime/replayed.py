@@ -57,7 +57,13 @@ async def replay(steps: list[dict[str, Any]], folder: Path) -> list[StepStatus]:
     config = recipe_here.configured(folder, {"learning_rate": 1e-2, "keep_checkpoints": len(steps) + 1})
     store, checkpoints = SampleStore(folder / "samples"), CheckpointStore(folder / "checkpoints")
     queue = StepQueue(
-        folder, store, checkpoints, _published, trainer_failure=lambda: None, max_lag=0, train=config.train
+        folder,
+        store,
+        checkpoints,
+        _published,
+        trainer_failure=lambda: None,
+        max_staleness=0,
+        train=config.train,
     )
     running = asyncio.create_task(queue.run())
     try:

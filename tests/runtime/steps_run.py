@@ -52,7 +52,7 @@ class Run:
             self.checkpoints,
             self.publish,
             trainer_failure=lambda: self.trainer_failure,
-            max_lag=max_lag,
+            max_staleness=max_lag,
             train=train,
             said=said,
         )

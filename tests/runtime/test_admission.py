@@ -16,9 +16,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from runtime.gateway.engines.admission_proof import AdmissionProof, RefusedError, judge
 from runtime.gateway.engines.engine_client import EngineClient
-from runtime.gateway.engines.version_proof import Measured, NotProvenError, Prover
+from runtime.gateway.engines.parity_check import ParityError, ParityReport, judge
+from runtime.gateway.engines.version_check import AdapterVerifier, Measured, VerificationError
 from runtime.shared import parity_check
 from runtime.trainer.parity_export import export_parity_check
 from runtime.trainer.policy import Lora
@@ -86,10 +86,10 @@ def trial(folder: Path, model: Path, lora: Lora = LORA) -> Path:
 
 
 @pytest.fixture
-def tried(served: EngineProcess, tmp_path: Path) -> Callable[..., AdmissionProof]:
+def tried(served: EngineProcess, tmp_path: Path) -> Callable[..., ParityReport]:
     """Has the engine prove the trial of a trainer that works on this model; raises as the proof does."""
 
-    def ask(model: Path, **more: Any) -> AdmissionProof:
+    def ask(model: Path, **more: Any) -> ParityReport:
         state = trial(tmp_path / "state", model, **more)
         found = parity_check.find(state, SUBJECT)
         assert found is not None
@@ -97,7 +97,7 @@ def tried(served: EngineProcess, tmp_path: Path) -> Callable[..., AdmissionProof
         async def scenario() -> Measured:
             client = EngineClient(served.socket)
             try:
-                return await Prover([client], "policy").try_on(
+                return await AdapterVerifier([client], "policy").measure(
                     f"admission-{found.adapter_sha256[:12]}", found
                 )
             finally:
@@ -147,7 +147,7 @@ def test_c58_a_model_that_the_trainer_computes_otherwise_is_refused_with_the_num
 ) -> None:
     shutil.copytree(model, tmp_path / "broken")
     breaks(tmp_path / "broken")
-    with pytest.raises(RefusedError, match="engine and trainer disagree") as refused:
+    with pytest.raises(ParityError, match="engine and trainer disagree") as refused:
         tried(tmp_path / "broken")
     proof = refused.value.proof
     assert f"differ by up to {proof.adapter.largest:.2g}" in str(refused.value)
@@ -156,7 +156,7 @@ def test_c58_a_model_that_the_trainer_computes_otherwise_is_refused_with_the_num
 
 
 def test_c58_an_adapter_that_the_engine_cannot_load_is_refused_in_its_own_words(tried, model: Path) -> None:
-    with pytest.raises(NotProvenError, match=r"engine-0: /v1/load_lora_adapter: .*rank"):
+    with pytest.raises(VerificationError, match=r"engine-0: /v1/load_lora_adapter: .*rank"):
         tried(model, lora=Lora(rank=64, alpha=64.0))
 
 

@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from runtime.gateway.engines.admission_proof import RefusedError, judge
 from runtime.gateway.engines.engine_client import AdapterReport
 from runtime.gateway.engines.logprob_probe import LogprobProbe, Scores
-from runtime.gateway.engines.version_proof import Measured
+from runtime.gateway.engines.parity_check import ParityError, judge
+from runtime.gateway.engines.version_check import Measured
 from runtime.shared import failpoints, parity_check
 from runtime.shared.runtime_config import RuntimeConfig
 from runtime.shared.start_adapter import START
@@ -60,7 +60,7 @@ def test_what_differs_by_rounding_alone_is_admitted() -> None:
 def test_c58_a_model_that_differs_under_the_base_or_under_the_adapter_is_refused(
     dtype: str, side: str
 ) -> None:
-    with pytest.raises(RefusedError, match=r"(by up to|by) .* under a random adapter .* under the base"):
+    with pytest.raises(ParityError, match=r"(by up to|by) .* under a random adapter .* under the base"):
         judge(measured(*(EFFECT * 2 * (side == name) for name in ("base", "adapter"))), dtype)
 
 
@@ -68,30 +68,30 @@ def test_c58_a_model_with_flat_logprobs_is_compared_by_how_much_they_vary() -> N
     """Off by less than bf16 may be, on every token, and still another model."""
     other = TRAINED[::-1] * 0.02 - TRAINED * 0.02
     assert np.abs(other).mean() < 0.1
-    with pytest.raises(RefusedError, match="of their spread"):
+    with pytest.raises(ParityError, match="of their spread"):
         judge(measured(other, other, sharp=0.02), "bfloat16")
     judge(measured(NOISE * 0.02, NOISE * 0.02, sharp=0.02), "bfloat16")
 
 
 def test_c58_an_engine_that_leaves_the_adapter_out_is_refused_however_little_it_does() -> None:
     small = EFFECT * 0.2
-    with pytest.raises(RefusedError, match="what a random adapter does to logprobs differs"):
+    with pytest.raises(ParityError, match="what a random adapter does to logprobs differs"):
         judge(measured(adapter=-small / 2, effect=small, sharp=0.5), "bfloat16")
 
 
 def test_c58_an_adapter_that_does_nothing_proves_nothing() -> None:
-    with pytest.raises(RefusedError, match="does nothing"):
+    with pytest.raises(ParityError, match="does nothing"):
         judge(measured(effect=EFFECT * 0), "float32")
 
 
 def test_what_is_no_number_agrees_with_nothing() -> None:
     for dtype in ("float32", "bfloat16"):
-        with pytest.raises(RefusedError):
+        with pytest.raises(ParityError):
             judge(measured(base=np.nan), dtype)
 
 
 def test_a_prefix_cache_that_tells_names_apart_wrongly_is_refused() -> None:
-    with pytest.raises(RefusedError, match="prefix cache"):
+    with pytest.raises(ParityError, match="prefix cache"):
         judge(measured(cached=0.9), "float32")
 
 

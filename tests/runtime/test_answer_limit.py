@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from runtime.gateway.engines.engine_client import EngineFacts
-from runtime.gateway.gateway import build_parts
+from runtime.gateway.gateway import build_components
 from runtime.gateway.requests.answer_limit import limit_answer
 from runtime.shared.runtime_config import EngineConfig, RuntimeConfig
 from tests.runtime.recorded import asked
@@ -43,7 +43,7 @@ def test_c05_the_engine_and_the_record_have_the_limit(tmp_path: Path) -> None:
         engine=EngineConfig(answer_tokens=123),
     )  # fmt: skip
     request = asked(rollout="r")
-    sent = request.for_engine("policy@v1", build_parts(config).completions._check)
+    sent = request.for_engine("policy@v1", build_components(config).completions._check)
     assert sent["max_tokens"] == request.settings["max_tokens"] == 123
 
 
@@ -56,7 +56,7 @@ def test_the_limit_is_one_that_the_engines_take(
         run_id="t", model_path="m", state_dir=str(tmp_path), socket_dir=str(tmp_path),
         engine=EngineConfig(max_model_len=configured),
     )  # fmt: skip
-    parts = build_parts(config)
+    parts = build_components(config)
     parts.clients[0].facts = EngineFacts(context_length=said)
     sent = asked(rollout="r").for_engine("policy@v1", parts.completions._check)
     assert sent["max_tokens"] == limit

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from runtime.gateway.completions.continuing import ChatTurn, Continuing
+from runtime.gateway.completions.prefix_continuation import ChatTurn, PrefixContinuation
 from runtime.gateway.engines.engine_client import EngineError, EngineFacts
 from runtime.gateway.samples.samples import SampleStore
 from tests.runtime.recorded import answer, asked, choice, record
@@ -97,7 +97,7 @@ class Talk:
         self.folder, self.rollout, self.settings = folder, rollout, settings
         self.store = SampleStore(folder)
         self.engine = Renderer(template)
-        self.continuing = Continuing(self.store, enabled=True)
+        self.continuing = PrefixContinuation(self.store, enabled=True)
         self.samples: list[str] = []
         # Of the last exchange.
         self.prompt: list[int] = []
@@ -126,7 +126,7 @@ class Talk:
     def again(self) -> None:
         """After a restart of the gateway."""
         self.store = SampleStore(self.folder)
-        self.continuing = Continuing(self.store, enabled=True)
+        self.continuing = PrefixContinuation(self.store, enabled=True)
 
 
 def said(text: str | None, *calls: Message, **fields: Any) -> Message:
@@ -325,7 +325,7 @@ def test_r01_a_turn_that_made_one_call_is_gone_on_from(tmp_path: Path) -> None:
 
 def test_a_run_can_do_without(tmp_path: Path) -> None:
     talk = Talk(tmp_path, THINKING)
-    talk.continuing = Continuing(talk.store, enabled=False)
+    talk.continuing = PrefixContinuation(talk.store, enabled=False)
     talk.say([ASKED], THOUGHT)
     assert why_apart(talk, ASKED, said(THOUGHT), MORE) == "switched off"
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from runtime.gateway.completions.untrainable import Untrainable
+from runtime.gateway.completions.not_trainable import TrainabilityCheck
 from runtime.gateway.engines.engine_client import EngineFacts
 from runtime.gateway.http.warnings import Warnings
 from tests.runtime.recorded import asked
@@ -61,4 +61,4 @@ def test_b06_a_temperature_that_is_no_number_is_refused_as_one(temperature: Any)
     """By the check of fields, a 400: what cannot be trained is asked about before that."""
     for told in ({}, {"x_slipway_untrainable": "refuse"}):
         request = asked(rollout="r", temperature=temperature, **told)
-        assert Untrainable(Warnings()).check(request) is None
+        assert TrainabilityCheck(Warnings()).check(request) is None

@@ -20,7 +20,7 @@ from typing import Any
 import httpx
 import pytest
 
-from runtime.gateway.steps.known_steps import MOST_QUEUED
+from runtime.gateway.steps.step_registry import MAX_QUEUED
 from runtime.shared import failpoints
 from tests.runtime.failpoints import arm, instants
 from tests.runtime.gateway_process import Gateway
@@ -40,7 +40,7 @@ class Served:
         monkeypatch.setenv(failpoints.VARIABLE, f"file:{self.armed}")
         self._sockets = Path(tempfile.mkdtemp(prefix="slip-"))
         self.engine = PretendEngine(self._sockets / "e.sock")
-        self.gateway = Gateway(folder, self.engine.socket, folder, max_staleness=MOST_QUEUED)
+        self.gateway = Gateway(folder, self.engine.socket, folder, max_staleness=MAX_QUEUED)
         self.gateway.until_ready()
         self.trainer: int | None = None
         self.restarts = 0
@@ -163,17 +163,17 @@ def test_g18_a_step_whose_answer_was_lost_is_sent_again_by_many_at_once_and_trai
 
 def test_c45_a_full_queue_answers_429_and_every_step_it_took_is_trained(served) -> None:
     it: Served = served()
-    requests = [it.request(f"key-{number}") for number in range(MOST_QUEUED + 1)]
+    requests = [it.request(f"key-{number}") for number in range(MAX_QUEUED + 1)]
     answers = [it.ask("POST", "/slipway/steps", json=request) for request in requests]
-    assert [answer.status_code for answer in answers] == [202] * MOST_QUEUED + [429]
+    assert [answer.status_code for answer in answers] == [202] * MAX_QUEUED + [429]
     assert answers[-1].json()["error"]["code"] == "queue_full" and int(answers[-1].headers["retry-after"]) > 0
     assert it.ask("POST", "/slipway/steps", json=requests[0]).json()["id"] == 1, "known: it is not one more"
     it.start_trainer()
-    last = it.finished(MOST_QUEUED)
-    assert last["version"] == MOST_QUEUED
-    wait_until(lambda: it.run.logged == list(range(1, MOST_QUEUED + 1)))
+    last = it.finished(MAX_QUEUED)
+    assert last["version"] == MAX_QUEUED
+    wait_until(lambda: it.run.logged == list(range(1, MAX_QUEUED + 1)))
     assert it.ask("POST", "/slipway/steps", json=requests[-1]).status_code == 202
-    assert it.finished(MOST_QUEUED + 1)["counts"]["trained"] == 4
+    assert it.finished(MAX_QUEUED + 1)["counts"]["trained"] == 4
 
 
 def test_a_published_steps_metrics_are_answered_even_before_the_trainer_has_logged_them(served) -> None:

@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import save_file
 
 from runtime.gateway.engines.engine_client import EngineClient
-from runtime.gateway.engines.version_proof import Prover, VersionProof
+from runtime.gateway.engines.version_check import AdapterVerifier, VersionCheck
 from runtime.shared.batch import Batch
 from runtime.shared.checkpoint import Checkpoint, CheckpointStore
 from runtime.trainer.policy import Policy
@@ -124,11 +124,11 @@ def assert_served_as_trained(warm: Engine, name: str, dtype: Dtype, scratch: Pat
 
 async def proven(
     socket: Path, policy: Policy, model: Path, dtype: Dtype, bounds: Tolerance, scratch: Path
-) -> list[VersionProof]:
+) -> list[VersionCheck]:
     client = EngineClient(socket)
-    prover = Prover([client], "policy", dtype)
+    prover = AdapterVerifier([client], "policy", dtype)
     optimizer = torch.optim.AdamW(policy.master_weights.values(), lr=2e-2)
-    found: list[VersionProof] = []
+    found: list[VersionCheck] = []
     served = "base"
     try:
         for version in (1, 2):
@@ -137,7 +137,7 @@ async def proven(
             assert lag_zero["ratio_mean"] == pytest.approx(1, abs=bounds.ratio), served
             assert lag_zero["kl_behaviour"] < bounds.kl, served
             assert update(policy, optimizer, batch, SETTINGS, ALONE).metrics["updated"] == 1
-            found.append(await prover.prove(committed(policy, batch, model, scratch / "checkpoints")))
+            found.append(await prover.verify(committed(policy, batch, model, scratch / "checkpoints")))
             served = found[-1].name
     finally:
         await client.close()
@@ -173,7 +173,7 @@ def committed(policy: Policy, batch: Batch, model: Path, root: Path) -> Checkpoi
     return CheckpointStore(root).commit(batch.step, batch.step, {}, write)
 
 
-def write_log(name: str, dtype: str, proofs: list[VersionProof]) -> None:
+def write_log(name: str, dtype: str, proofs: list[VersionCheck]) -> None:
     """A line for tests/bench/RESULTS.md, where SLIPWAY_FAMILIES_LOG names a file."""
     if not (log := os.environ.get("SLIPWAY_FAMILIES_LOG")):
         return

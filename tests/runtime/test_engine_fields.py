@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from runtime.gateway.engines.engine_client import EngineClient
-from runtime.gateway.requests.request_fields import CHAT, COMPLETION, Rule, check
+from runtime.gateway.requests.request_fields import CHAT, COMPLETION, FieldRule, check
 from tests.runtime.conftest import RunningEngine
 
 pytestmark = pytest.mark.slow
@@ -79,7 +79,7 @@ TOGETHER: dict[str, list[dict[str, Any]]] = {
 ASKED_WITH = {"model", "prompt", "messages"}
 
 
-def cases(rules: dict[str, Rule]) -> list[dict[str, Any]]:
+def cases(rules: dict[str, FieldRule]) -> list[dict[str, Any]]:
     """One body for each value of each field of a route that passes."""
     passing = [name for name, rule in rules.items() if rule.action == "pass" and name not in ASKED_WITH]
     bodies = []

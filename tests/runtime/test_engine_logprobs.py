@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from runtime.gateway.engines.engine_client import EngineClient
-from runtime.gateway.engines.version_proof import Prover
+from runtime.gateway.engines.version_check import AdapterVerifier
 from tests.runtime.adapters import change, commit, logprobs, write_adapter
 from tests.runtime.conftest import RunningEngine
 from tests.runtime.prefix_cache import Answered, answered
@@ -104,8 +104,8 @@ def test_c24_engine_an_adapter_of_another_scale_or_of_some_layers_is_proven(
 
     async def scenario() -> None:
         client = EngineClient(engine.socket)
-        prover = Prover([client], served_name)
-        proof = await prover.prove(checkpoint)
+        prover = AdapterVerifier([client], served_name)
+        proof = await prover.verify(checkpoint)
         await prover.unload(1)
         await client.close()
         assert proof.modules == modules

@@ -19,7 +19,7 @@ import pytest
 
 from runtime.engine import command
 from runtime.gateway.engines.engine_client import EngineClient
-from runtime.gateway.engines.version_proof import Prover
+from runtime.gateway.engines.version_check import AdapterVerifier
 from runtime.gateway.requests.request_fields import check
 from runtime.shared import process_table, processes
 from runtime.shared.architectures import PolicyError
@@ -296,7 +296,7 @@ def test_c23_engine_a_spawned_core_proves_what_it_holds_as_a_forked_one(
 
     async def scenario() -> None:
         client = EngineClient(engine.socket)
-        proof = await Prover([client], "policy").prove(checkpoint)
+        proof = await AdapterVerifier([client], "policy").verify(checkpoint)
         assert (proof.modules, proof.max_error < 2e-4) == (28, True)
         assert [said["model_runner"] for said in await client._rpc("sampling")] == [CPU_RUNNER]
         await client.close()

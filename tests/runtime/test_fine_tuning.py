@@ -15,7 +15,7 @@ import openai
 import pytest
 
 import runtime
-from runtime.gateway.fine_tuning.conversations import MOST_ANSWERS, ConversationError, check_lengths, read
+from runtime.gateway.fine_tuning.conversations import MAX_ANSWERS, ConversationError, check_lengths, read
 from tests.runtime.gateway_process import TOKEN, Gateway
 from tests.support.waiting import wait_until
 
@@ -44,7 +44,7 @@ def line(messages: Any = SAID, **fields: Any) -> str:
         (line([{"role": "bot", "content": "x"}, SAID[1]]), "role is one of"),
         (line(weird=1), "line 1: weird"),
         (line(functions=[{"name": "f"}]), "write them as tools"),
-        (line([SAID[0], *[SAID[1]] * (MOST_ANSWERS + 1)]), "split it"),
+        (line([SAID[0], *[SAID[1]] * (MAX_ANSWERS + 1)]), "split it"),
     ],
 )
 def test_a14_a_file_that_cannot_be_learned_from_is_refused_with_its_line(

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from runtime.gateway.samples import content
+from runtime.gateway.samples import content_key
 from runtime.shared.batch import read_batch
 from runtime.shared.schema import Group, Member
 from tests.runtime.conftest import RunningEngine
@@ -113,8 +113,8 @@ def test_a_member_is_about_one_thing() -> None:
 
 
 def test_content_has_one_name_however_it_is_written() -> None:
-    plain = content.key([{"role": "user", "content": "a"}], "b")
+    plain = content_key.key([{"role": "user", "content": "a"}], "b")
     parts = {"content": [{"type": "text", "text": "a"}], "role": "user", "tool_calls": None}
-    assert content.key([parts], " b\n") == plain
+    assert content_key.key([parts], " b\n") == plain
     others = [([{"role": "user", "content": "b"}], "a"), ([], "ab"), (["\ud800"], "\udc00")]
-    assert len({plain, *(content.key(messages, text) for messages, text in others)}) == 4
+    assert len({plain, *(content_key.key(messages, text) for messages, text in others)}) == 4

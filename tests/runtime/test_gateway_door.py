@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from starlette.routing import Route
 
-from runtime.gateway.gateway import build_app, build_parts
+from runtime.gateway.gateway import build_app, build_components
 from runtime.gateway.http.auth import BearerAuth
 from runtime.shared import open_files
 from runtime.shared.runtime_config import RuntimeConfig
@@ -52,7 +52,7 @@ PARTS = {
 @pytest.mark.slow
 def test_g13_every_route_but_health_asks_for_the_token(gateway: Gateway, tmp_path: Path) -> None:
     config = RuntimeConfig.model_validate(gateway.config | {"state_dir": str(tmp_path)})
-    app = build_app(build_parts(config))
+    app = build_app(build_components(config))
     routes = [
         (method, route.path_format.format(**PARTS))
         for route in app.routes

@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from runtime.gateway.gateway import build_app, build_parts
+from runtime.gateway.gateway import build_app, build_components
 from runtime.gateway.samples.journal import Exchange, Sample
 from runtime.gateway.samples.sample_ref import SampleRef
 from runtime.gateway.samples.samples import SampleStore
@@ -117,7 +117,7 @@ async def answered_to_the_end(config: RuntimeConfig, names: list[str], gate: Gat
 
 async def answered_throughout(config: RuntimeConfig, names: list[str], gate: Gate) -> None:
     """Held when the step is taken in, and when it is handed to the trainer at each thing that reads it."""
-    parts = build_parts(config)
+    parts = build_components(config)
     transport = httpx.ASGITransport(build_app(parts))
     async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
         members = [{"rollout": name, "reward": float(place)} for place, name in enumerate(names)]

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from runtime.gateway.completions.answers import Streamed, question
+from runtime.gateway.completions.answers import StreamedAnswer, question
 from runtime.gateway.samples import field_index, samples
 from runtime.gateway.samples.samples import SampleStore
 from runtime.gateway.steps.matching import match
@@ -152,7 +152,7 @@ def test_a10_what_can_be_trained_on_goes_first_and_evaluation_never(tmp_path: Pa
     record(store, unread, answer([1], choice([2], [-0.5], said("unread"))), delivered=False)
     others = [(xml(), trained(text)) for text in ("held out", "tagged", "unread")]
     assert found(store, *others) == [None] * 3
-    store.receive("unread")
+    store.mark_received("unread")
     assert found(store, *others) == [None, None, "unread:0"]
 
 
@@ -161,7 +161,7 @@ def test_a10_a_stream_and_each_of_several_choices_are_found(tmp_path: Path) -> N
     several = [choice([3 + n], [-0.5], said(text), index=n) for n, text in enumerate("ab")]
     ids = record(store, asked(messages=chat(), n=2), answer([1], *several))
     request = asked(messages=chat(), stream=True)
-    stream = Streamed(request, "policy@v0")
+    stream = StreamedAnswer(request, "policy@v0")
     half = len(said("c")) // 2
     parts = [
         {"index": 0, "delta": {"content": text}, "token_ids": [7], "finish_reason": finish}

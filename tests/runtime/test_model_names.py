@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime.gateway.gateway import build_app, build_parts
+from runtime.gateway.gateway import build_app, build_components
 from runtime.gateway.http.openai_errors import ApiError
 from runtime.gateway.versions.versions import Versions
 from runtime.shared.model_names import ModelNames
@@ -119,7 +119,7 @@ def test_a04_the_route_holds_train_kwargs_against_the_run(tmp_path: Path) -> Non
     config = RuntimeConfig(
         run_id="r", model_path=str(model), state_dir=str(tmp_path / "state"), socket_dir=str(tmp_path)
     )
-    client = TestClient(build_app(build_parts(config)))
+    client = TestClient(build_app(build_components(config)))
     kwargs = {"learning_rate": 1e-5, "lora_config": {"r": 8, "target_modules": ["qkv_proj"]}, "lerning": 1}
     answer = client.post("/slipway/train_kwargs", json={"train_kwargs": kwargs, "strict": True}).json()
     assert answer["settings"]["learning_rate"] == 1e-5

@@ -11,11 +11,11 @@ import msgspec
 import pytest
 from openai import OpenAI
 
-from runtime.gateway.completions.answers import Streamed, Whole
-from runtime.gateway.samples import content
+from runtime.gateway.completions.answers import StreamedAnswer, WholeAnswer
+from runtime.gateway.samples import content_key
 from runtime.gateway.samples.samples import SampleStore
 from runtime.gateway.steps.selection import select
-from runtime.gateway.steps.step_records import digest_of, said_in
+from runtime.gateway.steps.step_records import digest_of, request_payload
 from runtime.shared.runtime_config import RuntimeConfig
 from runtime.shared.schema import Group, Member, StepRequest
 from runtime.shared.statuses import StepCounts
@@ -57,7 +57,7 @@ def events(*deltas: dict[str, Any]) -> bytes:
 
 def counts(store: SampleStore, *members: Member) -> StepCounts:
     groups = [Group(id="g", members=list(members))]
-    return select(groups, store, taken=lambda _: False, lag=lambda _: 0, max_lag=2).counts
+    return select(groups, store, taken=lambda _: False, staleness_of=lambda _: 0, max_staleness=2).counts
 
 
 def of(*samples: str) -> list[Member]:
@@ -70,10 +70,10 @@ def of(*samples: str) -> list[Member]:
 @pytest.mark.parametrize("copies", [1, 3])
 def test_b01_each_choice_says_which_sample_it_is_whole_and_streamed(tmp_path: Path, copies: int) -> None:
     request = asked("q", temperature=0, n=copies)
-    whole = Whole(request, "policy@v4", answer([1], calling(CALL)), version=4)
+    whole = WholeAnswer(request, "policy@v4", answer([1], calling(CALL)), version=4)
     names = [{"sample": f"q:{index}", "version": 4} for index in range(copies)]
     assert [one["slipway"] for one in json.loads(whole.body)["choices"]] == names
-    stream = Streamed(request, "policy@v4", version=4)
+    stream = StreamedAnswer(request, "policy@v4", version=4)
     deltas = [{"content": "x"}, {"tool_calls": [{"index": 0} | CALL]}, {}]
     given = [json.loads(event[6:])["choices"] for event in stream.feed(events(*deltas))]
     assert [[one.get("slipway") for one in choices] for choices in given] == [[None] * copies] * 2 + [names]
@@ -84,7 +84,9 @@ def test_b01_each_choice_says_which_sample_it_is_whole_and_streamed(tmp_path: Pa
 
 
 def test_b01_a_run_may_name_none() -> None:
-    assert "slipway" not in json.loads(Whole(asked(), "policy@v0", answer([1], choice([2], [-0.5]))).body)
+    assert "slipway" not in json.loads(
+        WholeAnswer(asked(), "policy@v0", answer([1], choice([2], [-0.5]))).body
+    )
     where = {"run_id": "r", "model_path": "m", "state_dir": "s", "socket_dir": "t"}
     assert RuntimeConfig(**where).name_samples is True  # pyright: ignore[reportArgumentType]
 
@@ -175,7 +177,7 @@ def test_b02_what_cannot_be_rewarded_by_its_id_is_counted_by_a_reason(tmp_path: 
         }  # fmt: skip
         assert (given.trained, given.unreceived) == (1, 1)
         assert given.trained + sum(given.dropped.values()) == given.samples + 2
-    store.receive("q")
+    store.mark_received("q")
     assert counts(store, *of(lost)).trained == 1
 
 
@@ -205,7 +207,7 @@ def test_b02_a_call_has_one_name_however_it_is_written_and_streamed(tmp_path: Pa
     store = SampleStore(tmp_path)
     request = asked(tools=[TOOL])
     (whole,) = record(store, request, answer([1], calling(CALL, text="so")))
-    stream = Streamed(request, "policy@v0")
+    stream = StreamedAnswer(request, "policy@v0")
     begun = {"index": 0, "id": "c2", "type": "function", "function": {"name": "paint", "arguments": ""}}
     parts = [{"index": 0, "function": {"arguments": it}} for it in ('{"b":', "[2],", ' "a":1}')]
     deltas = [{"content": "so"}, *({"tool_calls": [one]} for one in [begun, *parts]), {}]
@@ -218,7 +220,7 @@ def test_b02_a_call_has_one_name_however_it_is_written_and_streamed(tmp_path: Pa
         called(arguments={"b": [2], "a": 1}),
         {"function": CALL["function"]},
     ):
-        name = content.key(ASKED, "so", content.calls_of([written]))
+        name = content_key.key(ASKED, "so", content_key.calls_of([written]))
         assert [ref.id for ref in store.of_content(name)] == [whole, streamed]
     others = [
         (None, "so"),
@@ -230,7 +232,7 @@ def test_b02_a_call_has_one_name_however_it_is_written_and_streamed(tmp_path: Pa
         ([called(arguments='"{}"')], "so"),
         ([called(arguments='{"a": 1')], "so"),
     ]
-    names = {content.key(ASKED, text, content.calls_of(calls)) for calls, text in others}
+    names = {content_key.key(ASKED, text, content_key.calls_of(calls)) for calls, text in others}
     assert len(names) == len(others) and not any(map(store.of_content, names))
 
 
@@ -238,17 +240,21 @@ def test_b02_calls_in_a_question_have_one_name_too() -> None:
     told = [{"role": "tool", "tool_call_id": "c1", "content": "done"}]
     written = [{"role": "assistant", "content": None, "tool_calls": [called(arguments='{"b":[2],"a":1}')]}]
     asked_first = [{"role": "assistant", "tool_calls": [CALL]}]
-    assert content.key(asked_first + told, "ok") == content.key(written + told, "ok")
-    assert content.key([{"role": "assistant", "content": "", "tool_calls": []}], "ok") == content.key(
+    assert content_key.key(asked_first + told, "ok") == content_key.key(written + told, "ok")
+    assert content_key.key([{"role": "assistant", "content": "", "tool_calls": []}], "ok") == content_key.key(
         [{"role": "assistant", "content": ""}], "ok"
     )
 
 
 @pytest.mark.parametrize("arguments", ["[" * 100_000, '{"a":' * 100_000, "9" * 100_000, "\ud800", ""])
 def test_b02_arguments_nobody_can_parse_are_their_text(arguments: str) -> None:
-    calls = [content.Call("paint", arguments)]
-    assert content.key(ASKED, "", calls) == content.key(ASKED, "", [content.Call("paint", f"{arguments}\n")])
-    assert content.key(ASKED, "", calls) != content.key(ASKED, "", [content.Call("paint", arguments + "x")])
+    calls = [content_key.Call("paint", arguments)]
+    assert content_key.key(ASKED, "", calls) == content_key.key(
+        ASKED, "", [content_key.Call("paint", f"{arguments}\n")]
+    )
+    assert content_key.key(ASKED, "", calls) != content_key.key(
+        ASKED, "", [content_key.Call("paint", arguments + "x")]
+    )
 
 
 def test_b02_a_member_says_its_calls_and_a_step_of_before_is_the_same_step() -> None:
@@ -272,9 +278,9 @@ def test_b02_a_member_says_its_calls_and_a_step_of_before_is_the_same_step() -> 
         ],
         "client_state": None,
     }  # fmt: skip
-    assert digest_of(said_in(StepRequest(key="k", groups=groups))) == digest_of(before)
+    assert digest_of(request_payload(StepRequest(key="k", groups=groups))) == digest_of(before)
     calling_now = [Group(id="g", members=[Member(messages=ASKED, tool_calls=[CALL], reward=1.0)])]
-    said = said_in(StepRequest(key="k", groups=calling_now))
+    said = request_payload(StepRequest(key="k", groups=calling_now))
     assert said["groups"][0]["members"][0]["tool_calls"] == [CALL]
 
 

@@ -35,5 +35,5 @@ def test_c52_a_journal_without_receipts_is_read_as_it_was_meant(tmp_path: Path) 
         assert [ref.request for ref in store.unreceived_of_rollout("r")] == ["unread"]
         assert [store.load(ref)[1].completion_ids for ref in store.of_rollout("r")] == [[2], [2]]
         assert bytes(store.answer("unread").answer) == b'{"id": "unread"}'
-    store.receive("unread")
+    store.mark_received("unread")
     assert len(SampleStore(tmp_path).of_rollout("r")) == 3

@@ -16,19 +16,19 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from runtime.gateway.completions.origin import origin_of
+from runtime.gateway.completions.routing_key import routing_key_of
 from runtime.gateway.engines.engine import Engine
 from runtime.gateway.engines.engine_client import EngineClient
-from runtime.gateway.engines.fleet import Fleet
-from runtime.gateway.engines.placement import (
+from runtime.gateway.engines.engine_pool import EnginePool
+from runtime.gateway.engines.router import (
+    AFFINITY_SECONDS,
     MARGIN,
-    QUIET_SECONDS,
-    Origin,
-    Placement,
-    most_allowed,
-    most_to_begin_at,
+    Router,
+    RoutingKey,
+    max_in_flight,
+    max_in_flight_for_question,
 )
-from runtime.gateway.gateway import Parts
+from runtime.gateway.gateway import Components
 from runtime.shared.process_status import SupervisorStatus
 from runtime.shared.schema import Group, Member, StepRequest
 from tests.runtime.gateway_here import ask, gateway_here
@@ -45,12 +45,12 @@ def engines(count: int) -> list[Engine]:
     return [Engine(f"engine-{place}", EngineClient(Path(f"e{place}.sock")), True) for place in range(count)]
 
 
-def of(rollout: str | None, *messages: str) -> Origin:
+def of(rollout: str | None, *messages: str) -> RoutingKey:
     """A request of this rollout; answers stand between its messages."""
     said: list[dict[str, Any]] = [SYSTEM]
     for message in messages:
         said += [{"role": "user", "content": message}, ANSWER]
-    return origin_of(asked(None, rollout, messages=said[:-1]))
+    return routing_key_of(asked(None, rollout, messages=said[:-1]))
 
 
 # ------------------------------------------------------------------ the choice
@@ -62,7 +62,7 @@ def in_any_order(count: int, seed: int) -> list[int]:
 
 
 def test_the_turns_of_a_rollout_go_to_the_engine_of_its_first_whatever_it_made_of_them() -> None:
-    placement, ready = Placement(), engines(3)
+    placement, ready = Router(), engines(3)
     homes: dict[int, Engine] = {}
     for turn in range(1, 6):
         for number in in_any_order(12, turn):
@@ -74,7 +74,7 @@ def test_the_turns_of_a_rollout_go_to_the_engine_of_its_first_whatever_it_made_o
 
 
 def test_what_has_no_rollout_goes_where_the_question_before_it_went() -> None:
-    placement, ready = Placement(), engines(3)
+    placement, ready = Router(), engines(3)
     homes: dict[int, Engine] = {}
     for turn in range(1, 5):
         for number in in_any_order(9, turn):
@@ -85,7 +85,7 @@ def test_what_has_no_rollout_goes_where_the_question_before_it_went() -> None:
 
 
 def test_the_rollouts_of_a_group_begin_at_one_engine_and_groups_at_several() -> None:
-    placement, ready = Placement(), engines(3)
+    placement, ready = Router(), engines(3)
     homes: dict[int, set[str]] = {}
     for number in in_any_order(36, 0):
         group = number % 9
@@ -97,7 +97,7 @@ def test_the_rollouts_of_a_group_begin_at_one_engine_and_groups_at_several() -> 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_no_engine_is_preferred_that_has_a_margin_more_to_do_than_the_least_busy(seed: int) -> None:
-    chance, placement, ready = random.Random(seed), Placement(), engines(4)
+    chance, placement, ready = random.Random(seed), Router(), engines(4)
     in_flight: list[Engine] = []
     for number in range(3000):
         # Few groups, the first of them by far the largest, whose rollouts come in a heap.
@@ -105,7 +105,7 @@ def test_no_engine_is_preferred_that_has_a_margin_more_to_do_than_the_least_busy
         origin = of(f"r{group}-{chance.randrange(40)}", f"example {group}")
         least = min(engine.in_flight for engine in ready)
         chosen = placement.choose(ready, 0, origin)
-        assert chosen.in_flight <= most_allowed(least)
+        assert chosen.in_flight <= max_in_flight(least)
         chosen.in_flight += 1
         in_flight.append(chosen)
         while len(in_flight) > (400 if number < 1500 else 20):
@@ -113,27 +113,27 @@ def test_no_engine_is_preferred_that_has_a_margin_more_to_do_than_the_least_busy
 
 
 def test_one_question_that_all_ask_at_once_is_answered_by_all() -> None:
-    placement, ready = Placement(), engines(4)
+    placement, ready = Router(), engines(4)
     for number in range(400):
         placement.choose(ready, 0, of(f"r{number}", "the one example")).in_flight += 1
     counts = [engine.in_flight for engine in ready]
-    assert max(counts) <= most_to_begin_at(counts), counts
+    assert max(counts) <= max_in_flight_for_question(counts), counts
     assert min(counts) >= 0.9 * 400 / 4, counts
 
 
 @pytest.mark.parametrize("count", [2, 3, 6])
 def test_no_engine_is_idle_in_a_step_that_is_small(count: int) -> None:
-    placement, ready = Placement(), engines(count)
+    placement, ready = Router(), engines(count)
     for group in range(4):
         for member in range(8):
             placement.choose(ready, 0, of(f"r{group}-{member}", f"example {group}")).in_flight += 1
     counts = [engine.in_flight for engine in ready]
-    assert max(counts) <= most_to_begin_at(counts) <= 32 / count * 1.25 + 1, counts
+    assert max(counts) <= max_in_flight_for_question(counts) <= 32 / count * 1.25 + 1, counts
     assert min(counts) >= 0.6 * 32 / count, counts
 
 
 def test_with_many_in_flight_a_group_still_begins_at_one_engine() -> None:
-    placement, ready = Placement(), engines(4)
+    placement, ready = Router(), engines(4)
     for engine in ready:
         engine.in_flight = 64
     for group in range(4):
@@ -146,7 +146,7 @@ def test_with_many_in_flight_a_group_still_begins_at_one_engine() -> None:
 
 
 def test_who_passes_a_busy_home_over_is_at_home_where_it_went() -> None:
-    placement, ready = Placement(), engines(2)
+    placement, ready = Router(), engines(2)
     home = placement.choose(ready, 0, of("r", "a"))
     (other,) = (engine for engine in ready if engine is not home)
     home.in_flight = MARGIN
@@ -158,7 +158,7 @@ def test_who_passes_a_busy_home_over_is_at_home_where_it_went() -> None:
 
 
 def test_what_another_version_has_cached_is_no_reason_to_go_there() -> None:
-    placement, ready = Placement(), engines(2)
+    placement, ready = Router(), engines(2)
     home = placement.choose(ready, 1, of("r", "a"))
     home.in_flight = 1
     assert placement.choose(ready, 1, of("r", "a", "b")) is home
@@ -169,7 +169,7 @@ def test_what_another_version_has_cached_is_no_reason_to_go_there() -> None:
 
 
 def test_however_many_rollouts_come_the_newest_are_remembered_and_no_more() -> None:
-    placement, ready = Placement(most=50), engines(2)
+    placement, ready = Router(most=50), engines(2)
     home = placement.choose(ready, 0, of("r", "a"))
     for number in range(1000):
         placement.choose(ready, 0, of(f"r{number}", f"example {number}"))
@@ -181,22 +181,22 @@ def test_however_many_rollouts_come_the_newest_are_remembered_and_no_more() -> N
 
 def test_a_rollout_that_is_quiet_for_long_is_forgotten() -> None:
     now = [0.0]
-    placement, ready = Placement(clock=lambda: now[0]), engines(2)
+    placement, ready = Router(clock=lambda: now[0]), engines(2)
     for number in range(100):
         placement.choose(ready, 0, of(f"r{number}", f"example {number}"))
     assert len(placement) == 200
-    now[0] = QUIET_SECONDS + 1
+    now[0] = AFFINITY_SECONDS + 1
     placement.choose(ready, 0, of("r", "a"))
     assert len(placement) == 2
 
 
 def test_the_rollouts_of_a_step_are_forgotten_when_it_is_taken_in(tmp_path: Path) -> None:
-    async def scenario(parts: Parts, _: Played) -> list[int]:
-        placement = parts.fleet.placement
+    async def scenario(parts: Components, _: Played) -> list[int]:
+        placement = parts.engines.placement
         for number in range(4):
             rollout = f"r{number}"
             record(parts.samples, asked(f"q{number}", rollout), answer([1, 2], choice([5], [-1.0])))
-            placement.choose(parts.fleet.engines, 0, of(rollout, rollout))
+            placement.choose(parts.engines.engines, 0, of(rollout, rollout))
         sizes = [len(placement)]
         members = [Member(rollout=f"r{number}", reward=float(number)) for number in range(3)]
         await parts.steps.submit(StepRequest(key="k", groups=[Group(id="g", members=members)]))
@@ -236,12 +236,12 @@ class Played:
         return chat
 
 
-async def chat(parts: Parts, rollout: str, *said: str) -> int:
+async def chat(parts: Components, rollout: str, *said: str) -> int:
     """The status of a turn of a rollout, by the door."""
     return (await ask(parts, rollout, [{"role": "user", "content": text} for text in said]))[0]
 
 
-def played(state: Path, scenario: Callable[[Parts, Played], Coroutine[Any, Any, Any]]) -> Any:
+def played(state: Path, scenario: Callable[[Components, Played], Coroutine[Any, Any, Any]]) -> Any:
     """What a scenario comes to with a gateway in this process, in front of engines that are played."""
 
     async def play(sockets: Path, engines: Played) -> Any:
@@ -258,7 +258,7 @@ def played(state: Path, scenario: Callable[[Parts, Played], Coroutine[Any, Any, 
 
 
 def test_an_agents_turns_reach_one_engine_and_another_agents_the_other(tmp_path: Path) -> None:
-    async def scenario(parts: Parts, engines: Played) -> list[int]:
+    async def scenario(parts: Components, engines: Played) -> list[int]:
         for turn in range(1, 4):
             for rollout in ("a", "b"):
                 assert await chat(parts, rollout, *[f"{rollout}{number}" for number in range(turn)]) == 200
@@ -269,12 +269,12 @@ def test_an_agents_turns_reach_one_engine_and_another_agents_the_other(tmp_path:
 
 @pytest.mark.parametrize("status", [404, 500], ids=["behind in version", "failing"])
 def test_a_home_that_does_not_answer_is_passed_over_in_the_same_request(tmp_path: Path, status: int) -> None:
-    async def scenario(parts: Parts, engines: Played) -> list[int]:
+    async def scenario(parts: Components, engines: Played) -> list[int]:
         assert await chat(parts, "a", "a0") == 200
         engines.says[0] = status
         assert await chat(parts, "a", "a0", "a1") == 200
         engines.says[0] = 200
-        parts.fleet.engines[0].ready = True
+        parts.engines.engines[0].ready = True
         assert await chat(parts, "a", "a0", "a1", "a2") == 200
         return engines.seen
 
@@ -282,7 +282,7 @@ def test_a_home_that_does_not_answer_is_passed_over_in_the_same_request(tmp_path
 
 
 def test_a_home_whose_connection_is_lost_is_passed_over_in_the_same_request(tmp_path: Path) -> None:
-    async def scenario(parts: Parts, engines: Played) -> list[int]:
+    async def scenario(parts: Components, engines: Played) -> list[int]:
         assert await chat(parts, "a", "a0") == 200
         await asyncio.to_thread(engines.engines[0].stop)
         assert await chat(parts, "a", "a0", "a1") == 200
@@ -301,11 +301,11 @@ def test_a_home_that_is_away_or_starts_anew_is_not_waited_for(tmp_path: Path) ->
         return False
 
     async def scenario() -> None:
-        fleet = Fleet([EngineClient(tmp_path / f"{place}") for place in range(2)], machine, restage, has)
+        fleet = EnginePool([EngineClient(tmp_path / f"{place}") for place in range(2)], machine, restage, has)
         first, second = fleet.engines
         first.ready = second.ready = True
         assert await fleet.pick(0, of("r", "a")) is first
-        fleet.lost(first)
+        fleet.mark_lost(first)
         coming = asyncio.create_task(fleet._bring_back(first, 2))
         await asyncio.sleep(0)
         assert await fleet.pick(0, of("r", "a", "b")) is second, "the first is being given its versions"

@@ -18,8 +18,8 @@ from typing import Any
 
 import pytest
 
-from runtime.gateway.engines.placement import Placement
-from runtime.gateway.gateway import Parts
+from runtime.gateway.engines.router import Router
+from runtime.gateway.gateway import Components
 from tests.runtime.conftest import TINY_MODEL
 from tests.runtime.engines import Engine
 from tests.runtime.gateway_here import ask, gateway_here
@@ -66,7 +66,7 @@ def sockets(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield found
 
 
-async def metrics(parts: Parts) -> list[str]:
+async def metrics(parts: Components) -> list[str]:
     """What each engine says of itself."""
     said = []
     for client in parts.clients:
@@ -75,7 +75,7 @@ async def metrics(parts: Parts) -> list[str]:
     return said
 
 
-async def counted(parts: Parts) -> Counted:
+async def counted(parts: Components) -> Counted:
     """By all engines together, since they were started."""
     total = Counted()
     for said in map(dict, map(_COUNTED.findall, await metrics(parts))):
@@ -83,7 +83,7 @@ async def counted(parts: Parts) -> Counted:
     return total
 
 
-async def block_tokens(parts: Parts) -> int:
+async def block_tokens(parts: Components) -> int:
     """How many tokens are cached together."""
     (found,) = {int(_BLOCK.findall(said)[0]) for said in await metrics(parts)}
     return found
@@ -97,19 +97,19 @@ class Agent:
         self._messages: list[dict[str, Any]] = [{"role": "user", "content": prompt}]
         self.prompts: list[int] = []
 
-    async def ask(self, parts: Parts) -> None:
+    async def ask(self, parts: Components) -> None:
         status, said = await ask(parts, self._name, self._messages, max_tokens=12)
         assert status == 200, said
         self.prompts.append(said["usage"]["prompt_tokens"])
         self._messages += [said["choices"][0]["message"], {"role": "user", "content": TURN}]
 
 
-async def played(parts: Parts, name: str, placement: Placement) -> tuple[Counted, list[list[int]]]:
+async def played(parts: Components, name: str, placement: Router) -> tuple[Counted, list[list[int]]]:
     """What engines count while agents ask, and the tokens of each one's questions.
 
     One asks at a time, in any order: so nothing but the placement decides where.
     """
-    parts.fleet.placement = placement
+    parts.engines.placement = placement
     before = await counted(parts)
     agents = [Agent(f"{name}-{at}", f"{name}, {at // MEMBERS}: {TURN}") for at in range(GROUPS * MEMBERS)]
     for agent in random.Random(0).sample(agents, TURNS * len(agents), counts=[TURNS] * len(agents)):
@@ -121,8 +121,8 @@ def test_turns_find_their_prefix_cached_because_homes_are_remembered(sockets: Pa
     async def scenario() -> None:
         async with gateway_here(tmp_path, sockets, engines=2, model=str(TINY_MODEL)) as parts:
             await asyncio.gather(*(client.health() for client in parts.clients))
-            sticky, asked = await played(parts, "sticky", Placement())
-            alone, _ = await played(parts, "without", Placement(most=0))
+            sticky, asked = await played(parts, "sticky", Router())
+            alone, _ = await played(parts, "without", Router(most=0))
             block = await block_tokens(parts)
         # Of each later turn, at least the whole blocks of the question before it.
         cached = sum(tokens // block * block for one in asked for tokens in one[:-1])

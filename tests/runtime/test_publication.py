@@ -1,4 +1,4 @@
-"""Publishing adapters to a real engine: proof, refusals, names, retirement (version_proof.py)."""
+"""Publishing adapters to a real engine: proof, refusals, names, retirement (version_check.py)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from runtime.gateway.engines.engine_client import EngineClient, EngineError
-from runtime.gateway.engines.version_proof import NotProvenError, Prover
+from runtime.gateway.engines.version_check import AdapterVerifier, VerificationError
 from runtime.shared.checkpoint import Checkpoint
 from tests.runtime.adapters import change, commit, write_adapter
 from tests.runtime.conftest import RunningEngine
@@ -68,7 +68,7 @@ def test_a_publication_is_proven(with_client, committed, served_name: str) -> No
     checkpoint = committed(1)
 
     async def scenario(client: EngineClient) -> None:
-        proof = await Prover([client], served_name).prove(checkpoint)
+        proof = await AdapterVerifier([client], served_name).verify(checkpoint)
         assert proof.name == f"{served_name}@v1"
         assert proof.modules == 28
         assert proof.sha256 == checkpoint.adapter_sha256
@@ -91,8 +91,8 @@ def test_c23_engine_the_file_must_be_the_one_the_trainer_committed(
     path.write_bytes(content)
 
     async def scenario(client: EngineClient) -> None:
-        with pytest.raises(NotProvenError, match="not the one the trainer committed"):
-            await Prover([client], served_name).prove(checkpoint)
+        with pytest.raises(VerificationError, match="not the one the trainer committed"):
+            await AdapterVerifier([client], served_name).verify(checkpoint)
         assert f"{served_name}@v1" not in await client.adapters()
 
     with_client(scenario)
@@ -155,8 +155,8 @@ def test_a_policy_that_scores_otherwise_than_the_trainers_is_not_served(
     checkpoint = committed(1, **trainer_says)
 
     async def scenario(client: EngineClient) -> None:
-        with pytest.raises(NotProvenError, match=reason):
-            await Prover([client], served_name).prove(checkpoint)
+        with pytest.raises(VerificationError, match=reason):
+            await AdapterVerifier([client], served_name).verify(checkpoint)
         assert f"{served_name}@v1" not in await client.adapters()
 
     with_client(scenario)
@@ -172,10 +172,10 @@ def test_c10_a_version_whose_logprobs_are_no_numbers_is_not_served(
     checkpoint = commit(tmp_path / "a", engine.model, endless, **common, policy_adapter=other)
 
     async def scenario(client: EngineClient) -> None:
-        with pytest.raises(NotProvenError, match="no number"):
-            await Prover([client], served_name).prove(checkpoint)
+        with pytest.raises(VerificationError, match="no number"):
+            await AdapterVerifier([client], served_name).verify(checkpoint)
         assert f"{served_name}@v1" not in await client.adapters()
-        await Prover([client], served_name).prove(committed(2))
+        await AdapterVerifier([client], served_name).verify(committed(2))
 
     with_client(scenario)
 
@@ -191,11 +191,11 @@ def test_an_adapter_smaller_than_the_tolerance_must_still_show_its_effect(
     ignored = commit(tmp_path / "b", engine.model, none, **common, policy_adapter=tiny)
 
     async def scenario(client: EngineClient) -> None:
-        proof = await Prover([client], served_name).prove(served)
+        proof = await AdapterVerifier([client], served_name).verify(served)
         assert 0 < proof.effect < 1e-3
         assert proof.effect_share == pytest.approx(1, abs=0.2)
-        with pytest.raises(NotProvenError, match="of what the adapter does"):
-            await Prover([client], f"{served_name}-x").prove(ignored)
+        with pytest.raises(VerificationError, match="of what the adapter does"):
+            await AdapterVerifier([client], f"{served_name}-x").verify(ignored)
 
     with_client(scenario)
 
@@ -204,13 +204,13 @@ def test_c33_a_name_is_never_used_for_other_weights(with_client, committed, serv
     first, second = committed(1, seed=1), committed(1, seed=2)
 
     async def scenario(client: EngineClient) -> None:
-        prover = Prover([client], served_name)
-        await prover.prove(first)
-        with pytest.raises(NotProvenError, match="never used again"):
-            await prover.prove(second)
+        prover = AdapterVerifier([client], served_name)
+        await prover.verify(first)
+        with pytest.raises(VerificationError, match="never used again"):
+            await prover.verify(second)
         # Another gateway process remembers nothing: the engine's own adapter decides.
-        with pytest.raises(NotProvenError, match="differ from the file"):
-            await Prover([client], served_name).prove(second)
+        with pytest.raises(VerificationError, match="differ from the file"):
+            await AdapterVerifier([client], served_name).verify(second)
         assert await sample(client, f"{served_name}@v1") == 200
 
     with_client(scenario)
@@ -242,8 +242,8 @@ def test_c34_when_one_engine_does_not_answer_nothing_stays_staged_on_the_others(
 ) -> None:
     async def scenario(client: EngineClient) -> None:
         dead = EngineClient(tmp_path / "engine-1.sock")
-        with pytest.raises(NotProvenError, match="engine-1"):
-            await Prover([client, dead], served_name).prove(committed(1))
+        with pytest.raises(VerificationError, match="engine-1"):
+            await AdapterVerifier([client, dead], served_name).verify(committed(1))
         assert f"{served_name}@v1" not in await client.adapters()
         await dead.close()
 
@@ -261,8 +261,8 @@ def test_g23_an_engine_that_never_answers_a_probe_ends_the_publication_in_bounde
         for path in (LOAD, VERIFY, SCORE):
             door.fault = Fault(silent=frozenset({path}))
             begun = time.monotonic()
-            with pytest.raises(NotProvenError, match=f"{path}: no answer within 4 s"):
-                await Prover([client], served_name).prove(checkpoint)
+            with pytest.raises(VerificationError, match=f"{path}: no answer within 4 s"):
+                await AdapterVerifier([client], served_name).verify(checkpoint)
             assert time.monotonic() - begun < 60
             door.fault = Fault()
             assert f"{served_name}@v1" not in await client.adapters()
@@ -278,14 +278,14 @@ def test_c35_a_version_in_use_is_not_unloaded(with_client, committed, served_nam
     held = Counter[int]({1: 1})
 
     async def scenario(client: EngineClient) -> None:
-        prover = Prover([client], served_name)
+        prover = AdapterVerifier([client], served_name)
         for version in (1, 2, 3):
-            await prover.prove(committed(version))
-        assert await prover.retire(lambda version: version < 3 and not held[version]) == [2]
+            await prover.verify(committed(version))
+        assert await prover.unload_unused(lambda version: version < 3 and not held[version]) == [2]
         assert await sample(client, f"{served_name}@v1") == 200
         assert await sample(client, f"{served_name}@v2") == 404
         held.clear()
-        assert await prover.retire(lambda version: version < 3 and not held[version]) == [1]
+        assert await prover.unload_unused(lambda version: version < 3 and not held[version]) == [1]
         assert await sample(client, f"{served_name}@v1") == 404
         assert await sample(client, f"{served_name}@v3") == 200
 
@@ -314,7 +314,7 @@ def test_c40_a_version_staged_by_a_gateway_that_died_is_published_by_the_next(
 
     async def scenario(client: EngineClient) -> None:
         await client.load_adapter(f"{served_name}@v1", checkpoint.adapter)
-        proof = await Prover([client], served_name).prove(checkpoint)
+        proof = await AdapterVerifier([client], served_name).verify(checkpoint)
         assert proof.modules == 28
 
     with_client(scenario)
@@ -326,10 +326,10 @@ def test_a_served_version_comes_back_to_an_engine_that_forgot_it(
     checkpoint = committed(1)
 
     async def scenario(client: EngineClient) -> None:
-        prover = Prover([client], served_name)
-        await prover.prove(checkpoint)
+        prover = AdapterVerifier([client], served_name)
+        await prover.verify(checkpoint)
         await client.unload_adapter(f"{served_name}@v1")  # as a restart leaves it
-        proof = await prover.prove_on([client], checkpoint)
+        proof = await prover.verify_on([client], checkpoint)
         assert proof.max_error < 2e-4
         assert await sample(client, f"{served_name}@v1") == 200
 
@@ -343,14 +343,14 @@ def test_c25_fifty_swaps_of_the_same_weights_change_nothing(
     first = committed(1)
 
     async def scenario(client: EngineClient) -> None:
-        prover = Prover([client], served_name)
+        prover = AdapterVerifier([client], served_name)
         base = await client.score("base", SEQUENCE)
         served: list[list[float]] = []
         for version in range(1, 51):
             checkpoint = _again(first, version)
-            await prover.prove(checkpoint)
+            await prover.verify(checkpoint)
             served.append(await client.score(prover.name(version), SEQUENCE))
-            await prover.retire(lambda old, newest=version: old < newest - 1)
+            await prover.unload_unused(lambda old, newest=version: old < newest - 1)
         assert await client.score("base", SEQUENCE) == base
         drift = max(abs(a - b) for later in served for a, b in zip(served[0], later, strict=True))
         assert drift == 0

@@ -23,10 +23,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from runtime.gateway.gateway import build_parts
+from runtime.gateway.gateway import build_components
 from runtime.gateway.http.openai_errors import ApiError
-from runtime.gateway.steps.from_text import TextMembers
-from runtime.gateway.versions.versions import MOST_RECALLED, Versions
+from runtime.gateway.steps.text_members import TextMembers
+from runtime.gateway.versions.versions import MAX_RELOADED, Versions
 from runtime.shared import files
 from runtime.shared.checkpoint import MAX_PINNED, CheckpointStore, checkpoint_name
 from runtime.shared.runtime_config import RuntimeConfig
@@ -35,7 +35,7 @@ from tests.runtime.gateway_process import MESSAGES, TOKEN, Gateway
 from tests.runtime.pretend_engine import PretendEngine
 from tests.support.waiting import wait_until
 
-NEWEST = MOST_RECALLED + 4
+NEWEST = MAX_RELOADED + 4
 TOKENS, PROMPT = 12, 4
 # A version that was begun comes in milliseconds; a version that was given up comes never.
 COMES_SECONDS = 20.0
@@ -188,10 +188,10 @@ def test_c55_versions_that_are_named_are_bounded_in_number_and_come_back_wheneve
     world: World,
 ) -> None:
     named = [version for version in range(1, NEWEST) if version != 4]
-    assert len(named) > MOST_RECALLED
+    assert len(named) > MAX_RELOADED
     for version in (*named, *named):
         world.answered(version)
-        assert len(world.engine.adapters) <= MOST_RECALLED + 1, "and the newest"
+        assert len(world.engine.adapters) <= MAX_RELOADED + 1, "and the newest"
     log = (world.gateway.folder / "gateway.log").read_text()
     assert "policy@v1 is unloaded to make room" in log
     assert world.recalled() == named, "each once: the record does not grow with the requests"
@@ -360,15 +360,15 @@ def test_c35_a_version_that_came_back_stays_while_training_goes_on_until_others_
     many = range(1, 100)
     versions = Versions(tmp_path / "serving.json", "policy", keep=2, kept=lambda: dict.fromkeys(many, 0))
     versions.move(60, 60)
-    for version in many[:MOST_RECALLED]:
+    for version in many[:MAX_RELOADED]:
         assert not versions.is_loaded(version) and versions.make_room() is None
-        versions.recalled(version)
+        versions.mark_reloaded(version)
     versions.move(61, 61)
-    assert not any(versions.retire(version) for version in many[:MOST_RECALLED])
+    assert not any(versions.retire(version) for version in many[:MAX_RELOADED])
     versions.resolve("policy@v1")  # named again: it is the last to go now
     versions.acquire(2)
     assert versions.make_room() == 3
-    versions.recalled(50)
+    versions.mark_reloaded(50)
     assert versions.is_loaded(2) and not versions.is_loaded(3) and versions.is_loaded(1)
 
 
@@ -376,11 +376,11 @@ def test_c35_a_version_that_a_text_is_scored_under_is_held_before_an_engine_is_f
     config = {"run_id": "test", "model_path": "", "state_dir": str(tmp_path), "socket_dir": str(tmp_path)}
 
     async def scenario() -> bool:
-        parts = build_parts(RuntimeConfig.model_validate(config))
-        parts.fleet.was_ready = True  # they are away for a moment
+        parts = build_components(RuntimeConfig.model_validate(config))
+        parts.engines.was_ready = True  # they are away for a moment
         parts.versions.move(1, 1)
         group = Group(id="g", members=[Member(messages=MESSAGES, completion="x", reward=1.0)])
-        texts = TextMembers(parts.samples, parts.fleet, parts.versions)
+        texts = TextMembers(parts.samples, parts.engines, parts.versions)
         resolving = asyncio.create_task(texts.resolve([group], lambda _: False))
         for _ in range(10):  # as far as it comes without an engine
             await asyncio.sleep(0)
@@ -397,9 +397,9 @@ def test_c35_a_version_that_a_text_is_scored_under_is_held_before_an_engine_is_f
 
 def test_when_every_older_version_is_in_use_another_is_told_to_come_back(tmp_path: Path) -> None:
     versions = Versions(tmp_path / "serving.json", "policy", keep=2)
-    for version in range(1, MOST_RECALLED + 1):
+    for version in range(1, MAX_RELOADED + 1):
         versions.acquire(version)
-        versions.recalled(version)
+        versions.mark_reloaded(version)
     with pytest.raises(ApiError) as caught:
         versions.make_room()
     assert (caught.value.status, caught.value.retry_after_seconds) == (503, 1)

@@ -19,8 +19,8 @@ import httpx
 import pytest
 from aiohttp import web
 
-from runtime.gateway.completions.flights import Flight
-from runtime.gateway.gateway import build_parts
+from runtime.gateway.completions.in_flight import InFlightRequest
+from runtime.gateway.gateway import build_components
 from runtime.gateway.samples.samples import SampleStore
 from runtime.gateway.versions.versions import Served
 from runtime.shared.runtime_config import RuntimeConfig
@@ -254,11 +254,11 @@ class Connection:
             self._taken += 1
 
 
-def delivered(leaves_at: int | None, parts: int = 3) -> Flight:
+def delivered(leaves_at: int | None, parts: int = 3) -> InFlightRequest:
     """A recorded answer handed to a connection that leaves while this part is being taken."""
 
-    async def scenario() -> Flight:
-        flight, connection = Flight("digest"), Connection(leaves_at)
+    async def scenario() -> InFlightRequest:
+        flight, connection = InFlightRequest("digest"), Connection(leaves_at)
         flight.begin(200, [])
         for part in range(parts):
             flight.write(b"%d" % part)
@@ -279,8 +279,8 @@ def test_c52_without_a_relay_who_leaves_over_its_recorded_answer_has_no_sample(
 
     async def scenario(sockets: str) -> None:
         config = {"run_id": "test", "model_path": "", "state_dir": str(tmp_path), "socket_dir": sockets}
-        parts = build_parts(RuntimeConfig.model_validate(config))
-        parts.fleet.engines[0].ready = True
+        parts = build_components(RuntimeConfig.model_validate(config))
+        parts.engines.engines[0].ready = True
         for leaves_at, samples in ((0, 0), (0, 0), (None, 1), (0, 1)):
             connection = Connection(leaves_at, body)
             await parts.completions.serve("chat", scope, connection.receive, connection.send)
@@ -311,8 +311,8 @@ def handed_out(folder: Path, sockets: Path, events: list[dict[str, Any]]) -> lis
 
     async def scenario() -> list[bytes]:
         config = {"run_id": "test", "model_path": "", "state_dir": str(folder), "socket_dir": str(sockets)}
-        parts = build_parts(RuntimeConfig.model_validate(config))
-        engine, flight = parts.fleet.engines[0], Flight("digest")
+        parts = build_components(RuntimeConfig.model_validate(config))
+        engine, flight = parts.engines.engines[0], InFlightRequest("digest")
         request, served = asked("q", "r", stream=True, n=2), Served(0, "base", "base")
         async with engine.client.post(CHAT, b"{}") as response:
             await parts.completions._stream(response, request, served, None, flight, engine)

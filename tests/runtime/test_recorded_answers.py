@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from runtime.gateway.completions import admission
-from runtime.gateway.completions.admission import Asked, Kind
-from runtime.gateway.completions.answers import Choice, Streamed, Whole, samples
+from runtime.gateway.completions import request_parsing
+from runtime.gateway.completions.answers import Choice, StreamedAnswer, WholeAnswer, samples
+from runtime.gateway.completions.request_parsing import Kind, ParsedRequest
 from runtime.gateway.engines.engine_client import EngineClient
 from runtime.gateway.requests.request_fields import CHAT, COMPLETION, check
 from runtime.gateway.samples.journal import Sample
@@ -33,28 +33,28 @@ CUT = {
     "tool_choice", "tools",
 }  # fmt: skip
 
-Answered = tuple[Asked, list[list[int]], list[Sample], dict[int, Choice]]
+Answered = tuple[ParsedRequest, list[list[int]], list[Sample], dict[int, Choice]]
 
 
-def admitted(kind: Kind, body: dict[str, Any]) -> Asked:
+def admitted(kind: Kind, body: dict[str, Any]) -> ParsedRequest:
     question = {"messages": MESSAGES} if kind == "chat" else {"prompt": "the black cat"}
     full = {"model": "policy", "max_tokens": 12, "temperature": 1.0} | question | body
-    return admission.admit(kind, {}, "rollout", json.dumps(full).encode())
+    return request_parsing.parse_request(kind, {}, "rollout", json.dumps(full).encode())
 
 
-async def answered(client: EngineClient, asked: Asked) -> Answered:
+async def answered(client: EngineClient, asked: ParsedRequest) -> Answered:
     """One request as proxy.py sends and reads it."""
     content = json.dumps(asked.for_engine("base", lambda kind, body: check(kind, body, "cpu"))).encode()
-    async with client.post(admission.ENGINE_PATHS[asked.kind], content) as response:
+    async with client.post(request_parsing.ENGINE_PATHS[asked.kind], content) as response:
         raw = await response.read()
         assert response.status == 200, (asked.body, raw)
     if asked.streamed:
-        stream = Streamed(asked, "policy@v0")
+        stream = StreamedAnswer(asked, "policy@v0")
         list(stream.feed(raw))
         assert stream.done and stream.error is None
         choices = stream.choices
     else:
-        choices = Whole(asked, "policy@v0", raw).choices
+        choices = WholeAnswer(asked, "policy@v0", raw).choices
     prompts, found = samples(asked, choices, client.facts)
     return asked, prompts, found, choices
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from runtime.engine.last_turn_parsing import LAST_TURN
-from runtime.gateway.requests.request_fields import CHAT, COMPLETION, BadField, check, unheeded
+from runtime.gateway.requests.request_fields import CHAT, COMPLETION, BadField, check, ignored_fields
 from tests.runtime.hostile_values import call, nested
 
 CHAT_BODY: dict[str, Any] = {"model": "policy", "messages": [{"role": "user", "content": "x"}]}
@@ -21,8 +21,12 @@ def test_a_seed_never_reaches_the_cpu_engine_but_reaches_cuda() -> None:
 
 def test_a_seed_that_is_not_heeded_is_named() -> None:
     body = CHAT_BODY | {"seed": 7, "user": "u"}
-    assert unheeded("chat", body, "cpu") == ("seed",)
-    assert unheeded("chat", CHAT_BODY | {"seed": None}, "cpu") == unheeded("chat", body, "cuda") == ()
+    assert ignored_fields("chat", body, "cpu") == ("seed",)
+    assert (
+        ignored_fields("chat", CHAT_BODY | {"seed": None}, "cpu")
+        == ignored_fields("chat", body, "cuda")
+        == ()
+    )
 
 
 def test_nothing_is_changed_in_what_passes() -> None:

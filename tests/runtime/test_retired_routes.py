@@ -11,7 +11,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from launcher.proxy.relay import Relay
-from runtime.gateway.gateway import build_app, build_parts
+from runtime.gateway.gateway import build_app, build_components
 from runtime.gateway.http.retired import RETIRED
 from runtime.shared.runtime_config import RuntimeConfig
 from tests.runtime.gateway_process import TOKEN
@@ -28,7 +28,7 @@ def check(answer: Any, route: str) -> None:
 def gateway(tmp_path: Path) -> TestClient:
     where = {"state_dir": str(tmp_path / "state"), "socket_dir": str(tmp_path)}
     config = RuntimeConfig.model_validate({"run_id": "r", "model_path": "Qwen/Qwen3-8B", **where})
-    return TestClient(build_app(build_parts(config)))
+    return TestClient(build_app(build_components(config)))
 
 
 def test_every_retired_route_names_the_way_by_both_of_its_addresses(gateway: TestClient) -> None:

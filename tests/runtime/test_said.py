@@ -10,7 +10,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from runtime.gateway.samples.samples import SampleStore
-from runtime.gateway.steps.rollout_log import Bounds, TranscriptWriter, tokenizer_of
+from runtime.gateway.steps.rollout_log import RolloutLogLimits, TranscriptWriter, tokenizer_of
 from runtime.gateway.steps.selection import Selection, select
 from runtime.shared.schema import Group, Member
 from tests.runtime.conftest import TINY_MODEL
@@ -26,11 +26,13 @@ def store(tmp_path: Path) -> SampleStore:
 
 
 def said(folder: Path, **bounds: Any) -> TranscriptWriter:
-    return TranscriptWriter(folder, lambda: lambda ids: " ".join(map(str, ids)), Bounds(**bounds))
+    return TranscriptWriter(folder, lambda: lambda ids: " ".join(map(str, ids)), RolloutLogLimits(**bounds))
 
 
 def chosen(store: SampleStore, *groups: Group) -> Selection:
-    return select(groups, store, taken=lambda sample: False, lag=lambda version: 3 - version, max_lag=2)
+    return select(
+        groups, store, taken=lambda sample: False, staleness_of=lambda version: 3 - version, max_staleness=2
+    )
 
 
 def group(name: str, rewards: dict[str, float | None], predictor: str | None = None) -> Group:
@@ -162,7 +164,7 @@ def test_g14_of_a_secret_that_the_cut_goes_through_nothing_is_left(
     ids = [ord(letter) for letter in letters]
     cut = len(ids) - 20
     record(store, asked(rollout="r"), answer(ids, choice(ids, [-0.5] * len(ids))), 3)
-    bounds = Bounds(prompt_characters=cut, completion_characters=cut)
+    bounds = RolloutLogLimits(prompt_characters=cut, completion_characters=cut)
     spoken = TranscriptWriter(tmp_path, lambda: lambda ids: "".join(map(chr, ids)), bounds)
     spoken.write(1, chosen(store, group("g", {"r": 1.0})), store)
     (line,) = lines(tmp_path)

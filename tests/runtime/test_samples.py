@@ -15,7 +15,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from runtime.gateway.engines.engine_client import EngineFacts
 from runtime.gateway.requests import distribution
-from runtime.gateway.samples import content, samples
+from runtime.gateway.samples import content_key, samples
 from runtime.gateway.samples.samples import SampleStore
 from runtime.gateway.steps.batch_building import build
 from runtime.gateway.steps.selection import Selection, select
@@ -29,7 +29,7 @@ def pick(store: SampleStore, *rollouts: str, **narrowed: Any) -> Selection:
         Member(rollout=rollout, reward=float(index), **narrowed) for index, rollout in enumerate(rollouts)
     ]
     groups = [Group(id="g", members=members)]
-    return select(groups, store, taken=lambda _: False, lag=lambda _: 0, max_lag=2)
+    return select(groups, store, taken=lambda _: False, staleness_of=lambda _: 0, max_staleness=2)
 
 
 def batch_of(store: SampleStore, *rollouts: str) -> Batch:
@@ -162,16 +162,19 @@ def test_c09_r01_calls_one_at_a_time_cost_a_rollout_no_sample(tmp_path: Path) ->
 def test_c09_what_a_grammar_holds_to_one_call_is_no_sample() -> None:
     """Of no rollout the engine is asked as its client asked."""
     body = asked(tools=[TOOL], parallel_tool_calls=False).body
-    assert distribution.cut_by(body) == "parallel_tool_calls"
+    assert distribution.distorted_by(body) == "parallel_tool_calls"
 
 
 def test_settings_at_their_neutral_values_leave_the_support_whole() -> None:
-    assert distribution.cut_by(KEEPING) is None
-    assert distribution.cut_by({"parallel_tool_calls": False}) is None
+    assert distribution.distorted_by(KEEPING) is None
+    assert distribution.distorted_by({"parallel_tool_calls": False}) is None
     strict = [{"type": "function", "function": {"name": "f", "strict": True}}]
-    assert distribution.cut_by({"tools": strict}) == "tools"
-    assert distribution.cut_by({"tools": strict, "tool_choice": "none", "parallel_tool_calls": False}) is None
-    assert distribution.cut_by(dict.fromkeys(KEEPING)) is None
+    assert distribution.distorted_by({"tools": strict}) == "tools"
+    assert (
+        distribution.distorted_by({"tools": strict, "tool_choice": "none", "parallel_tool_calls": False})
+        is None
+    )
+    assert distribution.distorted_by(dict.fromkeys(KEEPING)) is None
 
 
 def test_c48_what_was_sampled_for_evaluation_never_enters_training(tmp_path: Path) -> None:
@@ -224,7 +227,7 @@ def test_a_groups_predictor_narrows_members_that_name_none(tmp_path: Path) -> No
         Group(id=name, predictor=name, members=[Member(rollout="r", reward=1.0)])
         for name in ("first", "second")
     ]
-    selection = select(groups, store, taken=lambda _: False, lag=lambda _: 0, max_lag=2)
+    selection = select(groups, store, taken=lambda _: False, staleness_of=lambda _: 0, max_staleness=2)
     assert [(ref.tags.predictor, member) for ref, member in selection.samples] == [
         ("first", 0),
         ("second", 1),
@@ -259,8 +262,8 @@ def test_everything_named_is_trained_or_counted(tmp_path: Path) -> None:
         [Group(id="g", members=members)],
         store,
         taken=lambda sample: sample == taken,
-        lag=lambda version: 5 - version,
-        max_lag=2,
+        staleness_of=lambda version: 5 - version,
+        max_staleness=2,
     )
     counts = selection.counts
     assert counts.dropped == {
@@ -320,7 +323,7 @@ def test_an_answer_nobody_received_is_no_sample_until_a_retry_claims_it(tmp_path
     store = SampleStore(tmp_path)
     record(store, asked("q", "r"), answer([1], choice([2], [-0.5])), delivered=False)
     assert store.of_rollout("r") == [] == SampleStore(tmp_path).of_rollout("r")
-    store.receive("q")
+    store.mark_received("q")
     assert len(store.of_rollout("r")) == 1 == len(SampleStore(tmp_path).of_rollout("r"))
 
 
@@ -341,7 +344,7 @@ def test_c52_an_answer_nobody_received_trains_nothing_and_is_counted(tmp_path: P
     store = SampleStore(tmp_path)
     sample(store, "unread", delivered=False)
     sample(store, "read", delivered=False)
-    store.receive("read")
+    store.mark_received("read")
     for known in (store, SampleStore(tmp_path)):
         counts = pick(known, "r").counts
         assert (counts.samples, counts.trained, counts.unreceived, counts.dropped) == (1, 1, 1, {})
@@ -360,13 +363,13 @@ def test_c52_a_rollout_whose_answers_nobody_received_says_so(tmp_path: Path) -> 
 def test_c52_a_call_asked_again_after_its_connection_broke_trains_once(tmp_path: Path) -> None:
     store = SampleStore(tmp_path)
     sample(store, "first", delivered=False)
-    store.receive("first")
-    store.doubt("first")
+    store.mark_received("first")
+    store.mark_uncertain("first")
     assert trained(store) == ["first"], "nobody asked again"
     sample(store, "other call", temperature=0.5)
     sample(store, "again", delivered=False)
     assert trained(store) == ["first", "other call"], "nor has the second answer arrived"
-    store.receive("again")
+    store.mark_received("again")
     for known in (store, SampleStore(tmp_path)):
         assert trained(known) == ["other call", "again"]
         assert pick(known, "r").counts.unreceived == 1
@@ -387,7 +390,7 @@ def test_c52_the_same_words_asked_for_something_else_replace_nothing(
     """A whole group asks one question: that one member's connection broke says nothing of the others."""
     store = SampleStore(tmp_path)
     sample(store, "doubtful", x_slipway_predictor="first", x_slipway_call="0")
-    store.doubt("doubtful")
+    store.mark_uncertain("doubtful")
     given = {"x_slipway_predictor": "first", "x_slipway_call": "0"} | tags
     record(store, asked("other", rollout, **given), answer([1], choice([2], [-0.5])))
     for known in (store, SampleStore(tmp_path)):
@@ -414,16 +417,16 @@ def test_c52_the_same_call_made_twice_trains_twice(tmp_path: Path) -> None:
     store = SampleStore(tmp_path)
     for request in ("first", "second"):
         sample(store, request, delivered=False)
-        store.receive(request)
-        store.receive(request)
+        store.mark_received(request)
+        store.mark_received(request)
     assert trained(store) == trained(SampleStore(tmp_path)) == ["first", "second"]
 
 
 def test_c52_an_answer_replayed_under_its_id_is_no_longer_doubtful(tmp_path: Path) -> None:
     store = SampleStore(tmp_path)
     sample(store, "first")
-    store.doubt("first")
-    store.receive("first")
+    store.mark_uncertain("first")
+    store.mark_received("first")
     sample(store, "second")
     assert trained(store) == trained(SampleStore(tmp_path)) == ["first", "second"]
 
@@ -431,15 +434,15 @@ def test_c52_an_answer_replayed_under_its_id_is_no_longer_doubtful(tmp_path: Pat
 def test_c52_what_was_lost_on_its_way_is_no_sample_until_it_is_received(tmp_path: Path) -> None:
     store = SampleStore(tmp_path)
     sample(store, "q")
-    store.lose("q")
+    store.mark_lost("q")
     assert trained(store) == trained(SampleStore(tmp_path)) == []
-    store.receive("q")
+    store.mark_received("q")
     assert trained(store) == trained(SampleStore(tmp_path)) == ["q"]
 
 
 def test_c52_what_is_said_of_a_request_nobody_made_is_passed_over(tmp_path: Path) -> None:
     store = SampleStore(tmp_path)
-    for say in (store.receive, store.doubt, store.lose):
+    for say in (store.mark_received, store.mark_uncertain, store.mark_lost):
         say("unknown")
     sample(store, "q")
     assert trained(store) == trained(SampleStore(tmp_path)) == ["q"]
@@ -453,7 +456,7 @@ def test_only_so_many_untagged_samples_are_kept_in_mind(
     said = ["same", "same", "other"]
     ids = [record(store, asked(), answer([1], choice([2], [-0.5], text)))[0] for text in said]
     assert [len(store.of_sample(one)) for one in ids] == [0, 1, 1]
-    kept = [store.of_content(content.key(MESSAGES, text)) for text in ("same", "other")]
+    kept = [store.of_content(content_key.key(MESSAGES, text)) for text in ("same", "other")]
     assert [[ref.id for ref in refs] for refs in kept] == [[ids[1]], [ids[2]]]
     assert store.count == 3
     again = SampleStore(tmp_path)  # the newest, in another process too

@@ -84,7 +84,9 @@ def test_b08_of_odd_texts_each_answer_is_its_own_words(tmp_path: Path, seed: int
         assert sorted(names) == sorted(run.said)
         members = [Member(samples=[name], reward=float(draw.randrange(4))) for name in names]
         groups = [Group(id=str(start), members=members[start::4]) for start in range(4)]
-        counts = select(groups, store, taken=lambda _: False, lag=lambda _: 0, max_lag=2).counts
+        counts = select(
+            groups, store, taken=lambda _: False, staleness_of=lambda _: 0, max_staleness=2
+        ).counts
         assert counts.trained == len(everything) and not counts.dropped and counts.retokenised == 0
 
 

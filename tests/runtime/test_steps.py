@@ -20,10 +20,10 @@ from runtime.gateway.http.step_errors import (
     UnknownStepError,
 )
 from runtime.gateway.samples.samples import SampleStore
-from runtime.gateway.steps.claims import Claims
-from runtime.gateway.steps.known_steps import MOST_QUEUED
 from runtime.gateway.steps.rollout_log import FOLDER, TranscriptWriter
+from runtime.gateway.steps.sample_ownership import SampleOwnership
 from runtime.gateway.steps.step_records import Step, StepFolder
+from runtime.gateway.steps.step_registry import MAX_QUEUED
 from runtime.shared import failpoints
 from runtime.shared.batch import read_batch
 from runtime.shared.files import write_json
@@ -201,16 +201,16 @@ def test_what_came_late_is_noted_once_though_the_disk_was_full(
         raise OSError(errno.ENOSPC, "no space left")
 
     folder = StepFolder(tmp_path / "steps")
-    claims = Claims(SampleStore(tmp_path / "samples"), folder, max_lag=2)
+    claims = SampleOwnership(SampleStore(tmp_path / "samples"), folder, max_lag=2)
     step = Step(1, "k", "digest", "train", samples=["a"])
     claims.remember(step)
     with monkeypatch.context() as disk:
         disk.setattr(folder, "queue", full)
         with pytest.raises(OSError, match="no space"):
             claims.add(step, ["a", "b"])
-        assert not claims.has("b")
+        assert not claims.is_owned("b")
     claims.add(step, ["a", "b"])
-    assert (step.samples, claims.has("b")) == (["a", "b"], True)
+    assert (step.samples, claims.is_owned("b")) == (["a", "b"], True)
 
 
 def test_a_sample_that_came_after_its_step_was_taken_in_is_trained_once_as_well(tmp_path: Path) -> None:
@@ -296,16 +296,16 @@ def test_c39_staleness_is_judged_where_a_step_is_taken_out(tmp_path: Path) -> No
 
 def test_c45_a_full_queue_refuses_and_loses_nothing(tmp_path: Path) -> None:
     async def work(run: Run) -> None:
-        queue = run.queue(max_lag=MOST_QUEUED)
-        for number in range(MOST_QUEUED):
+        queue = run.queue(max_lag=MAX_QUEUED)
+        for number in range(MAX_QUEUED):
             await queue.submit(run.request(f"k{number}", f"r{number}"))
         with pytest.raises(QueueFullError):
             await queue.submit(run.request("one more", "x"))
         assert (await queue.submit(run.request("k0", "r0"))).id == 1  # known: not one more
         async with Running(queue):
-            for number in range(MOST_QUEUED):
+            for number in range(MAX_QUEUED):
                 await run.commit(number + 1)
-            assert (await queue.wait(MOST_QUEUED, SOON_SECONDS)).state == "published"
+            assert (await queue.wait(MAX_QUEUED, SOON_SECONDS)).state == "published"
 
     drive(work, tmp_path)
 

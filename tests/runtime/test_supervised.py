@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from runtime.gateway.steps.examples import Learnable
-from runtime.gateway.steps.supervised_batch import lay_down
+from runtime.gateway.steps.examples import TokenisedExample
+from runtime.gateway.steps.sft_batch import build_sft_batch
 from runtime.shared.batch import Batch, BatchError, read_batch, step_folder, write_batch
 from runtime.shared.checkpoint import CheckpointStore
 from runtime.shared.step_settings import SettingsError
@@ -42,7 +42,7 @@ def settings_of(**said: Any) -> UpdateSettings:
     return UpdateSettings.of(TrainConfig(pack_tokens=128).model_dump(), meta)
 
 
-def learnable(seed: int, examples: int = 5) -> list[Learnable]:
+def learnable(seed: int, examples: int = 5) -> list[TokenisedExample]:
     """Conversations of one to three answers, each with its end; the last one's prompt comes twice."""
     random = np.random.default_rng(seed)
     found = []
@@ -54,19 +54,21 @@ def learnable(seed: int, examples: int = 5) -> list[Learnable]:
             start = len(tokens)
             tokens += [*random.integers(3, VOCABULARY, 2 + int(random.integers(6))).tolist(), EOS]
             answers.append((start, len(tokens)))
-        found.append(Learnable(example, tokens, answers))
+        found.append(TokenisedExample(example, tokens, answers))
     start = found[-1].answers[0][0]
-    return [*found, Learnable(examples, [*found[-1].tokens[:start], 5, 7, EOS], [(start, start + 3)])]
+    return [*found, TokenisedExample(examples, [*found[-1].tokens[:start], 5, 7, EOS], [(start, start + 3)])]
 
 
-def examples_of(learned: list[Learnable], step: int = 1, **meta: Any) -> Batch:
-    return lay_down(learned, {"schema": 1, "kind": "supervised", "step": step, "key": f"k{step}", **meta})
+def examples_of(learned: list[TokenisedExample], step: int = 1, **meta: Any) -> Batch:
+    return build_sft_batch(
+        learned, {"schema": 1, "kind": "supervised", "step": step, "key": f"k{step}", **meta}
+    )
 
 
-def apart(learned: list[Learnable]) -> list[Learnable]:
+def apart(learned: list[TokenisedExample]) -> list[TokenisedExample]:
     """Each answer as a sequence of its own."""
     return [
-        Learnable(one.example, one.tokens[:end], [(start, end)])
+        TokenisedExample(one.example, one.tokens[:end], [(start, end)])
         for one in learned
         for start, end in one.answers
     ]
@@ -246,7 +248,7 @@ def test_a_batch_of_examples_has_no_reward_and_something_to_learn_in_every_seque
         np.array_equal(value, again.arrays()[name]) for name, value in batch.arrays().items()
     )
     rewarded = replace(batch, reward=batch.reward + 1)
-    unlearned = examples_of([*learnable(1), Learnable(9, [3, 4, 5], [])])
+    unlearned = examples_of([*learnable(1), TokenisedExample(9, [3, 4, 5], [])])
     for broken, why in ((rewarded, "examples have rewards"), (unlearned, "no answer to learn")):
         with pytest.raises(BatchError, match=why):
             write_batch(step_folder(tmp_path, 2), broken)

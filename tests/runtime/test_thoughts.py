@@ -13,7 +13,7 @@ import pytest
 
 from runtime.engine.command import model_parsers
 from runtime.engine.parsers import Parsers
-from runtime.gateway.completions.answers import Choice, Streamed, Whole
+from runtime.gateway.completions.answers import Choice, StreamedAnswer, WholeAnswer
 from runtime.gateway.engines.engine_client import EngineClient
 from tests.runtime.conftest import TINY_MODEL, EngineProcess
 from tests.runtime.recorded import MESSAGES, answer, asked, choice
@@ -25,14 +25,14 @@ def whole(finish: str = "stop", **message: Any) -> Message:
     """The message a client gets for the engine's."""
     said = choice([5, 6], [-1.0, -1.0]) | {"finish_reason": finish}
     said["message"] = {"role": "assistant", "content": None} | message
-    given = Whole(asked(), "policy@v1", answer([1], said))
+    given = WholeAnswer(asked(), "policy@v1", answer([1], said))
     assert given.choices[0].completion_ids == [5, 6]
     return json.loads(given.body)["choices"][0]["message"]
 
 
 def streamed(*deltas: Message, finish: str = "stop", copies: int = 1) -> Iterator[list[Message]]:
     """The deltas a client gets of each choice for the engine's; the last comes with the finish."""
-    stream = Streamed(asked(stream=True, temperature=0, n=copies), "policy@v1")
+    stream = StreamedAnswer(asked(stream=True, temperature=0, n=copies), "policy@v1")
     events = b""
     for place, delta in enumerate(deltas):
         last = place == len(deltas) - 1
@@ -111,9 +111,9 @@ def test_a_model_that_never_thinks_answers_under_a_template_of_thoughts(
         async with client.post("/v1/chat/completions", content) as response:
             raw = await response.read()
         if not stream:
-            given = Whole(request, "policy@v1", raw)
+            given = WholeAnswer(request, "policy@v1", raw)
             return raw, given.choices[0], json.loads(given.body)["choices"][0]["message"]["content"]
-        reader = Streamed(request, "policy@v1")
+        reader = StreamedAnswer(request, "policy@v1")
         events = [json.loads(event[6:]) for event in reader.feed(raw) if b"[DONE]" not in event]
         deltas = [one["delta"] for event in events for one in event["choices"]]
         return raw, reader.choices[0], "".join(delta.get("content") or "" for delta in deltas)

@@ -62,7 +62,9 @@ def pick(store: SampleStore, *rollouts: str, lag: int = 0) -> Selection:
     """Select the rollouts with different rewards; `lag` versions have been committed since version 0."""
     members = [Member(rollout=name, reward=float(index)) for index, name in enumerate(rollouts)]
     groups = [Group(id="g", members=members)]
-    return select(groups, store, taken=lambda _: False, lag=lambda version: lag - version, max_lag=2)
+    return select(
+        groups, store, taken=lambda _: False, staleness_of=lambda version: lag - version, max_staleness=2
+    )
 
 
 def batch_of(store: SampleStore, *rollouts: str) -> Batch:
@@ -401,6 +403,6 @@ def test_g18_a_step_whose_entry_is_lost_has_every_turn_that_its_batch_has(tmp_pa
     turn(store, "other", [1, 2], [9])
     picked = pick(store, "r", "other")
     folder = StepFolder(tmp_path / "steps")
-    folder.give(1, build(picked, store, META))
+    folder.write_batch(1, build(picked, store, META))
     (step,) = folder.read_all({})
     assert step.samples == picked.ids and len(step.samples) == 3

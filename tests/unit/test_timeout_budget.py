@@ -27,7 +27,7 @@ from launcher.run.runtime_monitor import RuntimeMonitor
 from launcher.run.work import WatchedRun
 from launcher.types.settings import MIN_LEASE_SECONDS, SETTINGS
 from runtime import health
-from runtime.gateway.engines import engine_client, fleet
+from runtime.gateway.engines import engine_client, engine_pool
 
 USUAL_LEASE = float(SETTINGS["lease"].default)
 LEASES = (MIN_LEASE_SECONDS, 60.0, USUAL_LEASE, 4 * 3600.0)
@@ -68,7 +68,7 @@ def test_g23_what_mends_itself_has_its_time_before_anybody_gives_up(
     lease_seconds: float, rented: bool
 ) -> None:
     waited = timeout_budget.seconds(lease_seconds, rented)
-    frozen = health.STALL_SECONDS + fleet.WAIT_SECONDS
+    frozen = health.STALL_SECONDS + engine_pool.WAIT_SECONDS
     assert waited > frozen, "a gateway that froze is ended and started again, then it waits for its engines"
     assert waited > link.MAX_SILENT_SECONDS + 60.0, "a link that fell silent is made anew"
     lease = Lease(lease_seconds, 0.0)

@@ -13,13 +13,13 @@ from typing import Any
 
 import msgspec
 
-from runtime.gateway.completions.admission import Asked
-from runtime.gateway.completions.continuing import ChatTurn
+from runtime.gateway.completions.prefix_continuation import ChatTurn
+from runtime.gateway.completions.request_parsing import ParsedRequest
 from runtime.gateway.engines.engine_client import UNKNOWN, EngineFacts
 from runtime.gateway.http.openai_errors import ApiError
-from runtime.gateway.samples import content, parsed_fields
+from runtime.gateway.samples import content_key, parsed_fields
 from runtime.gateway.samples.journal import Sample
-from runtime.gateway.samples.samples import unscorable
+from runtime.gateway.samples.samples import why_not_trainable
 
 # What we asked for beyond the client, and what vLLM adds empty.
 _IDS = ("prompt_token_ids", "token_ids")
@@ -39,12 +39,12 @@ class Choice:
     logprobs: list[float | None] = field(default_factory=list)
     finish_reason: str | None = None
     thought: str = ""
-    said_anything: bool = False
+    has_output: bool = False
     text: str = ""
     # Place → the parts of a call's name and of its arguments that have come.
     calls: dict[int, tuple[list[str], list[str]]] = field(default_factory=dict)
 
-    def take(self, asked: Asked, choice: dict[str, Any]) -> None:
+    def take(self, asked: ParsedRequest, choice: dict[str, Any]) -> None:
         """Add what one (part of a) choice carries."""
         self.prompt_ids += choice.get("prompt_token_ids") or ()
         self.completion_ids += choice.get("token_ids") or ()
@@ -52,42 +52,42 @@ class Choice:
         self.finish_reason = choice.get("finish_reason") or self.finish_reason
         message = choice.get("message", choice.get("delta"))
         message = {} if message is None else message
-        self._give_back_a_thought(message)
+        self._thought_as_content(message)
         self.text += message.get("content") or ""
         for place, call in enumerate(message.get("tool_calls") or ()):
             self._take_call(call.get("index", place), call.get("function") or {})
 
     @property
-    def said_calls(self) -> list[content.Call]:
+    def all_calls(self) -> list[content_key.Call]:
         """The calls it makes, whole."""
-        return [content.Call(*map("".join, parts)) for _, parts in sorted(self.calls.items())]
+        return [content_key.Call(*map("".join, parts)) for _, parts in sorted(self.calls.items())]
 
-    def given_calls(self, asked: Asked) -> list[content.Call]:
+    def visible_calls(self, asked: ParsedRequest) -> list[content_key.Call]:
         """Those of them that its client is given."""
-        return self.said_calls[:1] if asked.one_call else self.said_calls
+        return self.all_calls[:1] if asked.one_call else self.all_calls
 
     def _take_call(self, place: int, part: dict[str, Any]) -> None:
         name, arguments = self.calls.setdefault(place, ([], []))
         name.append(part.get("name") or "")
         arguments.append(part.get("arguments") or "")
 
-    def _give_back_a_thought(self, message: dict[str, Any]) -> None:
+    def _thought_as_content(self, message: dict[str, Any]) -> None:
         """An answer that ended by itself and was a thought as a whole is content, in place.
 
         The engine takes it for a thought where none ended: of a model that thinks but did not, or never does
         (engine/parsers.py). Who reads the content alone would see no answer at all. Of a stream what was
         given as a thought stays given, and its last event has the content.
         """
-        self.said_anything |= bool(message.get("content") or message.get("tool_calls"))
-        if self.said_anything:
+        self.has_output |= bool(message.get("content") or message.get("tool_calls"))
+        if self.has_output:
             return
         self.thought += message.get("reasoning") or ""
         if self.finish_reason == "stop" and self.thought:
             message["content"] = self.thought
-            self.said_anything = True
+            self.has_output = True
 
 
-def _logprobs(asked: Asked, choice: dict[str, Any]) -> list[float | None]:
+def _logprobs(asked: ParsedRequest, choice: dict[str, Any]) -> list[float | None]:
     given = choice.get("logprobs")
     if not given:
         return []
@@ -97,7 +97,7 @@ def _logprobs(asked: Asked, choice: dict[str, Any]) -> list[float | None]:
 
 
 def samples(
-    asked: Asked,
+    asked: ParsedRequest,
     choices: dict[int, Choice],
     engine: EngineFacts = UNKNOWN,
     turn: ChatTurn | None = None,
@@ -114,10 +114,10 @@ def samples(
             prompts.append(choice.prompt_ids)
         why_not = _OF_BASE if of_base else None
         if why_not is None:
-            why_not = unscorable(asked.body, choice.completion_ids, choice.logprobs)
+            why_not = why_not_trainable(asked.body, choice.completion_ids, choice.logprobs)
         if why_not is None:
-            why_not = _unfit_prompt(choice.prompt_ids, engine)
-        name, calls = _content(asked, choice), choice.given_calls(asked)
+            why_not = _prompt_not_trainable(choice.prompt_ids, engine)
+        name, calls = _content(asked, choice), choice.visible_calls(asked)
         found.append(
             Sample(
                 id=_sample_id(asked, index),
@@ -127,7 +127,7 @@ def samples(
                 finish_reason=_finish_reason(asked, choice, engine),
                 unscorable=why_not,
                 content=name,
-                around="" if name is None else content.around(choice.text),
+                around="" if name is None else content_key.surrounding_whitespace(choice.text),
                 turn=turn and turn.answered(choice.text, calls),
                 has_more_calls=len(choice.calls) > len(calls),
             )
@@ -135,11 +135,11 @@ def samples(
     return prompts, found
 
 
-def _sample_id(asked: Asked, index: int) -> str:
+def _sample_id(asked: ParsedRequest, index: int) -> str:
     return f"{asked.id}:{index}"
 
 
-def _unfit_prompt(prompt_ids: list[int], engine: EngineFacts) -> str | None:
+def _prompt_not_trainable(prompt_ids: list[int], engine: EngineFacts) -> str | None:
     """Why a prompt must not be learned from; None when it may.
 
     A template that writes the first token and a tokenizer that adds it give two: the policy would learn to
@@ -151,7 +151,7 @@ def _unfit_prompt(prompt_ids: list[int], engine: EngineFacts) -> str | None:
     return "doubled BOS" if doubled else None
 
 
-def _finish_reason(asked: Asked, choice: Choice, engine: EngineFacts) -> str | None:
+def _finish_reason(asked: ParsedRequest, choice: Choice, engine: EngineFacts) -> str | None:
     """How it ended. vLLM says "tool_calls" of an answer that made a call and was then cut off,
     too; one that ended by itself at the very limit is taken for cut off.
     """
@@ -163,14 +163,14 @@ def _finish_reason(asked: Asked, choice: Choice, engine: EngineFacts) -> str | N
     return "length" if len(choice.completion_ids) >= limit else choice.finish_reason
 
 
-def _content(asked: Asked, choice: Choice) -> str | None:
+def _content(asked: ParsedRequest, choice: Choice) -> str | None:
     """The name by content of what has no tag."""
     if asked.kind != "chat" or asked.tags.rollout is not None:
         return None
-    return content.key(asked.body["messages"], choice.text, choice.said_calls)
+    return content_key.key(asked.body["messages"], choice.text, choice.all_calls)
 
 
-def question(asked: Asked) -> list[Any] | None:
+def question(asked: ParsedRequest) -> list[Any] | None:
     """What was asked, for the record, where a client may name it by its parsed fields."""
     is_named_by_content = asked.kind == "chat" and asked.tags.rollout is None
     if not is_named_by_content or asked.tags.purpose != "train":
@@ -179,13 +179,13 @@ def question(asked: Asked) -> list[Any] | None:
     return messages if parsed_fields.may_have(messages) else None
 
 
-def _name(asked: Asked, choice: dict[str, Any], version: int | None) -> None:
+def _add_sample_name(asked: ParsedRequest, choice: dict[str, Any], version: int | None) -> None:
     """Say of a whole choice which sample it is, and of which version: by that it can be rewarded."""
     if version is not None:
         choice["slipway"] = {"sample": _sample_id(asked, choice["index"]), "version": version}
 
 
-def _strip(asked: Asked, body: dict[str, Any], model: str) -> None:
+def _strip(asked: ParsedRequest, body: dict[str, Any], model: str) -> None:
     """Leave the client what it asked for, under the versioned name."""
     body["model"] = model
     choices = body.get("choices") or ()
@@ -200,10 +200,10 @@ def _strip(asked: Asked, body: dict[str, Any], model: str) -> None:
         if not asked.wants_logprobs and "logprobs" in choice:
             choice["logprobs"] = None
         if asked.one_call:
-            _leave_one_call(choice.get("message", choice.get("delta")) or {})
+            _keep_first_call(choice.get("message", choice.get("delta")) or {})
 
 
-def _leave_one_call(message: dict[str, Any]) -> None:
+def _keep_first_call(message: dict[str, Any]) -> None:
     """Of a message, or a part of one in a stream, the first of its calls: in place."""
     if calls := message.pop("tool_calls", None):
         first = [call for place, call in enumerate(calls) if call.get("index", place) == 0]
@@ -224,10 +224,10 @@ def _copy(body: dict[str, Any], copies: int) -> None:
         usage["total_tokens"] = (usage.get("prompt_tokens") or 0) + usage["completion_tokens"]
 
 
-class Whole:
+class WholeAnswer:
     """A whole (not streamed) answer. `version`: of what is named; None: its choices say no names."""
 
-    def __init__(self, asked: Asked, model: str, answer: bytes, version: int | None = None) -> None:
+    def __init__(self, asked: ParsedRequest, model: str, answer: bytes, version: int | None = None) -> None:
         """Raises ApiError(502) when the engine's 200 holds no answer."""
         try:
             body = msgspec.json.decode(answer)
@@ -243,7 +243,7 @@ class Whole:
             collected.take(asked, choice)
             if asked.kind == "chat":
                 _never_null(choice["message"])
-            _name(asked, choice, version)
+            _add_sample_name(asked, choice, version)
         _strip(asked, body, model)
         self.body = msgspec.json.encode(body)
 
@@ -254,10 +254,10 @@ def _never_null(message: dict[str, Any]) -> None:
         message["content"] = ""
 
 
-class Streamed:
+class StreamedAnswer:
     """A streamed answer (server-sent events), event by event. A choice's last event says its name."""
 
-    def __init__(self, asked: Asked, model: str, version: int | None = None) -> None:
+    def __init__(self, asked: ParsedRequest, model: str, version: int | None = None) -> None:
         self._asked = asked
         self._model = model
         self._version = version
@@ -295,6 +295,6 @@ class Streamed:
                 collected = self.choices[choice["index"]] = Choice(list(self._prompt_ids))
             collected.take(self._asked, choice)
             if choice.get("finish_reason"):
-                _name(self._asked, choice, self._version)
+                _add_sample_name(self._asked, choice, self._version)
         _strip(self._asked, body, self._model)
         return b"data: " + msgspec.json.encode(body) + b"\n\n"

@@ -4,8 +4,8 @@ What it writes there is read from the template's own rendering of the conversati
 place of the real one: the ids after the token that ends that answer. How an answer is ended is read once per
 kind of answer, from a conversation of two messages. Every step is checked; what cannot be proven is refused,
 and the turn is asked as if there had been no other.
-Neighbours: continuing.py decides what is gone on from; the engine has template and tokenizer. Knows nothing
-of samples.
+Neighbours: prefix_continuation.py decides what is gone on from; the engine has template and tokenizer. Knows
+nothing of samples.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ MOVED = "the template's own text changed"
 UNENDED = "the template does not end an answer as it ended"
 
 # Two answers of no word in common, neither of which anybody gives.
-_STAND_INS = ("quartz is what stands in here", "Zebras took this place for once")
+_PLACEHOLDERS = ("quartz is what stands in here", "Zebras took this place for once")
 _QUESTION = {"role": "user", "content": "a"}
-_MOST_CLOSINGS = 256
+_MAX_CLOSINGS = 256
 
 
 class NotExactError(Exception):
@@ -37,7 +37,7 @@ class NotExactError(Exception):
 
 
 @dataclass(frozen=True)
-class Earlier:
+class EarlierTurn:
     """The turn that is gone on from: its ids, and the request for it as it would be asked now.
 
     `shown`: whether these are the first ids that the template made of it then. `has_stops`: whether it may
@@ -57,7 +57,7 @@ class Earlier:
 class _Closing:
     """How the template ends an answer: the ids of the stand-in, and those up to the one that ends it."""
 
-    stand_in: Ids
+    placeholder: Ids
     end: Ids
 
 
@@ -67,7 +67,7 @@ class ExactPrompts:
     def __init__(self) -> None:
         self._closings: OrderedDict[str, _Closing] = OrderedDict()
 
-    async def after(self, client: EngineClient, body: Body, earlier: Earlier) -> tuple[Ids, Ids]:
+    async def after(self, client: EngineClient, body: Body, earlier: EarlierTurn) -> tuple[Ids, Ids]:
         """The prompt that goes on from `earlier`, and the one that the template alone makes of `body`.
 
         They are the same where the template shows the earlier turn as it was. Raises EngineError, and
@@ -80,9 +80,9 @@ class ExactPrompts:
         added = await self._added(client, body, earlier, plain)
         return so_far + added, plain
 
-    async def _added(self, client: EngineClient, body: Body, earlier: Earlier, plain: Ids) -> Ids:
+    async def _added(self, client: EngineClient, body: Body, earlier: EarlierTurn, plain: Ids) -> Ids:
         """What the template writes after the earlier answer, of a conversation that goes on."""
-        answer, messages = _in_its_place(earlier.answer, _STAND_INS[0]), list(earlier.messages)
+        answer, messages = _placeholder_answer(earlier.answer, _PLACEHOLDERS[0]), list(earlier.messages)
         later = body["messages"][len(messages) + 1 :]
         shown = await client.render(body | {"messages": [*messages, answer, *later]})
         await self._check_head(client, body, earlier, plain, shown)
@@ -90,7 +90,7 @@ class ExactPrompts:
         # A line's end that stopped an answer is not the one that the template writes behind its last token.
         if earlier.has_stops and earlier.completion[-len(closing.end) :] != closing.end:
             raise NotExactError(UNENDED)
-        mark = closing.stand_in + closing.end
+        mark = closing.placeholder + closing.end
         places = _places(mark, shown)
         if len(places) != 1:
             raise NotExactError(REWRITTEN)
@@ -100,7 +100,7 @@ class ExactPrompts:
         return added
 
     async def _check_head(
-        self, client: EngineClient, body: Body, earlier: Earlier, plain: Ids, shown: Ids
+        self, client: EngineClient, body: Body, earlier: EarlierTurn, plain: Ids, shown: Ids
     ) -> None:
         """The template must still show the earlier question as it did when it was asked."""
         if any(earlier.shown(ids[: earlier.shown_tokens]) for ids in (plain, shown)):
@@ -109,10 +109,10 @@ class ExactPrompts:
         if not earlier.shown(question):
             raise NotExactError(MOVED)
 
-    async def _closing(self, client: EngineClient, body: Body, earlier: Earlier) -> _Closing:
+    async def _closing(self, client: EngineClient, body: Body, earlier: EarlierTurn) -> _Closing:
         """How an answer of this kind ends, with the token that ended the earlier one."""
         last = earlier.completion[-1]
-        answers = [_in_its_place(earlier.answer, text) for text in _STAND_INS]
+        answers = [_placeholder_answer(earlier.answer, text) for text in _PLACEHOLDERS]
         kept = {name: value for name, value in body.items() if name != "messages"}
         said = json.dumps([client.name, last, answers[0], kept], sort_keys=True)
         kind = hashlib.sha256(said.encode()).hexdigest()  # a request's tools may be of any size
@@ -124,15 +124,15 @@ class ExactPrompts:
         ]
         closing = _closing_of(first, second, last)
         self._closings[kind] = closing
-        if len(self._closings) > _MOST_CLOSINGS:
+        if len(self._closings) > _MAX_CLOSINGS:
             self._closings.popitem(last=False)
         return closing
 
 
 def _closing_of(first: Ids, second: Ids, last: int) -> _Closing:
     """Where two conversations differ is the answer; what both have after it ends it."""
-    head = _shared(first, second)
-    tail = _shared(first[::-1], second[::-1])
+    head = _common_prefix(first, second)
+    tail = _common_prefix(first[::-1], second[::-1])
     stand_in, end = first[head : len(first) - tail], first[len(first) - tail :]
     if len(first) == len(second) == head or not stand_in or last not in end or last in stand_in:
         raise NotExactError(UNENDED)
@@ -140,7 +140,7 @@ def _closing_of(first: Ids, second: Ids, last: int) -> _Closing:
     return _Closing(stand_in[len(stand_in) // 3 :], end[: end.index(last) + 1])
 
 
-def _shared(first: Ids, second: Ids) -> int:
+def _common_prefix(first: Ids, second: Ids) -> int:
     """How many ids both begin with."""
     count = 0
     for one, other in zip(first, second, strict=False):
@@ -156,7 +156,7 @@ def _places(part: Ids, whole: Ids) -> list[int]:
     return [place for place in begins if whole[place] == part[0] and whole[place : place + len(part)] == part]
 
 
-def _in_its_place(answer: Mapping[str, Any], text: str) -> Body:
+def _placeholder_answer(answer: Mapping[str, Any], text: str) -> Body:
     """Another answer of the same kind: another text, or other arguments of the last of its calls."""
     calls = answer.get("tool_calls")
     if not calls:

@@ -1,8 +1,8 @@
 """The hot path: one completion request, from the door to an engine and back, recorded on the way.
 
-Neighbours: admission.py reads the request, fleet.py chooses the engine, answers.py reads what comes back,
-samples.py records it, flights.py hands it to whoever waits. An engine that dies under a request is asked
-again when it is back; what was sampled once is never sampled twice under one request id.
+Neighbours: request_parsing.py reads the request, engine_pool.py chooses the engine, answers.py reads what
+comes back, samples.py records it, in_flight.py hands it to whoever waits. An engine that dies under a request
+is asked again when it is back; what was sampled once is never sampled twice under one request id.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from typing import Any, Protocol
 import aiohttp
 import msgspec
 
-from runtime.gateway.completions import admission
-from runtime.gateway.completions.admission import Asked, Kind
-from runtime.gateway.completions.answers import Choice, Streamed, Whole, question, samples
-from runtime.gateway.completions.continuing import ChatTurn, Continuing
-from runtime.gateway.completions.flights import GRACE_SECONDS, Flight, Flights, Headers
-from runtime.gateway.completions.origin import origin_of
-from runtime.gateway.completions.untrainable import Untrainable
+from runtime.gateway.completions import request_parsing
+from runtime.gateway.completions.answers import Choice, StreamedAnswer, WholeAnswer, question, samples
+from runtime.gateway.completions.in_flight import GRACE_SECONDS, Headers, InFlightRequest, InFlightRequests
+from runtime.gateway.completions.not_trainable import TrainabilityCheck
+from runtime.gateway.completions.prefix_continuation import ChatTurn, PrefixContinuation
+from runtime.gateway.completions.request_parsing import Kind, ParsedRequest
+from runtime.gateway.completions.routing_key import routing_key_of
 from runtime.gateway.engines.engine import Engine
-from runtime.gateway.engines.fleet import Fleet
+from runtime.gateway.engines.engine_pool import EnginePool
 from runtime.gateway.http import openai_errors
 from runtime.gateway.http.openai_errors import ApiError, not_ready
 from runtime.gateway.http.warnings import Warnings
 from runtime.gateway.requests import distribution
 from runtime.gateway.samples.journal import Exchange
-from runtime.gateway.samples.samples import SampleStore, Stored
+from runtime.gateway.samples.samples import SampleStore, StoredRequest
 from runtime.gateway.versions.versions import BASE, Served, Versions
 from runtime.shared import failpoints
 from runtime.shared.headers import IGNORED_HEADER, UNTRAINABLE_HEADER
@@ -39,9 +39,9 @@ from runtime.shared.schema import VERSION_HEADER
 log = logging.getLogger(__name__)
 
 # An engine that died twice under the same request is not asked a third time: the request may be why.
-MOST_DEATHS = 2
+MAX_ENGINE_DEATHS = 2
 # One that failed at a request and lives on is asked once more.
-MOST_FAILURES = 2
+MAX_FAILURES = 2
 
 
 class FieldCheck(Protocol):
@@ -63,49 +63,51 @@ class Completions:
 
     def __init__(
         self,
-        fleet: Fleet,
+        engines: EnginePool,
         versions: Versions,
         store: SampleStore,
         check: FieldCheck,
-        unheeded: Callable[[Kind, dict[str, Any]], tuple[str, ...]],
+        ignored_fields: Callable[[Kind, dict[str, Any]], tuple[str, ...]],
         config: RuntimeConfig,
         warnings: Warnings,
     ) -> None:
         """`unheeded`: the fields of a request that have no effect here; its answer names them."""
-        self._fleet = fleet
+        self._fleet = engines
         self._versions = versions
         self._store = store
         self._check = check
-        self._unheeded = unheeded
+        self._unheeded = ignored_fields
         self._name_samples = config.name_samples
-        self._continuing = Continuing(store, config.continue_turns)
-        self._untrainable = Untrainable(warnings)
-        self.flights = Flights()
+        self._continuing = PrefixContinuation(store, config.continue_turns)
+        self._untrainable = TrainabilityCheck(warnings)
+        self.flights = InFlightRequests()
 
-    def door(self, kind: Kind) -> Door:
+    def endpoint(self, kind: Kind) -> CompletionEndpoint:
         """The ASGI endpoint of one kind of completion."""
-        return Door(self, kind)
+        return CompletionEndpoint(self, kind)
 
     async def serve(self, kind: Kind, scope: dict[str, Any], receive: Any, send: Any) -> None:
         """One connection's request. Errors are answered here: nothing below the gateway words them."""
         try:
             headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
             path_rollout = scope.get("path_params", {}).get("rollout")
-            content = await admission.read_body(receive)
-            asked = admission.admit(kind, headers, path_rollout, content)
+            content = await request_parsing.read_body(receive)
+            asked = request_parsing.parse_request(kind, headers, path_rollout, content)
             untrainable = self._untrainable.check(asked)
-            flight = self._flight(asked)
+            flight = self._in_flight(asked)
         except ApiError as error:
             await error.send(send)
             return
         grace_seconds = GRACE_SECONDS if flight.replayable else 0.0
         ignored = (*asked.ignored, *self._unheeded(kind, asked.body))
-        send = _naming({IGNORED_HEADER: ", ".join(ignored), UNTRAINABLE_HEADER: untrainable or ""}, send)
+        send = _with_headers(
+            {IGNORED_HEADER: ", ".join(ignored), UNTRAINABLE_HEADER: untrainable or ""}, send
+        )
         await flight.deliver(receive, send, grace_seconds)
-        if flight.recorded and not (flight.received or flight.awaited or asked.receipt_follows):
-            self._lose(asked)
+        if flight.recorded and not (flight.received or flight.has_listeners or asked.receipt_follows):
+            self._mark_undelivered(asked)
 
-    def _flight(self, asked: Asked) -> Flight:
+    def _in_flight(self, asked: ParsedRequest) -> InFlightRequest:
         """A new flight, the one already on its way under this id, or the stored answer."""
         seen = self.flights.find(asked.id) or self._store.stored(asked.id)
         if seen is not None and seen.digest != asked.digest:
@@ -114,9 +116,9 @@ class Completions:
                 f"request id {asked.id} was already used for a different request",
                 code="request_id_reused",
             )
-        if isinstance(seen, Flight):
+        if isinstance(seen, InFlightRequest):
             return seen
-        if isinstance(seen, Stored):
+        if isinstance(seen, StoredRequest):
             return self._replay(asked)
         served = self._versions.resolve(asked.model)
         flight = self.flights.start(
@@ -129,66 +131,66 @@ class Completions:
         flight.task.add_done_callback(lambda _: self._versions.release(served.version))
         return flight
 
-    def _replay(self, asked: Asked) -> Flight:
+    def _replay(self, asked: ParsedRequest) -> InFlightRequest:
         """The stored answer of a request id, as a flight that has already landed."""
-        flight = _landed(self._store.answer(asked.id))
+        flight = _finished(self._store.answer(asked.id))
         flight.received = self._store.is_received(asked.id)  # by an earlier connection
         try:
             if not asked.receipt_follows:
-                self._store.receive(asked.id)
+                self._store.mark_received(asked.id)
         except OSError as error:
             raise _not_recorded(error) from error
         return flight
 
-    def _lose(self, asked: Asked) -> None:
+    def _mark_undelivered(self, asked: ParsedRequest) -> None:
         """Its client went before it had the whole answer (C52)."""
         try:
-            self._store.lose(asked.id)
+            self._store.mark_lost(asked.id)
         except OSError as error:
             log.error("request %s: nobody received its answer, which is not recorded: %s", asked.id, error)
 
-    async def _answer(self, asked: Asked, served: Served, flight: Flight) -> None:
+    async def _answer(self, asked: ParsedRequest, served: Served, flight: InFlightRequest) -> None:
         body = asked.for_engine(served.engine_model, self._check)
         deaths = failures = 0
         failed: Engine | None = None
         while True:
-            engine = await self._fleet.pick(served.version, origin_of(asked), failed)
+            engine = await self._fleet.pick(served.version, routing_key_of(asked), failed)
             engine.in_flight += 1
             try:
                 turn = await self._continuing.turn(asked, body, engine.client)
                 await self._ask(engine, asked, served, body, turn, flight)
                 return
             except EngineGoneError as error:
-                self._fleet.lost(engine)
+                self._fleet.mark_lost(engine)
                 deaths += 1
-                if flight.begun or deaths >= MOST_DEATHS:
+                if flight.has_started or deaths >= MAX_ENGINE_DEATHS:
                     raise not_ready(f"the engine died while answering: {error}") from error
             except EngineFailedError as error:
                 failed, failures = engine, failures + 1
-                if flight.begun or failures >= MOST_FAILURES or distribution.grammar(asked.body):
-                    raise _at_fault(asked, error) from error
+                if flight.has_started or failures >= MAX_FAILURES or distribution.grammar(asked.body):
+                    raise _request_error(asked, error) from error
             finally:
                 engine.in_flight -= 1
 
     async def _ask(
         self,
         engine: Engine,
-        asked: Asked,
+        asked: ParsedRequest,
         served: Served,
         body: dict[str, Any],
         turn: ChatTurn | None,
-        flight: Flight,
+        flight: InFlightRequest,
     ) -> None:
         """One attempt. Raises EngineGoneError when another may be made."""
         content = msgspec.json.encode(body | turn.fields if turn and turn.fields else body)
         try:
-            async with engine.client.post(admission.ENGINE_PATHS[asked.kind], content) as response:
+            async with engine.client.post(request_parsing.ENGINE_PATHS[asked.kind], content) as response:
                 if response.status != 200:
                     raise await _refusal(engine, response, served)
                 if asked.streamed:
                     await self._stream(response, asked, served, turn, flight, engine)
                 else:
-                    whole = Whole(asked, served.name, await response.read(), self._named(served))
+                    whole = WholeAnswer(asked, served.name, await response.read(), self._named(served))
                     answer = msgspec.Raw(whole.body)
                     self._record(asked, served, turn, whole.choices, flight, answer, engine)
                     flight.begin(200, _headers(b"application/json", served, len(whole.body)))
@@ -199,16 +201,16 @@ class Completions:
     async def _stream(
         self,
         response: aiohttp.ClientResponse,
-        asked: Asked,
+        asked: ParsedRequest,
         served: Served,
         turn: ChatTurn | None,
-        flight: Flight,
+        flight: InFlightRequest,
         engine: Engine,
     ) -> None:
         """What ends the last choice is held back and sent with the end of the events, when it is recorded: a
         program that leaves at a finish reason has the whole answer, and is a sample.
         """
-        stream = Streamed(asked, served.name, self._named(served))
+        stream = StreamedAnswer(asked, served.name, self._named(served))
         text: list[bytes] = []
         held: list[bytes] = []
         head = _headers(b"text/event-stream; charset=utf-8", served)
@@ -221,12 +223,12 @@ class Completions:
                 if stream.done:
                     break
                 if not stream.has_finished:
-                    _hand_out(held, head, flight)
+                    _deliver_held(held, head, flight)
         if not stream.done:
             raise EngineGoneError("the stream ended early")
         whole = msgspec.json.encode(b"".join(text).decode())
         self._record(asked, served, turn, stream.choices, flight, msgspec.Raw(whole), engine)
-        _hand_out(held, head, flight)
+        _deliver_held(held, head, flight)
 
     def _named(self, served: Served) -> int | None:
         """The version that choices are named with; None where they are not."""
@@ -234,11 +236,11 @@ class Completions:
 
     def _record(
         self,
-        asked: Asked,
+        asked: ParsedRequest,
         served: Served,
         turn: ChatTurn | None,
         choices: dict[int, Choice],
-        flight: Flight,
+        flight: InFlightRequest,
         answer: msgspec.Raw,
         engine: Engine,
     ) -> None:
@@ -259,7 +261,7 @@ class Completions:
             samples=found,
             streamed=asked.streamed,
             answer=answer,
-            delivered=flight.awaited and not asked.receipt_follows,
+            delivered=flight.has_listeners and not asked.receipt_follows,
         )
         try:
             failpoints.failpoint("gateway.recording")
@@ -270,7 +272,7 @@ class Completions:
         failpoints.failpoint("gateway.recorded")
 
 
-class Door:
+class CompletionEndpoint:
     """ASGI endpoint of one kind of completion."""
 
     def __init__(self, completions: Completions, kind: Kind) -> None:
@@ -292,7 +294,7 @@ async def _refusal(engine: Engine, response: aiohttp.ClientResponse, served: Ser
     return said if response.status < 500 else EngineFailedError(said.message)
 
 
-def _at_fault(asked: Asked, error: EngineFailedError) -> ApiError:
+def _request_error(asked: ParsedRequest, error: EngineFailedError) -> ApiError:
     """A request that a living engine cannot answer, however often it is asked."""
     if name := distribution.grammar(asked.body):
         why = f"{name!r}: its grammar does not compile, or allows the engine no next token"
@@ -302,7 +304,7 @@ def _at_fault(asked: Asked, error: EngineFailedError) -> ApiError:
     )
 
 
-def _naming(said: dict[str, str], send: Any) -> Any:
+def _with_headers(said: dict[str, str], send: Any) -> Any:
     """`send`, with what is said among the headers of the answer."""
     headers = [(name.encode(), value.encode()) for name, value in said.items() if value]
 
@@ -321,9 +323,9 @@ def _headers(content_type: bytes, served: Served, length: int | None = None) -> 
     return headers
 
 
-def _hand_out(held: list[bytes], head: Headers, flight: Flight) -> None:
+def _deliver_held(held: list[bytes], head: Headers, flight: InFlightRequest) -> None:
     """Give the flight what is held, in one piece."""
-    if not flight.begun:
+    if not flight.has_started:
         flight.begin(200, head)
     flight.write(b"".join(held))
     held.clear()
@@ -333,9 +335,9 @@ def _not_recorded(error: OSError) -> ApiError:
     return not_ready(f"the answer could not be recorded: {error.strerror or error}")
 
 
-def _landed(exchange: Exchange) -> Flight:
+def _finished(exchange: Exchange) -> InFlightRequest:
     """A flight that has already landed."""
-    flight = Flight(exchange.digest)
+    flight = InFlightRequest(exchange.digest)
     flight.recorded = True
     served = Served(exchange.version, exchange.model, "")
     answer = bytes(exchange.answer)

@@ -1,11 +1,11 @@
 """Talks to one engine over its Unix socket.
 
-Neighbours: server.py is the other end; the gateway forwards completions with `post`, version_proof.py loads,
+Neighbours: server.py is the other end; the gateway forwards completions with `post`, version_check.py loads,
 verifies and scores adapters. Every call is bounded; whatever goes wrong is an EngineError.
 Knows nothing of versions, samples or of what a good logprob is.
 
     EngineError                 the engine answered, and not well: `status`, `message`
-    └── EngineUnreachable       it did not answer: no socket, connection lost, too slow
+    └── EngineUnreachableError       it did not answer: no socket, connection lost, too slow
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class EngineError(Exception):
         self.message = message
 
 
-class EngineUnreachable(EngineError):  # noqa: N818 - a state, said as one
+class EngineUnreachableError(EngineError):
     """No answer: the socket is not there, the connection broke, or the time ran out."""
 
     def __init__(self, engine: str, message: str) -> None:
@@ -124,7 +124,7 @@ class EngineClient:
             return False
         if not self._mode_is_right:
             self._mode_is_right = await self._has_the_right_mode()
-            self.facts = await self._learn_facts()
+            self.facts = await self._read_facts()
         return self._mode_is_right
 
     async def cache_use(self) -> CacheUse:
@@ -229,7 +229,7 @@ class EngineClient:
             self._context_length = length
         return length
 
-    async def _learn_facts(self) -> EngineFacts:
+    async def _read_facts(self) -> EngineFacts:
         """An engine that does not say them is used all the same: without them less is noticed."""
         try:
             bare, whole = [await self.tokenize("a", add_special_tokens=special) for special in (False, True)]
@@ -266,9 +266,9 @@ class EngineClient:
             ) as response:
                 answer = await response.read()
         except TimeoutError as error:
-            raise EngineUnreachable(self.name, f"{path}: no answer within {bound:g} s") from error
+            raise EngineUnreachableError(self.name, f"{path}: no answer within {bound:g} s") from error
         except (aiohttp.ClientError, OSError) as error:
-            raise EngineUnreachable(self.name, f"{path}: {error or type(error).__name__}") from error
+            raise EngineUnreachableError(self.name, f"{path}: {error or type(error).__name__}") from error
         if response.status != 200:
             raise EngineError(self.name, response.status, f"{path}: {_message(answer)}")
         return answer

@@ -1,6 +1,6 @@
 """The logprob probe, read: sequences the trainer scored, scored again by an engine.
 
-Neighbours: shared/probe_file.py says what is in the file, trainer/probe.py makes it; version_proof.py judges
+Neighbours: shared/probe_file.py says what is in the file, trainer/probe.py makes it; version_check.py judges
 the errors. Knows nothing of adapters or of what error is too large.
 """
 

@@ -1,6 +1,6 @@
 """What an engine's prefix cache was asked for and had, by vLLM's own counters.
 
-Neighbours: engine_client.py asks for them, fleet.py adds them up for the status. Pure.
+Neighbours: engine_client.py asks for them, engine_pool.py adds them up for the status. Pure.
 """
 
 from __future__ import annotations

@@ -16,9 +16,9 @@ from pydantic import ValidationError
 from runtime.gateway.requests.text_length import characters, most_characters
 from runtime.shared.schema import SupervisedExample
 
-MOST_LINES = 100_000
+MAX_LINES = 100_000
 # Of one conversation: each is a sequence of its own unless it goes on from the one before.
-MOST_ANSWERS = 256
+MAX_ANSWERS = 256
 # Of OpenAI's form, and means nothing to what is learned.
 _PASSED_OVER = ("parallel_tool_calls", "functions", "metadata")
 _ROLES = ("system", "developer", "user", "assistant", "tool")
@@ -35,8 +35,8 @@ def read(path: Path) -> list[SupervisedExample]:
     for number, line in enumerate(path.read_bytes().split(b"\n"), start=1):
         if not line.strip():
             continue
-        if len(found) >= MOST_LINES:
-            raise ConversationError(f"more than {MOST_LINES} lines")
+        if len(found) >= MAX_LINES:
+            raise ConversationError(f"more than {MAX_LINES} lines")
         try:
             found.append(_conversation(line))
         except ConversationError as error:
@@ -104,5 +104,5 @@ def _check(messages: list[dict[str, Any]]) -> None:
         answers += message["role"] == "assistant" and weight == 1
     if not answers:
         raise ConversationError("no message of the assistant to learn")
-    if answers > MOST_ANSWERS:
-        raise ConversationError(f"more than {MOST_ANSWERS} messages of the assistant: split it")
+    if answers > MAX_ANSWERS:
+        raise ConversationError(f"more than {MAX_ANSWERS} messages of the assistant: split it")

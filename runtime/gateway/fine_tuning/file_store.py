@@ -18,11 +18,11 @@ from pathlib import Path
 from runtime.gateway.http.openai_errors import ApiError
 from runtime.shared import files
 
-TO_LEARN_FROM = "fine-tune"
+FINE_TUNE = "fine-tune"
 RESULTS = "fine-tune-results"
 # Of all files together; one has at most what a request may have.
-MOST_BYTES = 2 * 2**30
-MOST_FILES = 2048
+MAX_BYTES = 2 * 2**30
+MAX_FILES = 2048
 _ID = re.compile(r"file-[0-9a-f]{24}")
 _LONGEST_NAME = 255
 
@@ -67,7 +67,7 @@ class FileStore:
     def _named(self, size: int, filename: str, purpose: str) -> StoredFile:
         """What will be said of a file. Raises ApiError where there is no room."""
         total = sum(one.bytes for one in self._files.values()) + size
-        if total > MOST_BYTES or len(self._files) >= MOST_FILES:
+        if total > MAX_BYTES or len(self._files) >= MAX_FILES:
             raise ApiError(413, "the run keeps no more files: delete some", code="too_many_files")
         name = Path(filename.replace("\\", "/")).name[:_LONGEST_NAME] or "file"
         # Ids are in the order of their making.

@@ -105,7 +105,7 @@ class JobRunner:
             if status is not None and status.state == "failed":
                 self._jobs.end(job, "failed", f"step {status.id} failed: {status.error}")
                 return
-            await self._took(job, status, ends_epoch=place == per_epoch - 1)
+            await self._record_step(job, status, ends_epoch=place == per_epoch - 1)
         await self._succeed(job)
 
     async def _step(self, job: Job, batch: list[SupervisedExample], total: int) -> StepStatus | None:
@@ -136,7 +136,7 @@ class JobRunner:
             changed["schedule_steps"] = total
         return given.model_copy(update=changed)
 
-    async def _took(self, job: Job, status: StepStatus | None, *, ends_epoch: bool) -> None:
+    async def _record_step(self, job: Job, status: StepStatus | None, *, ends_epoch: bool) -> None:
         """A step was taken: what it was is written down."""
         job.steps += 1
         if status is not None:

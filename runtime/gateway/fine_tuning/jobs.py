@@ -24,7 +24,7 @@ from runtime.shared.schema import StepSettings
 
 Status = Literal["validating_files", "queued", "running", "succeeded", "failed", "cancelled"]
 ENDED: frozenset[Status] = frozenset({"succeeded", "failed", "cancelled"})
-MOST_JOBS = 512
+MAX_JOBS = 512
 _ID = re.compile(r"ftjob-[0-9a-f]{24}")
 _EVENTS_SHOWN = 10_000
 
@@ -108,8 +108,8 @@ class JobStore:
 
     def create(self, **fields: Any) -> Job:
         """A new job, on disk. Raises ApiError, OSError."""
-        if len(self._jobs) >= MOST_JOBS:
-            raise ApiError(429, f"the run has had {MOST_JOBS} jobs already", code="too_many_jobs")
+        if len(self._jobs) >= MAX_JOBS:
+            raise ApiError(429, f"the run has had {MAX_JOBS} jobs already", code="too_many_jobs")
         seed = fields.pop("seed", None)
         job = Job(
             # Ids are in the order of their making.

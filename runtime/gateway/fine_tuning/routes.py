@@ -16,7 +16,7 @@ from fastapi import APIRouter, File, Form, Query, Response, UploadFile
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from runtime.gateway.fine_tuning.conversations import ConversationError, check_lengths
-from runtime.gateway.fine_tuning.file_store import TO_LEARN_FROM, FileStore
+from runtime.gateway.fine_tuning.file_store import FINE_TUNE, FileStore
 from runtime.gateway.fine_tuning.job_runner import JobRunner, Steps
 from runtime.gateway.fine_tuning.jobs import Hyperparameters, Job, JobStore
 from runtime.gateway.http.openai_errors import ApiError
@@ -75,15 +75,15 @@ def _job_routes(
                 "training goes on from the newest weights: name the policy, or restore a checkpoint first"
             )
             raise ApiError(400, message, param="model")
-        if store.get(request.training_file).purpose != TO_LEARN_FROM:
-            raise ApiError(400, f"its purpose is not {TO_LEARN_FROM}", param="training_file")
-        hyperparameters, settings = _asked(request)
+        if store.get(request.training_file).purpose != FINE_TUNE:
+            raise ApiError(400, f"its purpose is not {FINE_TUNE}", param="training_file")
+        hyperparameters, settings = _job_settings(request)
         job = await _on_disk(
             jobs.create, model=request.model, training_file=request.training_file,
             validation_file=request.validation_file, hyperparameters=hyperparameters, settings=settings,
             seed=request.seed, suffix=request.suffix, metadata=request.metadata,
         )  # fmt: skip
-        for note in _unheeded(request):
+        for note in _ignored_fields(request):
             jobs.say(job, note, level="warn")
         runner.wake()
         return job.body()
@@ -118,8 +118,8 @@ def _job_routes(
 def _file_routes(router: APIRouter, store: FileStore, context_tokens: ContextTokens) -> None:
     @router.post("/files")
     async def upload(file: Annotated[UploadFile, File()], purpose: Annotated[str, Form()]) -> dict[str, Any]:
-        if purpose != TO_LEARN_FROM:
-            raise ApiError(400, f"files are for {TO_LEARN_FROM} here", param="purpose")
+        if purpose != FINE_TUNE:
+            raise ApiError(400, f"files are for {FINE_TUNE} here", param="purpose")
         content = await file.read()
         await _check_lengths(content, context_tokens())
         try:
@@ -175,7 +175,7 @@ async def _check_lengths(content: bytes, context_tokens: int | None) -> None:
         raise ApiError(400, str(error), param="file", code="context_length_exceeded") from error
 
 
-def _asked(request: JobRequest) -> tuple[Hyperparameters, StepSettings | None]:
+def _job_settings(request: JobRequest) -> tuple[Hyperparameters, StepSettings | None]:
     """The job's hyperparameters and its steps' settings. Raises ApiError(400)."""
     method = request.method or {}
     kind = method.get("type", "supervised")
@@ -193,7 +193,7 @@ def _asked(request: JobRequest) -> tuple[Hyperparameters, StepSettings | None]:
         raise ApiError(400, f"{where}: {first['msg'].lower()}", param=where) from None
 
 
-def _unheeded(request: JobRequest) -> list[str]:
+def _ignored_fields(request: JobRequest) -> list[str]:
     """What was asked and means nothing here, in words."""
     notes = []
     if request.validation_file is not None:

@@ -18,7 +18,7 @@ from runtime.gateway.http.openai_errors import ApiError, not_served
 log = logging.getLogger(__name__)
 
 
-def word_errors(app: FastAPI) -> None:
+def install_error_handlers(app: FastAPI) -> None:
     """Handle every error of the application's routes."""
     app.add_exception_handler(ApiError, _answer_api_error)
     app.add_exception_handler(HTTPException, _answer_http_error)

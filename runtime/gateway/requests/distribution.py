@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from runtime.gateway.requests.request_fields import LOWEST_TEMPERATURE, SAMPLING
+from runtime.gateway.requests.request_fields import MIN_TEMPERATURE, SAMPLING
 
 _DEFAULT_TEMPERATURE = 1.0
 # By which the engine holds an answer to a grammar.
@@ -25,29 +25,33 @@ def temperature(settings: Mapping[str, Any]) -> float:
     return _DEFAULT_TEMPERATURE if given is None else float(given)
 
 
-def cut_by(settings: Mapping[str, Any]) -> str | None:
+def distorted_by(settings: Mapping[str, Any]) -> str | None:
     """The first setting that bends the distribution, or None. `greedy` stands for a temperature of 0."""
-    if temperature(settings) < LOWEST_TEMPERATURE:
+    if temperature(settings) < MIN_TEMPERATURE:
         return "greedy"
-    return next((name for name in SAMPLING if _bends(name, settings)), None) or _cut_by_tools(settings)
+    return next((name for name in SAMPLING if _distorts(name, settings)), None) or _distorted_by_tools(
+        settings
+    )
 
 
 def grammar(settings: Mapping[str, Any]) -> str | None:
     """The first setting by which the engine holds the answer to a grammar, or None."""
-    return next((name for name in _GRAMMARS if _bends(name, settings)), None) or _cut_by_tools(settings)
+    return next((name for name in _GRAMMARS if _distorts(name, settings)), None) or _distorted_by_tools(
+        settings
+    )
 
 
-def _bends(name: str, settings: Mapping[str, Any]) -> bool:
+def _distorts(name: str, settings: Mapping[str, Any]) -> bool:
     """A field that is null is an absent one; what the door refuses bends, should it ever come this far."""
     value, rule = settings.get(name), SAMPLING[name]
     if value is None:
         return False
-    if rule.leaves_whole is None:
+    if rule.keeps_distribution is None:
         return rule.action == "refuse" and value not in rule.neutral
-    return not rule.leaves_whole(value)
+    return not rule.keeps_distribution(value)
 
 
-def _cut_by_tools(settings: Mapping[str, Any]) -> str | None:
+def _distorted_by_tools(settings: Mapping[str, Any]) -> str | None:
     """The first setting by which vLLM holds a call of a tool to a grammar.
 
     With "auto" it does so where a tool is strict, and where the calls are limited to one: the limit is kept

@@ -23,15 +23,15 @@ Action = Literal["pass", "drop", "refuse"]
 Kind = Literal["chat", "completion"]
 Body = dict[str, Any]
 
-_MOST_CHOICES = 128  # OpenAI's bound; vLLM's own is 16,384
+_MAX_CHOICES = 128  # OpenAI's bound; vLLM's own is 16,384
 # vLLM raises a smaller one, above 0, to this without saying so: the recorded one would be wrong.
-LOWEST_TEMPERATURE = 0.01
+MIN_TEMPERATURE = 0.01
 _INT64 = 2**63
 # Deeper than any tool's schema; Python's own JSON reader in vLLM ends at about 1,000 with a 500.
-_DEEPEST = 64
+_MAX_DEPTH = 64
 
 
-_TOO_DEEP = f"nested more than {_DEEPEST} deep"
+_TOO_DEEP = f"nested more than {_MAX_DEPTH} deep"
 
 
 class BadField(ValueError):  # noqa: N818 - what it is, not what went wrong
@@ -44,7 +44,7 @@ class BadField(ValueError):  # noqa: N818 - what it is, not what went wrong
 
 
 @dataclass(frozen=True)
-class Rule:
+class FieldRule:
     """What becomes of one field. `neutral`: values that ask for nothing, dropped where others are refused."""
 
     action: Action
@@ -53,32 +53,32 @@ class Rule:
     # None: on every device.
     device: Literal["cpu", "cuda"] | None = None
     # Whether a value leaves every token of the policy's distribution as likely as it is; None: each does.
-    leaves_whole: Callable[[Any], bool] | None = None
+    keeps_distribution: Callable[[Any], bool] | None = None
 
 
-def _unless(*neutral: float) -> Rule:
+def _unless(*neutral: float) -> FieldRule:
     """Passes, and bends the distribution with any other value."""
-    return Rule("pass", leaves_whole=lambda value: value in neutral)
+    return FieldRule("pass", keeps_distribution=lambda value: value in neutral)
 
 
 def _is_text(form: Any) -> bool:
     return form.get("type") == "text" if isinstance(form, Mapping) else False
 
 
-_PASS = Rule("pass")
-_BENDS = Rule("pass", leaves_whole=lambda value: not value)
-_NO_EFFECT = Rule("drop", "meant for OpenAI's servers; has no effect here")
+_PASS = FieldRule("pass")
+_BENDS = FieldRule("pass", keeps_distribution=lambda value: not value)
+_NO_EFFECT = FieldRule("drop", "meant for OpenAI's servers; has no effect here")
 _IGNORED_BY_ENGINE = "vLLM 0.32 ignores it silently: use structured_outputs or response_format"
 _INTERNAL = "moves data between engines; not for clients"
-_NO_MEDIA = Rule("refuse", "the policy reads text only")
-_NO_ECHO = Rule(
+_NO_MEDIA = FieldRule("refuse", "the policy reads text only")
+_NO_ECHO = FieldRule(
     "refuse",
     "an answer has only what was sampled: prepend your prompt yourself; prompt_logprobs has its "
     "logprobs, return_token_ids its ids",
     neutral=(False,),
 )
 
-SAMPLING: dict[str, Rule] = {
+SAMPLING: dict[str, FieldRule] = {
     "model": _PASS,
     "max_tokens": _PASS,
     "temperature": _PASS,
@@ -102,7 +102,7 @@ SAMPLING: dict[str, Rule] = {
     "allowed_token_ids": _BENDS,
     "ignore_eos": _PASS,
     "structured_outputs": _BENDS,
-    "response_format": Rule("pass", leaves_whole=_is_text),
+    "response_format": FieldRule("pass", keeps_distribution=_is_text),
     "logprobs": _PASS,
     "prompt_logprobs": _PASS,
     "logprob_token_ids": _PASS,
@@ -114,7 +114,7 @@ SAMPLING: dict[str, Rule] = {
     "truncate_prompt_tokens": _PASS,
     "truncation_side": _PASS,
     "cache_salt": _PASS,
-    "seed": Rule(
+    "seed": FieldRule(
         "drop",
         "kills vLLM 0.32's CPU engine as soon as a seeded prompt is prefilled in two chunks "
         "('CPU Generator does not use offset'), and every request with it",
@@ -127,31 +127,31 @@ SAMPLING: dict[str, Rule] = {
     "safety_identifier": _NO_EFFECT,
     "prompt_cache_key": _NO_EFFECT,
     "prompt_cache_retention": _NO_EFFECT,
-    "priority": Rule("drop", "the engines take requests in order of arrival"),
-    "request_id": Rule("drop", "the gateway names requests"),
-    "session_id": Rule("drop", "rollouts are named by header or path"),
-    "return_token_offsets": Rule("drop", "answered by vLLM's render routes only"),
+    "priority": FieldRule("drop", "the engines take requests in order of arrival"),
+    "request_id": FieldRule("drop", "the gateway names requests"),
+    "session_id": FieldRule("drop", "rollouts are named by header or path"),
+    "return_token_offsets": FieldRule("drop", "answered by vLLM's render routes only"),
     # As many as `n` are all there are to choose from: then it asks for nothing (_asks_for_nothing).
-    "best_of": Rule("refuse", "vLLM 0.32 ignores it silently: ask for n, with logprobs, and choose"),
-    "use_beam_search": Rule("refuse", "beams are not samples of the policy", neutral=(False,)),
-    "length_penalty": Rule("refuse", "belongs to beam search", neutral=(1, 1.0)),
-    "watermarking": Rule("refuse", "changes what is sampled", neutral=(False,)),
-    "thinking_token_budget": Rule("refuse", "ends thoughts by tokens that the policy did not sample"),
-    "logits_processors": Rule("refuse", "would run client code in the engine", neutral=([],)),
-    "guided_json": Rule("refuse", _IGNORED_BY_ENGINE),
-    "guided_regex": Rule("refuse", _IGNORED_BY_ENGINE),
-    "guided_choice": Rule("refuse", _IGNORED_BY_ENGINE),
-    "guided_grammar": Rule("refuse", _IGNORED_BY_ENGINE),
-    "prompt_embeds": Rule("refuse", "training needs token ids"),
-    "kv_transfer_params": Rule("refuse", _INTERNAL),
-    "ec_transfer_params": Rule("refuse", _INTERNAL),
-    "vllm_xargs": Rule("refuse", _INTERNAL + "; some values make vLLM fail with a 500", neutral=({},)),
-    "routed_experts_prompt_start": Rule("refuse", _INTERNAL, neutral=(0,)),
+    "best_of": FieldRule("refuse", "vLLM 0.32 ignores it silently: ask for n, with logprobs, and choose"),
+    "use_beam_search": FieldRule("refuse", "beams are not samples of the policy", neutral=(False,)),
+    "length_penalty": FieldRule("refuse", "belongs to beam search", neutral=(1, 1.0)),
+    "watermarking": FieldRule("refuse", "changes what is sampled", neutral=(False,)),
+    "thinking_token_budget": FieldRule("refuse", "ends thoughts by tokens that the policy did not sample"),
+    "logits_processors": FieldRule("refuse", "would run client code in the engine", neutral=([],)),
+    "guided_json": FieldRule("refuse", _IGNORED_BY_ENGINE),
+    "guided_regex": FieldRule("refuse", _IGNORED_BY_ENGINE),
+    "guided_choice": FieldRule("refuse", _IGNORED_BY_ENGINE),
+    "guided_grammar": FieldRule("refuse", _IGNORED_BY_ENGINE),
+    "prompt_embeds": FieldRule("refuse", "training needs token ids"),
+    "kv_transfer_params": FieldRule("refuse", _INTERNAL),
+    "ec_transfer_params": FieldRule("refuse", _INTERNAL),
+    "vllm_xargs": FieldRule("refuse", _INTERNAL + "; some values make vLLM fail with a 500", neutral=({},)),
+    "routed_experts_prompt_start": FieldRule("refuse", _INTERNAL, neutral=(0,)),
     "mm_payload": _NO_MEDIA,
     "return_mm_kwargs": _NO_MEDIA,
 }
 
-CHAT: dict[str, Rule] = SAMPLING | {
+CHAT: dict[str, FieldRule] = SAMPLING | {
     "messages": _PASS,
     "max_completion_tokens": _PASS,
     "top_logprobs": _PASS,
@@ -163,28 +163,28 @@ CHAT: dict[str, Rule] = SAMPLING | {
     "chat_template_kwargs": _PASS,
     "documents": _PASS,
     "reasoning_effort": _PASS,
-    "include_reasoning": Rule(
+    "include_reasoning": FieldRule(
         "drop",
         "without it vLLM would hide the ids and logprobs of the whole answer",
     ),
     "return_prompt_text": _PASS,
     "echo": _NO_ECHO,
-    "chat_template": Rule("refuse", "training uses the model's own template"),
+    "chat_template": FieldRule("refuse", "training uses the model's own template"),
     "media_io_kwargs": _NO_MEDIA,
     "mm_processor_kwargs": _NO_MEDIA,
     "audio": _NO_MEDIA,
-    "modalities": Rule("refuse", "the policy reads and writes text only", neutral=(["text"],)),
-    "prediction": Rule("drop", "a hint for speed; the engines take none"),
+    "modalities": FieldRule("refuse", "the policy reads and writes text only", neutral=(["text"],)),
+    "prediction": FieldRule("drop", "a hint for speed; the engines take none"),
     "verbosity": _NO_EFFECT,
-    "web_search_options": Rule("refuse", "the engines have no network access"),
-    "functions": Rule("refuse", "vLLM 0.32 ignores it silently: use tools", neutral=([],)),
-    "function_call": Rule("refuse", "vLLM 0.32 ignores it silently: use tool_choice", neutral=("none",)),
+    "web_search_options": FieldRule("refuse", "the engines have no network access"),
+    "functions": FieldRule("refuse", "vLLM 0.32 ignores it silently: use tools", neutral=([],)),
+    "function_call": FieldRule("refuse", "vLLM 0.32 ignores it silently: use tool_choice", neutral=("none",)),
 }
 
-COMPLETION: dict[str, Rule] = SAMPLING | {
+COMPLETION: dict[str, FieldRule] = SAMPLING | {
     "prompt": _PASS,
     "echo": _NO_ECHO,
-    "suffix": Rule("refuse", "needs a model trained to fill in the middle", neutral=("",)),
+    "suffix": FieldRule("refuse", "needs a model trained to fill in the middle", neutral=("",)),
 }
 
 
@@ -217,12 +217,12 @@ def _asks_for_nothing(name: str, body: Body) -> bool:
 
 def _held_tools(body: Body) -> Body:
     try:
-        return tools.held(body)
+        return tools.with_strict_tools(body)
     except tools.NotAnObjectError as error:
         raise BadField("tools", str(error)) from error
 
 
-def unheeded(kind: Kind, body: Body, device: str) -> tuple[str, ...]:
+def ignored_fields(kind: Kind, body: Body, device: str) -> tuple[str, ...]:
     """Fields that would have an effect on another device and have none on this one."""
     dropped = _dropped_only_on(kind, device)
     return tuple(name for name in body if name in dropped and body[name] is not None)
@@ -239,11 +239,11 @@ def _check_values(body: Body) -> None:
     temperature = body.get("temperature", 1.0)
     if not isinstance(temperature, int | float) or isinstance(temperature, bool):
         raise BadField("temperature", "temperature is a number from 0 to 2")
-    if 0 < temperature < LOWEST_TEMPERATURE:
-        raise BadField("temperature", f"temperature is 0 or at least {LOWEST_TEMPERATURE}")
+    if 0 < temperature < MIN_TEMPERATURE:
+        raise BadField("temperature", f"temperature is 0 or at least {MIN_TEMPERATURE}")
     choices = body.get("n", 1)
-    if not isinstance(choices, int) or not 1 <= choices <= _MOST_CHOICES:
-        raise BadField("n", f"n is a whole number from 1 to {_MOST_CHOICES}")
+    if not isinstance(choices, int) or not 1 <= choices <= _MAX_CHOICES:
+        raise BadField("n", f"n is a whole number from 1 to {_MAX_CHOICES}")
     for name in ("max_tokens", "max_completion_tokens"):
         if body.get(name) == 0:  # of a prompt that fills the context vLLM says just this: then it means that
             raise BadField(name, f"{name} is at least 1")
@@ -277,7 +277,7 @@ def _check_calls(messages: Any) -> None:
 
 def _check_content(name: str, value: Any, depth: int = 0) -> None:
     """No NaN, no infinity, no integer past 64 bits, no nesting without end: some of them end in a 500."""
-    if depth > _DEEPEST:
+    if depth > _MAX_DEPTH:
         raise BadField(name, _TOO_DEEP)
     if isinstance(value, float) and not math.isfinite(value):
         raise BadField(name, f"{name!r} holds a number that is not finite")

@@ -4,7 +4,7 @@ vLLM 0.32 keeps the arguments of a `strict` tool to their schema by a grammar, a
 in words, and keeps calls to one (`parallel_tool_calls: false`) by a grammar for the whole call: then no
 answer is one of the policy's own any more (C9). Of a tool that is not strict it takes any JSON as the
 arguments of a forced call, a number or a text too.
-Neighbours: admission.py frees, answers.py gives the first call alone, request_fields.py holds;
+Neighbours: request_parsing.py frees, answers.py gives the first call alone, request_fields.py holds;
 distribution.py says what may be trained on. Pure.
 """
 
@@ -27,7 +27,7 @@ class NotAnObjectError(ValueError):
     """Arguments that are no object: no client could pass them to a function."""
 
 
-def freed(body: Body) -> tuple[Body, tuple[str, ...]]:
+def without_tool_grammar(body: Body) -> tuple[Body, tuple[str, ...]]:
     """The body without what makes a grammar of tools the model is free to call, and what that ignores.
 
     Left as it is where a call is forced or forbidden: it costs no sample there.
@@ -44,7 +44,7 @@ def freed(body: Body) -> tuple[Body, tuple[str, ...]]:
     return body, ignored
 
 
-def held(body: Body) -> Body:
+def with_strict_tools(body: Body) -> Body:
     """The body with every tool strict where a call is forced. Raises NotAnObjectError, naming the tool."""
     tools = body.get("tools")
     if body.get("tool_choice") in _UNFORCED or not isinstance(tools, list):

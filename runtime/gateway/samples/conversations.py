@@ -3,8 +3,8 @@
 A conversation that is sent again with its answers unchanged has, up to each answer, the name that the answer
 was recorded under. Not compared is what clients make anew or leave out: ids of calls, thoughts, fields with
 nothing in them, how a call's arguments are written. Any other change gives another name.
-Neighbours: content.py has the one form of a message; turn_index.py keeps the names; completions/continuing.py
-asks. Pure.
+Neighbours: content_key.py has the one form of a message; turn_index.py keeps the names;
+completions/continuing.py asks. Pure.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from runtime.gateway.samples import content
-from runtime.gateway.samples.content import Call
+from runtime.gateway.samples import content_key
+from runtime.gateway.samples.content_key import Call
 from runtime.gateway.samples.journal import Tags
 
 _NAME_BYTES = 16
@@ -24,9 +24,9 @@ _ASSISTANT = "assistant"
 # Who says what the conversation is to be like.
 _SYSTEM = ("system", "developer")
 # Of any message: what clients make themselves.
-_THEIR_OWN = frozenset({"tool_call_id", "id"})
+_CLIENT_IDS = frozenset({"tool_call_id", "id"})
 # Of an answer: what was not said in it, or is said by what was sampled in any case.
-_BESIDE = frozenset(
+_IGNORED_FIELDS = frozenset(
     {
         "reasoning", "reasoning_content", "reasoning_details", "thinking_blocks", "provider_specific_fields",
         "refusal", "annotations", "audio", "name", "function_call",
@@ -39,28 +39,28 @@ class NoNameError(ValueError):
 
 
 @dataclass(frozen=True)
-class Beginning:
+class ConversationPrefix:
     """A conversation up to a message: its name, and its name if nobody had said what it is to be like."""
 
     name: str
     bare: str
 
 
-def beginnings(tags: Tags, messages: Sequence[Any]) -> list[Beginning]:
+def prefixes(tags: Tags, messages: Sequence[Any]) -> list[ConversationPrefix]:
     """The beginnings of a conversation: before its first message, after it, after the second, …
 
     Those of a rollout's are its own, by predictor and purpose. Raises NoNameError.
     """
     scope = _named("", [tags.rollout, tags.predictor, tags.purpose])
-    found = [Beginning(scope, scope)]
+    found = [ConversationPrefix(scope, scope)]
     for message in messages:
         found.append(_after(found[-1], _form(message)))
     return found
 
 
-def answered(question: Beginning, text: str, calls: Iterable[Call]) -> str:
+def answered(question: ConversationPrefix, text: str, calls: Iterable[Call]) -> str:
     """The name of a question with this answer to it."""
-    said = {"role": _ASSISTANT, "content": text, "tool_calls": content.said_by(calls)}
+    said = {"role": _ASSISTANT, "content": text, "tool_calls": content_key.normalised_calls(calls)}
     return _named(question.name, _without_nothing(said))
 
 
@@ -78,10 +78,10 @@ def _form(message: Any) -> dict[str, Any]:
     if not isinstance(message, Mapping):
         raise NoNameError("a message is no object")
     try:
-        plain = content.plain(message)
+        plain = content_key.plain(message)
     except RecursionError as error:
         raise NoNameError("a message is nested too deeply") from error
-    beside = _THEIR_OWN | _BESIDE if is_answer(message) else _THEIR_OWN
+    beside = _CLIENT_IDS | _IGNORED_FIELDS if is_answer(message) else _CLIENT_IDS
     return _without_nothing({name: value for name, value in plain.items() if name not in beside})
 
 
@@ -89,9 +89,9 @@ def _without_nothing(said: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in said.items() if value not in (None, "", [], {})}
 
 
-def _after(before: Beginning, said: Mapping[str, Any]) -> Beginning:
+def _after(before: ConversationPrefix, said: Mapping[str, Any]) -> ConversationPrefix:
     name = _named(before.name, said)
-    return Beginning(name, before.bare if said.get("role") in _SYSTEM else _named(before.bare, said))
+    return ConversationPrefix(name, before.bare if said.get("role") in _SYSTEM else _named(before.bare, said))
 
 
 def _named(before: str, said: Any) -> str:

@@ -14,12 +14,12 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import groupby
 
 from runtime.gateway.samples import parsed_fields
-from runtime.gateway.samples.journal import Place, Said
+from runtime.gateway.samples.exchange_text import choice_texts
+from runtime.gateway.samples.journal import ExchangeText, LineLocation
 from runtime.gateway.samples.parsed_fields import Names
-from runtime.gateway.samples.said import texts
 from runtime.gateway.samples.sample_ref import SampleRef
 
-Read = Callable[[Place], Said]
+Read = Callable[[LineLocation], ExchangeText]
 
 
 class FieldIndex:
@@ -66,10 +66,10 @@ class FieldIndex:
             for names in self._of_one(place, those)
         ]
 
-    def _of_one(self, place: Place, refs: Iterable[SampleRef]) -> Iterator[Names | None]:
+    def _of_one(self, place: LineLocation, refs: Iterable[SampleRef]) -> Iterator[Names | None]:
         """The names of samples of one exchange."""
         said = self._read(place)
-        told = {} if said.messages is None else texts(said)
+        told = {} if said.messages is None else choice_texts(said)
         for ref in refs:
             text = told.get(ref.choice)
             yield None if text is None or said.messages is None else parsed_fields.names(said.messages, text)

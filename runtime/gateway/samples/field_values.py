@@ -14,7 +14,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from runtime.gateway.samples.marked_up import Node, parse
+from runtime.gateway.samples.xml_elements import Node, parse
 
 # Python's own reader of literals is given no more: its time and its stack are not bounded by much else.
 _LITERAL_CHARACTERS = 10_000

@@ -32,7 +32,7 @@ class Sample:
     finish_reason: str | None
     # Why it can never be trained on; None: it can.
     unscorable: str | None = None
-    # Its name by content (content.py), where its request had no tag.
+    # Its name by content (content_key.py), where its request had no tag.
     content: str | None = None
     # What stands for the white space around its text, where it has such a name: that is not in the name.
     around: str = ""
@@ -89,7 +89,8 @@ class Exchange:
     streamed: bool
     # The answer's JSON; of a stream, its text as one JSON string.
     answer: msgspec.Raw
-    # False: nobody is known to have received it, and it is no sample. A later `Claim` makes it good.
+    # False: nobody is known to have received it, and it is no sample. A later `DeliveryConfirmed` makes it
+    # good.
     delivered: bool
     # The question, where a client may name it by its parsed fields (parsed_fields.py).
     messages: list[Any] | None = None
@@ -97,31 +98,31 @@ class Exchange:
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
+class DeliveryConfirmed:
     """The answer of this request was received after all, or again."""
 
     claim: str
 
 
 @dataclass(frozen=True, slots=True)
-class Doubt:
+class DeliveryUncertain:
     """The connection broke after this request's answer: where the same call comes again, that one counts."""
 
     doubt: str
 
 
 @dataclass(frozen=True, slots=True)
-class Loss:
+class DeliveryLost:
     """The answer of this request was recorded as received, and was not."""
 
     loss: str
 
 
-Word = Claim | Doubt | Loss
+DeliveryEvent = DeliveryConfirmed | DeliveryUncertain | DeliveryLost
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class LineLocation:
     """Where a line stands."""
 
     file: int
@@ -130,7 +131,7 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class SampleHead:
+class SampleEntry:
     """What the index needs of a sample."""
 
     id: str
@@ -142,7 +143,7 @@ class SampleHead:
 
 
 @dataclass(frozen=True, slots=True)
-class Head:
+class IndexEntry:
     """What the index needs of a line; the long arrays are skipped, not built. Of a `Word`, nothing else."""
 
     claim: str | None = None
@@ -152,13 +153,13 @@ class Head:
     digest: str = ""
     tags: Tags = Tags()
     version: int = 0
-    samples: list[SampleHead] = field(default_factory=list)
+    samples: list[SampleEntry] = field(default_factory=list)
     delivered: bool = True
     conversation: Conversation | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class ExchangeText:
     """What was said in an exchange, without its tokens."""
 
     streamed: bool
@@ -168,8 +169,8 @@ class Said:
 
 _ENCODER = msgspec.json.Encoder()
 _WHOLE = msgspec.json.Decoder(Exchange)
-_SAID = msgspec.json.Decoder(Said)
-_HEAD = msgspec.json.Decoder(Head)
+_TEXT = msgspec.json.Decoder(ExchangeText)
+_INDEX_ENTRY = msgspec.json.Decoder(IndexEntry)
 
 
 class Journal:
@@ -186,45 +187,45 @@ class Journal:
         self._writer: int | None = None
         self._begin_file()
 
-    def append(self, line: Exchange | Word) -> Place:
+    def append(self, line: Exchange | DeliveryEvent) -> LineLocation:
         """Write one line. Raises OSError when the disk does not take it."""
         writer = self._writer
         if writer is None or self._size > self._file_bytes:
             writer = self._begin_file()
         encoded = _ENCODER.encode(line) + b"\n"
         written = os.write(writer, encoded)
-        place = Place(self._file, self._size, written)
+        place = LineLocation(self._file, self._size, written)
         self._size += written
         if written < len(encoded):
             self._close()  # the half line must not run into the next one
             raise OSError(f"samples: only {written} of {len(encoded)} bytes were written; is the disk full?")
         return place
 
-    def read(self, place: Place) -> Exchange:
+    def read(self, place: LineLocation) -> Exchange:
         """The exchange that stands there."""
         return _WHOLE.decode(self._line(place))
 
-    def read_said(self, place: Place) -> Said:
+    def read_text(self, place: LineLocation) -> ExchangeText:
         """What was said in the exchange that stands there."""
-        return _SAID.decode(self._line(place))
+        return _TEXT.decode(self._line(place))
 
-    def _line(self, place: Place) -> bytes:
+    def _line(self, place: LineLocation) -> bytes:
         with self._opening:
             reader = self._readers.get(place.file)
             if reader is None:
                 reader = self._readers[place.file] = os.open(self._path(place.file), os.O_RDONLY)
         return os.pread(reader, place.length, place.offset)
 
-    def heads(self) -> Iterator[tuple[Place, Head]]:
+    def index_entries(self) -> Iterator[tuple[LineLocation, IndexEntry]]:
         """Every whole line of earlier processes, in the order written."""
         for number in self._files():
             offset = 0
             with open(self._path(number), "rb") as lines:
                 for line in lines:
-                    place = Place(number, offset, len(line))
+                    place = LineLocation(number, offset, len(line))
                     offset += len(line)
                     try:
-                        yield place, _HEAD.decode(line)
+                        yield place, _INDEX_ENTRY.decode(line)
                     except msgspec.DecodeError:
                         continue  # cut short when the machine stopped
 

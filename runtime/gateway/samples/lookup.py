@@ -16,7 +16,7 @@ from typing import Annotated, Any, Self
 from fastapi import APIRouter
 from pydantic import Field, NonNegativeInt, model_validator
 
-from runtime.gateway.samples import content
+from runtime.gateway.samples import content_key
 from runtime.gateway.samples.sample_ref import SampleRef
 from runtime.shared.schema import MOST_SAMPLES, Answer, Body, SampleId
 
@@ -79,12 +79,12 @@ def _words(said: LookupConversation) -> Iterator[_Words]:
     messages = [_without_nothing(one) for one in said.messages]
     for place in said.answers:
         text = str(said.messages[place].get("content") or "")
-        calls = content.calls_of(said.messages[place].get("tool_calls"))
+        calls = content_key.calls_of(said.messages[place].get("tool_calls"))
         before = messages[:place]
         # Clients give an answer without words back as none, or as empty ones.
         spelled = [{**one, "content": one.get("content") or ""} for one in before]
-        keys = (content.key(it, text, calls) for it in (before, spelled))
-        yield _Words(tuple(dict.fromkeys(keys)), content.around(text))
+        keys = (content_key.key(it, text, calls) for it in (before, spelled))
+        yield _Words(tuple(dict.fromkeys(keys)), content_key.surrounding_whitespace(text))
 
 
 def _without_nothing(said: dict[str, Any]) -> dict[str, Any]:

@@ -38,7 +38,7 @@ def receipt_routes(store: SampleStore) -> APIRouter:
     async def take(given: Receipts) -> Response:
         try:
             for receipt in given.receipts:
-                keep = store.receive if receipt.state == "received" else store.doubt
+                keep = store.mark_received if receipt.state == "received" else store.mark_uncertain
                 keep(receipt.request)
         except OSError as error:  # a full disk: they are told again
             message = f"the machine's disk does not take it: {error.strerror or error}"

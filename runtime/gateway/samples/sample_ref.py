@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from runtime.gateway.samples.journal import Place, Tags
+from runtime.gateway.samples.journal import LineLocation, Tags
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +19,7 @@ class SampleRef:
     version: int
     unscorable: str | None
     request: str
-    place: Place
+    place: LineLocation
     position: int
     # The client gave the text of it; see journal.Sample.
     retokenised: bool = False

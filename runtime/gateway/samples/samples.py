@@ -17,7 +17,16 @@ from typing import Any
 
 from runtime.gateway.requests import distribution
 from runtime.gateway.samples.field_index import FieldIndex
-from runtime.gateway.samples.journal import Claim, Doubt, Exchange, Head, Journal, Loss, Place, Sample
+from runtime.gateway.samples.journal import (
+    DeliveryConfirmed,
+    DeliveryLost,
+    DeliveryUncertain,
+    Exchange,
+    IndexEntry,
+    Journal,
+    LineLocation,
+    Sample,
+)
 from runtime.gateway.samples.parsed_fields import Names
 from runtime.gateway.samples.sample_ref import SampleRef
 from runtime.gateway.samples.turn_index import TurnIndex
@@ -31,11 +40,11 @@ NO_LOGPROB = -9999.0
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class StoredRequest:
     """A remembered request."""
 
     digest: str
-    place: Place
+    place: LineLocation
 
 
 class SampleStore:
@@ -48,14 +57,14 @@ class SampleStore:
         self._by_id: dict[str, SampleRef] = {}
         # Sample id → its name by content, if it has one, and itself: those without a tag are forgotten.
         self._untagged: OrderedDict[str, tuple[str | None, SampleRef]] = OrderedDict()
-        self._fields = FieldIndex(self._journal.read_said)
+        self._fields = FieldIndex(self._journal.read_text)
         self.turns = TurnIndex()
-        self._requests: OrderedDict[str, Stored] = OrderedDict()
+        self._requests: OrderedDict[str, StoredRequest] = OrderedDict()
         self._unreceived: set[str] = set()
         # Digest of a request → those with it whose connections broke after their answers.
         self._doubtful: defaultdict[str, set[str]] = defaultdict(set)
         self.count = 0
-        for place, head in self._journal.heads():
+        for place, head in self._journal.index_entries():
             self._read(place, head)
 
     def record(self, exchange: Exchange) -> None:
@@ -111,7 +120,7 @@ class SampleStore:
         exchange = self._journal.read(ref.place)
         return exchange, exchange.samples[ref.position]
 
-    def stored(self, request: str) -> Stored | None:
+    def stored(self, request: str) -> StoredRequest | None:
         """What is remembered of a request id."""
         return self._requests.get(request)
 
@@ -123,7 +132,7 @@ class SampleStore:
         """Whether the answer of a recorded request is taken for received."""
         return request not in self._unreceived
 
-    def receive(self, request: str) -> None:
+    def mark_received(self, request: str) -> None:
         """The answer reached its client. Raises OSError where the disk takes no more, as do the next two.
 
         Receipts come again, in their order, when the word that they were taken is lost: then one that is
@@ -131,22 +140,22 @@ class SampleStore:
         """
         stored = self._requests.get(request)
         if request in self._unreceived or (stored and stored.digest in self._doubtful):
-            self._journal.append(Claim(request))
+            self._journal.append(DeliveryConfirmed(request))
             self._claim(request)
 
-    def doubt(self, request: str) -> None:
+    def mark_uncertain(self, request: str) -> None:
         """Its client's connection broke after the answer: the same call, asked again, replaces it."""
         if request in self._requests and request not in self._unreceived:
-            self._journal.append(Doubt(request))
+            self._journal.append(DeliveryUncertain(request))
             self._doubt(request)
 
-    def lose(self, request: str) -> None:
+    def mark_lost(self, request: str) -> None:
         """The answer was taken for received, and was not."""
         if request in self._requests and request not in self._unreceived:
-            self._journal.append(Loss(request))
+            self._journal.append(DeliveryLost(request))
             self._unreceived.add(request)
 
-    def _read(self, place: Place, head: Head) -> None:
+    def _read(self, place: LineLocation, head: IndexEntry) -> None:
         """Take up one line of an earlier process."""
         if head.claim is not None:
             self._claim(head.claim)
@@ -157,12 +166,12 @@ class SampleStore:
         else:
             self._index(place, head)
 
-    def _index(self, place: Place, line: Exchange | Head) -> None:
-        self._requests[line.request] = Stored(line.digest, place)
+    def _index(self, place: LineLocation, line: Exchange | IndexEntry) -> None:
+        self._requests[line.request] = StoredRequest(line.digest, place)
         if len(self._requests) > REMEMBERED_REQUESTS:
             self._requests.popitem(last=False)
         if line.delivered:
-            self._replace_doubtful(line.request)
+            self._replace_uncertain(line.request)
         else:
             self._unreceived.add(line.request)
         self.count += len(line.samples)
@@ -215,24 +224,24 @@ class SampleStore:
 
     def _claim(self, request: str) -> None:
         self._unreceived.discard(request)
-        self._replace_doubtful(request)
+        self._replace_uncertain(request)
 
     def _doubt(self, request: str) -> None:
         if request in self._requests:
             self._doubtful[self._requests[request].digest].add(request)
 
-    def _replace_doubtful(self, request: str) -> None:
+    def _replace_uncertain(self, request: str) -> None:
         """This answer was received: earlier ones to the same call, whose connections broke, were not."""
         if request in self._requests:
             doubtful = self._doubtful.pop(self._requests[request].digest, set())
             self._unreceived |= doubtful - {request}
 
 
-def unscorable(
+def why_not_trainable(
     settings: Mapping[str, Any], completion_ids: list[int], logprobs: list[float | None]
 ) -> str | None:
     """Why a completion can never be trained on; None when it can (C9, C10)."""
-    if setting := distribution.cut_by(settings):
+    if setting := distribution.distorted_by(settings):
         return setting
     if not completion_ids:
         return "empty completion"

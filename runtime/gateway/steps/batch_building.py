@@ -80,7 +80,7 @@ def _meta(selection: Selection, rows: list[_Row], counts: StepCounts) -> dict[st
             for group, member in selection.members
         ],
         "samples": [row.described for row in rows],
-        "lags": {str(version): lag for version, lag in sorted(selection.lags.items())},
+        "lags": {str(version): lag for version, lag in sorted(selection.staleness.items())},
         "counts": counts.model_dump(),
     }
 

@@ -4,7 +4,7 @@ An answer is every assistant's message whose `weight` is not 0. Where the next a
 the last answer id for id, they are one sequence; else each is a sequence of its own. An example that cannot
 be had exactly is dropped whole, and its answers are counted with the reason.
 Neighbours: handover.py asks when a supervised step's turn comes; rendering.py has one answer's ids,
-supervised_batch.py lays them down. Knows nothing of losses.
+sft_batch.py lays them down. Knows nothing of losses.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from runtime.gateway.engines.engine_client import EngineClient, EngineError
-from runtime.gateway.engines.fleet import Fleet
+from runtime.gateway.engines.engine_pool import EnginePool
 from runtime.gateway.http.openai_errors import ApiError
 from runtime.gateway.requests import tools
 from runtime.gateway.steps.rendering import TOO_LONG, Message, NotRenderedError, Tools, render
@@ -32,16 +32,16 @@ _AT_ONCE = 8
 # An engine that dies meanwhile is started again; how often an answer is asked for again, and for how long an
 # engine may be away, as while a runtime starts anew.
 _TRIES = 5
-_AWAY_SECONDS = 1800.0
+_ENGINES_SECONDS = 1800.0
 _LOOK_SECONDS = 1.0
 
 
-class NotLearnedError(Exception):
+class NotTokenisedError(Exception):
     """No engine renders the examples; the message is the reason."""
 
 
 @dataclass(frozen=True)
-class Learnable:
+class TokenisedExample:
     """One sequence to learn from: its ids, and where the answers lie in it (start, end)."""
 
     example: int
@@ -50,14 +50,14 @@ class Learnable:
 
 
 @dataclass
-class Learned:
+class TokenisedExamples:
     """What examples came to."""
 
-    sequences: list[Learnable] = field(default_factory=list)
+    sequences: list[TokenisedExample] = field(default_factory=list)
     counts: StepCounts = field(default_factory=StepCounts)
 
 
-Learn = Callable[[Sequence[SupervisedExample]], Awaitable[Learned]]
+Render = Callable[[Sequence[SupervisedExample]], Awaitable[TokenisedExamples]]
 
 
 def credential_paths(example: SupervisedExample) -> list[int]:
@@ -79,14 +79,14 @@ def counted(examples: Sequence[SupervisedExample]) -> StepCounts:
 class Examples:
     """Renders examples by whichever engine has the least to do."""
 
-    def __init__(self, fleet: Fleet) -> None:
+    def __init__(self, fleet: EnginePool) -> None:
         self._fleet = fleet
         self._places = asyncio.Semaphore(_AT_ONCE)
 
-    async def learn(self, examples: Sequence[SupervisedExample]) -> Learned:
-        """All of a step's examples, in their order. Raises NotLearnedError."""
+    async def tokenise(self, examples: Sequence[SupervisedExample]) -> TokenisedExamples:
+        """All of a step's examples, in their order. Raises NotTokenisedError."""
         rendered = await _all([self._sequences(number, one) for number, one in enumerate(examples)])
-        found, dropped = Learned(), Counter(counted(examples).dropped)
+        found, dropped = TokenisedExamples(), Counter(counted(examples).dropped)
         for example, sequences in zip(examples, rendered, strict=True):
             if isinstance(sequences, str):
                 dropped[sequences] += len(credential_paths(example))
@@ -103,12 +103,12 @@ class Examples:
         )
         return found
 
-    async def _sequences(self, number: int, example: SupervisedExample) -> list[Learnable] | str:
+    async def _sequences(self, number: int, example: SupervisedExample) -> list[TokenisedExample] | str:
         """An example's sequences, or why it has none."""
         places = credential_paths(example)
         if len(places) > MOST_ANSWERS:
             return f"more than {MOST_ANSWERS} answers"
-        given = tools.freed({"tools": example.tools})[0]["tools"]
+        given = tools.without_tool_grammar({"tools": example.tools})[0]["tools"]
         messages = [_shown(message) for message in example.messages]
         try:
             parts = await _all([self._answer(messages[:place], messages[place], given) for place in places])
@@ -119,7 +119,7 @@ class Examples:
     async def _answer(
         self, before: list[Message], answer: Message, given: Tools
     ) -> tuple[list[int], list[int]]:
-        """Raises NotRenderedError, NotLearnedError."""
+        """Raises NotRenderedError, NotTokenisedError."""
         said: EngineError | None = None
         async with self._places:
             for _ in range(_TRIES):
@@ -131,16 +131,16 @@ class Examples:
                     if 400 <= error.status < 500:
                         raise NotRenderedError(_refusal(error)) from error
                     await asyncio.sleep(_LOOK_SECONDS)
-        raise NotLearnedError(f"no engine renders the examples: {said}")
+        raise NotTokenisedError(f"no engine renders the examples: {said}")
 
     async def _client(self) -> EngineClient:
-        end = time.monotonic() + _AWAY_SECONDS
+        end = time.monotonic() + _ENGINES_SECONDS
         while True:
             try:
                 return (await self._fleet.pick()).client
             except ApiError as error:
                 if error.code == "engine_failed" or time.monotonic() > end:
-                    raise NotLearnedError(f"no engine renders the examples: {error}") from error
+                    raise NotTokenisedError(f"no engine renders the examples: {error}") from error
                 await asyncio.sleep(_LOOK_SECONDS)
 
 
@@ -176,13 +176,13 @@ def _refusal(error: EngineError) -> str:
     return TOO_LONG if too_long else "the engine does not take its messages"
 
 
-def _joined(number: int, parts: list[tuple[list[int], list[int]]]) -> list[Learnable]:
+def _joined(number: int, parts: list[tuple[list[int], list[int]]]) -> list[TokenisedExample]:
     """Answers in their order, each that goes on from the last in one sequence with it."""
-    found: list[Learnable] = []
+    found: list[TokenisedExample] = []
     for prompt, completion in parts:
         tokens, place = prompt + completion, (len(prompt), len(prompt) + len(completion))
         if found and prompt[: len(found[-1].tokens)] == found[-1].tokens:
-            found[-1] = Learnable(number, tokens, [*found[-1].answers, place])
+            found[-1] = TokenisedExample(number, tokens, [*found[-1].answers, place])
         else:
-            found.append(Learnable(number, tokens, [place]))
+            found.append(TokenisedExample(number, tokens, [place]))
     return found

@@ -1,9 +1,9 @@
 """A step on the trainer's side: its batch is built and given, then its commit is waited for.
 
-Neighbours: queue.py has the step before and after; claims.py says what of it is trained, batch_building.py
-makes the batch, or examples.py and supervised_batch.py where it imitates, and step_records.py writes it; the
-trainer takes `steps/NNNNNN/` and commits `checkpoints/step-NNNNNN/`. Knows nothing of keys, publications or
-what the queue says of the step.
+Neighbours: queue.py has the step before and after; sample_ownership.py says what of it is trained,
+batch_building.py makes the batch, or examples.py and sft_batch.py where it imitates, and step_records.py
+writes it; the trainer takes `steps/NNNNNN/` and commits `checkpoints/step-NNNNNN/`. Knows nothing of keys,
+publications or what the queue says of the step.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from typing import Any
 from runtime.gateway.http.step_errors import NothingToTrainError
 from runtime.gateway.samples.samples import SampleStore
 from runtime.gateway.steps.batch_building import build
-from runtime.gateway.steps.claims import Claims
-from runtime.gateway.steps.examples import Learn, NotLearnedError
+from runtime.gateway.steps.examples import NotTokenisedError, Render
 from runtime.gateway.steps.rollout_log import TranscriptWriter
+from runtime.gateway.steps.sample_ownership import SampleOwnership
+from runtime.gateway.steps.sft_batch import build_sft_batch
 from runtime.gateway.steps.step_records import Step, StepFolder
-from runtime.gateway.steps.supervised_batch import lay_down
 from runtime.shared import failpoints
 from runtime.shared.batch import SCHEMA, Batch, empty_batch
 from runtime.shared.checkpoint import Checkpoint, CheckpointStore, checkpoint_name
 from runtime.shared.statuses import StepCounts
 
-_LOOK_SECONDS = 0.02
+_POLL_SECONDS = 0.02
 
 
 class NotTrainedError(Exception):
@@ -39,12 +39,12 @@ class Handover:
     def __init__(
         self,
         folder: StepFolder,
-        claims: Claims,
+        claims: SampleOwnership,
         samples: SampleStore,
         checkpoints: CheckpointStore,
         trainer_failure: Callable[[], str | None],
         said: TranscriptWriter | None,
-        learn: Learn | None = None,
+        learn: Render | None = None,
     ) -> None:
         self._folder = folder
         self._claims = claims
@@ -54,19 +54,19 @@ class Handover:
         self._said = said
         self._learn = learn
 
-    async def give(self, step: Step) -> None:
+    async def dispatch(self, step: Step) -> None:
         """Write the batch for the trainer; staleness is judged here, with what has been committed since.
 
         After a try that broke off the trainer may have it: what it has is never made again. Raises OSError,
         and NothingToTrainError where nothing is left to train.
         """
         failpoints.failpoint("gateway.giving")
-        if not self._folder.was_given(step.id):
-            await asyncio.to_thread(self._folder.give, step.id, await self._batch(step))
+        if not self._folder.has_batch(step.id):
+            await asyncio.to_thread(self._folder.write_batch, step.id, await self._batch(step))
         failpoints.failpoint("gateway.given")
         step.state = "training"
 
-    async def give_beside(
+    async def overlap_publish(
         self, work: Coroutine[Any, Any, None], following: Callable[[], Step | None], told: asyncio.Event
     ) -> None:
         """Do `work`, the publication of a step, and meanwhile give the one after it, once there is one.
@@ -80,7 +80,7 @@ class Handover:
                 told.clear()
                 if (step := following()) is not None:
                     with contextlib.suppress(Exception):  # whatever it is, it is raised again in its turn
-                        await self.give(step)
+                        await self.dispatch(step)
                     break
                 hearing = asyncio.ensure_future(told.wait())
                 await asyncio.wait((working, hearing), return_when=asyncio.FIRST_COMPLETED)
@@ -93,7 +93,7 @@ class Handover:
         meta = {
             "schema": SCHEMA, "kind": step.kind, "step": step.id, "key": step.key,
             "request_sha256": step.digest, "from": step.source, "client_state": step.client_state,
-            "settings": step.said_of_settings,
+            "settings": step.settings_payload,
         }  # fmt: skip
         if step.kind == "restore":
             return empty_batch(meta)
@@ -116,13 +116,13 @@ class Handover:
             raise NotTrainedError("no engine here can render examples")
         try:
             learned = await self._learn(step.examples)
-        except NotLearnedError as error:
+        except NotTokenisedError as error:
             raise NotTrainedError(str(error)) from error
         step.counts = learned.counts
         if not learned.sequences:
             raise NothingToTrainError(learned.counts)
         counts = {"counts": learned.counts.model_dump()}
-        return await asyncio.to_thread(lay_down, learned.sequences, meta | counts)
+        return await asyncio.to_thread(build_sft_batch, learned.sequences, meta | counts)
 
     async def until_committed(self, step: Step) -> Checkpoint:
         """The step's checkpoint, once the trainer has committed it. Raises NotTrainedError."""
@@ -131,5 +131,5 @@ class Handover:
             error = self._folder.failure(step.id) or self._trainer_failure()
             if error is not None:
                 raise NotTrainedError(error)
-            await asyncio.sleep(_LOOK_SECONDS)
+            await asyncio.sleep(_POLL_SECONDS)
         return await asyncio.to_thread(self._checkpoints.load, name)

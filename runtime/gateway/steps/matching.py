@@ -2,7 +2,7 @@
 
 What is sure is given out before what is likely, the newest first, and what can be trained on before what
 cannot. Where samples have one name they said the same to the same question, and any of them will do.
-Neighbours: from_text.py asks, once a step; the store has the samples by their names.
+Neighbours: text_members.py asks, once a step; the store has the samples by their names.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
-from runtime.gateway.samples import content, parsed_fields
+from runtime.gateway.samples import content_key, parsed_fields
 from runtime.gateway.samples.parsed_fields import Names
 from runtime.gateway.samples.sample_ref import SampleRef
 from runtime.gateway.samples.samples import SampleStore
@@ -28,7 +28,7 @@ async def match(members: list[Member], store: SampleStore, taken: Taken) -> list
     if any(parsed_fields.may_have(member.messages or ()) for member in members):
         await store.name_by_fields()
         named = await asyncio.to_thread(lambda: [*map(_names, members)])
-    supply = _Supply(taken)
+    supply = _FreeSamples(taken)
     sure = [
         [*_literal(member, store), *_surely(names, store)]
         for member, names in zip(members, named, strict=True)
@@ -46,7 +46,7 @@ async def match(members: list[Member], store: SampleStore, taken: Taken) -> list
 
 
 @dataclass
-class _Supply:
+class _FreeSamples:
     """Samples by the ways they were looked for; those that are free are given out, each once."""
 
     taken: Taken
@@ -92,8 +92,8 @@ def _names(member: Member) -> Names | None:
 
 def _literal(member: Member, store: SampleStore) -> Iterator[Way]:
     if member.messages is not None:
-        calls = content.calls_of(member.tool_calls)
-        name = content.key(member.messages, member.completion or "", calls)
+        calls = content_key.calls_of(member.tool_calls)
+        name = content_key.key(member.messages, member.completion or "", calls)
         yield name, lambda: store.of_content(name)
 
 

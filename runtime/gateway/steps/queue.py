@@ -1,8 +1,8 @@
 """The queue of training steps: taken in once per key, given to the trainer one at a time, published.
 
-Neighbours: the gateway's routes submit and wait; known_steps.py has every step, step_records.py has each on
-disk first, claims.py says which samples it has; handover.py gives it to the trainer and waits for its commit;
-`publish` (publishing.py's) serves that. Knows nothing of HTTP, engines, batches or tensors.
+Neighbours: the gateway's routes submit and wait; step_registry.py has every step, step_records.py has each on
+disk first, sample_ownership.py says which samples it has; handover.py gives it to the trainer and waits for
+its commit; `publish` (publishing.py's) serves that. Knows nothing of HTTP, engines, batches or tensors.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from runtime.gateway.http.step_errors import (
     UnknownStepError,
 )
 from runtime.gateway.samples.samples import SampleStore
-from runtime.gateway.steps.claims import Claims
-from runtime.gateway.steps.examples import Learn, counted
+from runtime.gateway.steps.examples import Render, counted
 from runtime.gateway.steps.handover import Handover, NotTrainedError
-from runtime.gateway.steps.known_steps import KnownSteps
 from runtime.gateway.steps.rewind import Rewind
 from runtime.gateway.steps.rollout_log import TranscriptWriter
+from runtime.gateway.steps.sample_ownership import SampleOwnership
 from runtime.gateway.steps.selection import is_known
-from runtime.gateway.steps.step_records import Step, StepFolder, check_size, digest_of, said_in
+from runtime.gateway.steps.step_records import Step, StepFolder, check_size, digest_of, request_payload
+from runtime.gateway.steps.step_registry import StepRegistry
 from runtime.shared import failpoints
 from runtime.shared.checkpoint import Checkpoint, CheckpointError, CheckpointStore, checkpoint_name
 from runtime.shared.metrics import line_of
@@ -62,10 +62,10 @@ class StepQueue:
         publish: Publish,
         *,
         trainer_failure: Callable[[], str | None],
-        max_lag: int,
+        max_staleness: int,
         train: TrainConfig | None = None,
         resolve: Resolve | None = None,
-        learn: Learn | None = None,
+        learn: Render | None = None,
         said: TranscriptWriter | None = None,
     ) -> None:
         self.checkpoints = checkpoints
@@ -75,9 +75,9 @@ class StepQueue:
         self._train = train or TrainConfig()
         self._resolve = resolve
         self._rewind = Rewind.read(state_dir)
-        self._claims = Claims(samples, self._folder, max_lag)
-        self._steps = KnownSteps(self._folder, self._claims)
-        self.has = self._claims.has
+        self._claims = SampleOwnership(samples, self._folder, max_staleness)
+        self._steps = StepRegistry(self._folder, self._claims)
+        self.has = self._claims.is_owned
         self.taken: Callable[[list[Group]], None] = lambda groups: None  # told of each step: they have ended
         self.warnings = self._claims.warnings
         self._handover = Handover(
@@ -105,12 +105,12 @@ class StepQueue:
     async def submit(self, request: StepRequest) -> StepStatus:
         """Take a step in, once per key. Raises a StepError."""
         check_size(request.client_state)
-        digest = digest_of(said_in(request))
+        digest = digest_of(request_payload(request))
         if known := self._steps.find(request.key, digest):
             return known.status
         self._check_settings(request)
         if request.examples:
-            return self._take_in(self._supervised(request, digest))
+            return self._add(self._supervised(request, digest))
         if self._rewind is not None:
             self._rewind.check(
                 request.groups,
@@ -119,7 +119,7 @@ class StepQueue:
             )
         groups = list(request.groups)
         if self._resolve is not None:
-            groups = await self._resolve(groups, self._claims.has)
+            groups = await self._resolve(groups, self._claims.is_owned)
             if known := self._steps.find(request.key, digest):  # taken in while texts were looked up
                 return known.status
         async with self._claims.sorting:
@@ -132,7 +132,7 @@ class StepQueue:
                 self._steps.next_id, request.key, digest, "train", groups, request.client_state,
                 counts=selection.counts, samples=selection.ids, settings=request.settings,
             )  # fmt: skip
-            return self._take_in(step)
+            return self._add(step)
 
     async def restore(self, name: str, key: str, client_state: dict[str, Any] | None = None) -> StepStatus:
         """Take in a step that goes back to a kept checkpoint.
@@ -148,7 +148,7 @@ class StepQueue:
             return known.status
         state = kept.client_state if client_state is None else client_state
         step = Step(self._steps.next_id, key, digest, "restore", source=name, client_state=state)
-        return self._take_in(step)
+        return self._add(step)
 
     async def pin(self, name: str, best_of: str | None = None) -> CheckpointInfo:
         """Keep a checkpoint, as the best of some work where that is named.
@@ -212,7 +212,7 @@ class StepQueue:
         first = self._steps.by_key(KEY)
         if first is None and self._steps.next_id == 1:
             first = Step(1, KEY, digest_of({"restore": START}), "restore", source=START)
-            self._take_in(first)
+            self._add(first)
         return (
             max(self._claims.committed, default=0) <= 1 and first is not None and first.state != "published"
         )
@@ -234,7 +234,7 @@ class StepQueue:
             if step.state == "queued":
                 if step.kind == "supervised" and step.client_state is None:
                     step.client_state = self.client_state  # of whoever trains beside it
-                await self._handover.give(step)
+                await self._handover.dispatch(step)
             if step.state == "training":
                 self._commit(step, await self._handover.until_committed(step))
         except (NothingToTrainError, NotTrainedError) as error:
@@ -244,7 +244,7 @@ class StepQueue:
             checkpoint = await asyncio.to_thread(self.checkpoints.load, checkpoint_name(step.id))
             failpoints.failpoint("gateway.committed")
             following = partial(self._steps.following, step.id)
-            await self._handover.give_beside(self._publish_step(step, checkpoint), following, self._wake)
+            await self._handover.overlap_publish(self._publish_step(step, checkpoint), following, self._wake)
         elif step.state in ("published", "failed"):  # its end could not be written
             self._end(step)
 
@@ -309,8 +309,8 @@ class StepQueue:
         except SettingsError as error:
             raise SettingsRefusedError(str(error), error.key) from None
 
-    def _take_in(self, step: Step) -> StepStatus:
-        self._steps.take_in(step)
+    def _add(self, step: Step) -> StepStatus:
+        self._steps.add(step)
         self.taken(step.groups)
         self._wake.set()
         return step.status

@@ -1,6 +1,6 @@
 """A conversation's answer in exact ids: the prompt and what follows it, by the engine's own rendering.
 
-Neighbours: from_text.py asks for members given as text, examples.py for what is to be imitated; the engine
+Neighbours: text_members.py asks for members given as text, examples.py for what is to be imitated; the engine
 has the chat template and the tokenizer. Knows nothing of rewards, steps or samples.
 """
 

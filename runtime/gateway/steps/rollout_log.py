@@ -42,7 +42,7 @@ Decode = Callable[[list[int]], str]
 
 
 @dataclass(frozen=True)
-class Bounds:
+class RolloutLogLimits:
     """What is kept of a step, and of the run: whole lines, the oldest steps go first."""
 
     completions: int = 64
@@ -70,12 +70,15 @@ class TranscriptWriter:
     """The files of one run. `find_decode` is asked until it gives one: the model may still be downloaded."""
 
     def __init__(
-        self, state_dir: Path, find_decode: Callable[[], Decode | None], bounds: Bounds | None = None
+        self,
+        state_dir: Path,
+        find_decode: Callable[[], Decode | None],
+        bounds: RolloutLogLimits | None = None,
     ) -> None:
         self._folder = state_dir / FOLDER
         self._find_decode = find_decode
         self._decode: Decode | None = None
-        self._bounds = bounds or Bounds()
+        self._bounds = bounds or RolloutLogLimits()
 
     def write(self, step: int, selection: Selection, store: Source) -> None:
         """One step's file, whole or absent. What goes wrong is logged: no step fails by it."""

@@ -1,9 +1,9 @@
 """Which samples a step trains, and what becomes of the rest: everything named is trained or counted.
 
-Neighbours: claims.py asks when a step is taken in and again when it is given to the trainer; samples come
-from the gateway's store; turns.py says which of them are one sequence; batch_building.py makes arrays of
-them. Computes no advantage and tokenises nothing (C1). All but a Snapshot reads tokens, a minute's work of
-long rollouts: in a thread.
+Neighbours: sample_ownership.py asks when a step is taken in and again when it is given to the trainer;
+samples come from the gateway's store; turns.py says which of them are one sequence; batch_building.py makes
+arrays of them. Computes no advantage and tokenises nothing (C1). All but a Snapshot reads tokens, a minute's
+work of long rollouts: in a thread.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Selection:
     counts: StepCounts = field(default_factory=StepCounts)
     named: list[Named] = field(default_factory=list)
     # By the version that sampled it, how many steps old what is trained is.
-    lags: dict[int, int] = field(default_factory=dict)
+    staleness: dict[int, int] = field(default_factory=dict)
 
     @property
     def samples(self) -> list[tuple[SampleRef, int]]:
@@ -119,15 +119,15 @@ def select(
     store: Source,
     *,
     taken: Callable[[str], bool],
-    lag: Callable[[int], int],
-    max_lag: int,
+    staleness_of: Callable[[int], int],
+    max_staleness: int,
 ) -> Selection:
     """Sort every sample the groups name into trained or dropped, with the reason.
 
     `taken(sample id)`: another step has it. `lag(version)`: steps committed since that version; a sequence is
     as old as its oldest turn (C39).
     """
-    sorting = _Sorting(store, taken, lag, max_lag)
+    sorting = _SelectionBuilder(store, taken, staleness_of, max_staleness)
     for group in groups:
         sorting.result.groups.append(group)
         for member in group.members:
@@ -136,13 +136,13 @@ def select(
 
 
 @dataclass
-class _Sorting:
+class _SelectionBuilder:
     """One selection while it is made."""
 
     store: Source
     taken: Callable[[str], bool]
-    lag: Callable[[int], int]
-    max_lag: int
+    staleness_of: Callable[[int], int]
+    max_staleness: int
     result: Selection = field(default_factory=Selection)
     dropped: Counter[str] = field(default_factory=Counter)
     named: set[str] = field(default_factory=set)
@@ -184,7 +184,9 @@ class _Sorting:
     def counted(self) -> Selection:
         """The selection, with its counts."""
         trained = self.result.samples
-        self.result.lags = {version: self.lag(version) for version in {ref.version for ref, _ in trained}}
+        self.result.staleness = {
+            version: self.staleness_of(version) for version in {ref.version for ref, _ in trained}
+        }
         self.result.counts = StepCounts(
             groups=len(self.result.groups),
             members=self.members,
@@ -225,7 +227,7 @@ class _Sorting:
         return ref.unscorable
 
     def _is_fresh(self, turns: list[SampleRef]) -> bool:
-        fresh = self.lag(min(ref.version for ref in turns)) <= self.max_lag
+        fresh = self.staleness_of(min(ref.version for ref in turns)) <= self.max_staleness
         if not fresh:
             self.dropped["stale"] += len(turns)
             self.why |= dict.fromkeys((ref.id for ref in turns), "stale")

@@ -65,7 +65,7 @@ class Step:
         self.groups, self.examples = [], []
 
     @property
-    def said_of_settings(self) -> dict[str, Any] | None:
+    def settings_payload(self) -> dict[str, Any] | None:
         """What it says of its own update, in plain values; None where it says nothing."""
         return None if self.settings is None else self.settings.model_dump(exclude_none=True)
 
@@ -83,7 +83,7 @@ class Step:
         )
 
 
-def said_in(request: StepRequest) -> dict[str, Any]:
+def request_payload(request: StepRequest) -> dict[str, Any]:
     """What a request says beside its key. What it does not say is left out: a request that an older version
     took in, and that comes again after a resume, is the same request."""
     unsaid = {name for name in ("examples", "settings") if not getattr(request, name)}
@@ -121,20 +121,20 @@ class StepFolder:
         value = {
             "id": step.id, "key": step.key, "digest": step.digest, "kind": step.kind,
             "groups": [group.model_dump() for group in step.groups], "client_state": step.client_state,
-            "source": step.source, "settings": step.said_of_settings, "counts": step.counts.model_dump(),
+            "source": step.source, "settings": step.settings_payload, "counts": step.counts.model_dump(),
             "samples": step.samples, "examples": [one.model_dump() for one in step.examples],
             "created": time.time(),
         }  # fmt: skip
         files.write_json(self._queue / f"{step.id:06d}.json", value, durable=True)
 
-    def give(self, number: int, batch: Batch) -> None:
+    def write_batch(self, number: int, batch: Batch) -> None:
         """Hand a batch to the trainer: the rename is the hand-over. Raises OSError."""
         try:
             write_batch(step_folder(self._root, number), batch)
         except SafetensorError as error:  # its way of saying that the disk is full
             raise OSError(str(error)) from error
 
-    def was_given(self, number: int) -> bool:
+    def has_batch(self, number: int) -> bool:
         """Whether the trainer has the step's batch, or the word that it must not do it. Raises OSError."""
         if not step_folder(self._root, number).exists():
             return False
@@ -201,7 +201,7 @@ class StepFolder:
                 _take_outcome(step, StepStatus.model_validate(outcome))
             elif number < oldest_open:
                 raise ValueError("how it ended is not written")
-            elif self.was_given(number):
+            elif self.has_batch(number):
                 step.state = "training"
         except (OSError, ValueError, KeyError, TypeError) as error:
             log.warning("the queue's entry of step %d is made again: %s", number, error)
@@ -211,7 +211,7 @@ class StepFolder:
     def _rebuild(self, number: int, kept: Mapping[int, dict[str, Any]], oldest_open: int) -> Step:
         """A step's entry, made again. Its groups are not needed: its batch was given, or it fails."""
         state, given, newest = kept.get(number, {}), self._given(number), max(kept, default=0)
-        if number > newest and not self.was_given(number):
+        if number > newest and not self.has_batch(number):
             self.withdraw(number, "its entry in the queue cannot be read, and the trainer never had it")
         error = self.failure(number)
         known = {name: state.get(name) or given.get(name) for name in ("key", "request_sha256", "kind")}

@@ -1,8 +1,9 @@
 """Publishing: a committed checkpoint becomes the served policy, by a proof on every engine, then the alias.
 
-Neighbours: version_proof.py stages and proves; versions.py holds the alias; queue.py calls `publish` after
-each commit; fleet.py calls `restage` for an engine that started anew; recall.py brings back an older version
-that is named. Every attempt is a line in `publications.jsonl`. Knows nothing of what a proof compares.
+Neighbours: version_check.py stages and proves; versions.py holds the alias; queue.py calls `publish` after
+each commit; engine_pool.py calls `restage` for an engine that started anew; reload.py brings back an older
+version that is named. Every attempt is a line in `publications.jsonl`. Knows nothing of what a proof
+compares.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from runtime.gateway.engines.engine_client import EngineClient, EngineError
-from runtime.gateway.engines.fleet import Fleet
-from runtime.gateway.engines.version_proof import NotProvenError, Prover
+from runtime.gateway.engines.engine_pool import EnginePool
+from runtime.gateway.engines.version_check import AdapterVerifier, VerificationError
 from runtime.gateway.http.step_errors import NotPublishedError
-from runtime.gateway.versions.recall import Recall
+from runtime.gateway.versions.reload import OnDemandReload
 from runtime.gateway.versions.versions import Versions
 from runtime.shared import failpoints, files
 from runtime.shared.checkpoint import Checkpoint, CheckpointError, CheckpointStore, checkpoint_name
@@ -40,7 +41,7 @@ class Publisher:
         self,
         engines: list[EngineClient],
         machine: SupervisorStatus,
-        prover: Prover,
+        prover: AdapterVerifier,
         versions: Versions,
         checkpoints: CheckpointStore,
         state_dir: Path,
@@ -49,11 +50,11 @@ class Publisher:
         self._versions = versions
         self._checkpoints = checkpoints
         self._record = state_dir / "publications.jsonl"
-        self._recall = Recall(prover, versions, checkpoints, self._record)
-        self._fleet = Fleet(engines, machine, self.restage, self._recall)
+        self._recall = OnDemandReload(prover, versions, checkpoints, self._record)
+        self._fleet = EnginePool(engines, machine, self.reload_after_restart, self._recall)
 
     @property
-    def fleet(self) -> Fleet:
+    def engines(self) -> EnginePool:
         """The engines, kept supplied with what is served."""
         return self._fleet
 
@@ -68,13 +69,13 @@ class Publisher:
                 self._write(checkpoint, "failed", started, reason=reason)
                 break
             try:
-                proof = asdict(await self._prover.prove(checkpoint))
-            except NotProvenError as error:
+                proof = asdict(await self._prover.verify(checkpoint))
+            except VerificationError as error:
                 self._write(checkpoint, "failed", started, reason=str(error))
                 log.error("version %d not published: %s", checkpoint.version, error)
                 reason = str(error)
                 # An engine that died meanwhile says nothing about the checkpoint: it is waited for.
-                refusals += not await self._fleet.lose_the_dead()
+                refusals += not await self._fleet.check_all()
                 if refusals == REFUSALS:
                     break
                 continue
@@ -91,21 +92,21 @@ class Publisher:
         """Unload what nobody needs. A failure harms nothing yet: it is tried again after the next step."""
         try:
             async with self._recall.lock:
-                await self._prover.retire(self._versions.retire)
+                await self._prover.unload_unused(self._versions.retire)
         except EngineError as error:
             log.warning("old versions not unloaded: %s", error)
 
-    async def restage(self, engine: EngineClient) -> None:
+    async def reload_after_restart(self, engine: EngineClient) -> None:
         """Give a fresh engine every version requests may ask of it.
 
-        Raises NotProvenError or CheckpointError when the alias's own version cannot be brought; an older
+        Raises VerificationError or CheckpointError when the alias's own version cannot be brought; an older
         one that cannot is served no longer.
         """
         for version in sorted(self._versions.staged - {0}, reverse=True):
             try:
                 name = checkpoint_name(version)
-                await self._prover.prove_on([engine], await asyncio.to_thread(self._checkpoints.load, name))
-            except (NotProvenError, CheckpointError) as error:
+                await self._prover.verify_on([engine], await asyncio.to_thread(self._checkpoints.load, name))
+            except (VerificationError, CheckpointError) as error:
                 if version == self._versions.current:
                     raise
                 log.warning("version %d is served no longer: %s", version, error)

@@ -1,7 +1,7 @@
 """Which policy versions are served, which one the alias means, and which are in use at this moment.
 
 Neighbours: proxy.py resolves a model name at admission and holds its version until the answer;
-version_proof.py stages versions and unloads those nobody holds; recall.py loads again what a request names.
+version_check.py stages versions and unloads those nobody holds; reload.py loads again what a request names.
 `serving.json` is the alias: one write moves it.
 
 `policy@v12` is a version by its number, `policy@v12+3f2a9c1b4d5e` the same with the beginning of its weights'
@@ -34,7 +34,7 @@ _NAMED = re.compile(rf"v?({_NUMBER.pattern})(?:\+([0-9a-f]{{8,64}}))?")
 _DIGITS = 12
 # Versions loaded again because a request named them, beside those that training keeps loaded: with these they
 # still fit into what an engine holds ready in memory, four adapters for each of its places.
-MOST_RECALLED = 8
+MAX_RELOADED = 8
 
 
 @dataclass(frozen=True)
@@ -170,18 +170,16 @@ class Versions:
 
         Of those no request uses, the one named least recently. Raises ApiError(503) when all are in use.
         """
-        if len(self._recalled) < MOST_RECALLED:
+        if len(self._recalled) < MAX_RELOADED:
             return None
         for version in self._recalled:
             if not self._held[version]:
                 self.forget(version)
                 return version
-        message = (
-            f"{MOST_RECALLED} older versions are answering at this moment, and there is no room for more"
-        )
+        message = f"{MAX_RELOADED} older versions are answering at this moment, and there is no room for more"
         raise not_ready(message, 1)
 
-    def recalled(self, version: int) -> None:
+    def mark_reloaded(self, version: int) -> None:
         """The engines have it again."""
         self.staged.add(version)
         self._recalled[version] = None

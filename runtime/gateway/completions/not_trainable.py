@@ -7,7 +7,7 @@ Neighbours: proxy.py asks once per request; requests/distribution.py has the rea
 
 from __future__ import annotations
 
-from runtime.gateway.completions.admission import Asked
+from runtime.gateway.completions.request_parsing import ParsedRequest
 from runtime.gateway.http.openai_errors import ApiError
 from runtime.gateway.http.warnings import Warnings
 from runtime.gateway.requests import distribution
@@ -23,23 +23,23 @@ _ADVICE = {
 _OF_ANY = "it bends what the policy would say by itself: leave it out"
 
 
-def reason(asked: Asked) -> str | None:
+def reason(asked: ParsedRequest) -> str | None:
     """What keeps every sample of a request from being trained, by what it asks for; None: nothing does."""
     if asked.tags.purpose != "train":
         return None
     try:
-        return distribution.cut_by(asked.body)
+        return distribution.distorted_by(asked.body)
     except (TypeError, ValueError, OverflowError):  # a temperature that is no number: it is refused as such
         return None
 
 
-class Untrainable:
+class TrainabilityCheck:
     """Use it from the gateway's event loop."""
 
     def __init__(self, warnings: Warnings) -> None:
         self._warnings = warnings
 
-    def check(self, asked: Asked) -> str | None:
+    def check(self, asked: ParsedRequest) -> str | None:
         """The reason that the answer is to name: of a rollout's requests. Raises ApiError(422)."""
         why = reason(asked)
         if why is None:

@@ -1,7 +1,7 @@
 """Admission by proof (C58): before anything is asked of the policy, engine and trainer agree on the model.
 
-Neighbours: the trainer leaves a trial (shared/parity_check.py), version_proof.py has every engine score it,
-admission_proof.py judges the numbers; gateway.py publishes nothing before `passed`, readiness.py says the
+Neighbours: the trainer leaves a trial (shared/parity_check.py), version_check.py has every engine score it,
+parity_check.py judges the numbers; gateway.py publishes nothing before `passed`, readiness.py says the
 phase. Knows nothing of requests or steps.
 
 Passed once, it is not asked again in the same folder for the same model, adapters and programs; a crash in
@@ -18,9 +18,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from runtime.gateway.engines.admission_proof import AdmissionProof, RefusedError, judge
-from runtime.gateway.engines.fleet import Fleet
-from runtime.gateway.engines.version_proof import NotProvenError, Prover
+from runtime.gateway.engines.engine_pool import EnginePool
+from runtime.gateway.engines.parity_check import ParityError, ParityReport, judge
+from runtime.gateway.engines.version_check import AdapterVerifier, VerificationError
 from runtime.shared import failpoints, files
 from runtime.shared import parity_check as on_disk
 from runtime.shared.checkpoint import Checkpoint
@@ -36,10 +36,10 @@ _REFUSALS = 2
 _DIGITS = 12
 
 
-class Admission:
+class ModelCheck:
     """One runtime's. The gateway's event loop is its only user."""
 
-    def __init__(self, config: RuntimeConfig, fleet: Fleet, prover: Prover) -> None:
+    def __init__(self, config: RuntimeConfig, fleet: EnginePool, prover: AdapterVerifier) -> None:
         self._config = config
         self._state_dir = Path(config.state_dir)
         self._subject = on_disk.fingerprint(config)
@@ -66,15 +66,15 @@ class Admission:
         """Ask, where it was not asked before. Ends when that is decided."""
         attempts = refusals = 0
         while not (self.is_passed or self.refusal):
-            trial = await self._trial()
+            trial = await self._parity_check()
             started = time.monotonic()
             try:
                 proof = await self._proof(trial)
-            except RefusedError as error:
+            except ParityError as error:
                 self._refuse(str(error), error.proof, started)
-            except NotProvenError as error:
+            except VerificationError as error:
                 attempts += 1
-                refusals += not (self._changed(trial) or await self._fleet.lose_the_dead())
+                refusals += not (self._changed(trial) or await self._fleet.check_all())
                 log.warning("not admitted: %s", error)
                 if refusals == _REFUSALS or attempts == _ATTEMPTS:
                     self._refuse(
@@ -84,11 +84,11 @@ class Admission:
                 self._admit(proof, started)
                 await asyncio.to_thread(on_disk.remove, self._state_dir)
 
-    async def _proof(self, trial: Checkpoint) -> AdmissionProof:
+    async def _proof(self, trial: Checkpoint) -> ParityReport:
         name = f"admission-{trial.adapter_sha256[:_DIGITS]}"
-        return judge(await self._prover.try_on(name, trial), self._config.dtype)
+        return judge(await self._prover.measure(name, trial), self._config.dtype)
 
-    async def _trial(self) -> Checkpoint:
+    async def _parity_check(self) -> Checkpoint:
         """The trainer's trial, once all engines are ready for it."""
         while True:
             if self._fleet.all_ready:
@@ -102,13 +102,13 @@ class Admission:
         now = on_disk.find(self._state_dir, self._subject)
         return now is None or now.manifest != trial.manifest
 
-    def _admit(self, proof: AdmissionProof, started: float) -> None:
+    def _admit(self, proof: ParityReport, started: float) -> None:
         failpoints.failpoint("admission.proven")
         self._write(started, admitted=True, **_plain(asdict(proof)))
         log.info("admitted: %s", self.record)
         self._passed.set()
 
-    def _refuse(self, why: str, proof: AdmissionProof | None, started: float) -> None:
+    def _refuse(self, why: str, proof: ParityReport | None, started: float) -> None:
         log.error("%s is refused: %s", self._config.model_path, why)
         self.refusal = why
         self._write(started, admitted=False, reason=why, **({} if proof is None else _plain(asdict(proof))))

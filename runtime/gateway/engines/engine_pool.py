@@ -1,7 +1,7 @@
 """The engines as the gateway sees them: which are up, which a request is given, what a restarted one lacks.
 
 Neighbours: engine_client.py talks to one engine; placement.py chooses between those that are ready;
-version_proof.py stages adapters; the supervisor restarts engines, this only notices. An engine is used when
+version_check.py stages adapters; the supervisor restarts engines, this only notices. An engine is used when
 it is healthy and has the versions that are in use.
 """
 
@@ -16,41 +16,41 @@ from collections.abc import Awaitable, Callable
 
 from runtime.gateway.engines.engine import Engine
 from runtime.gateway.engines.engine_client import EngineClient, EngineError
-from runtime.gateway.engines.placement import Origin, Placement
-from runtime.gateway.engines.version_proof import NotProvenError
+from runtime.gateway.engines.router import Router, RoutingKey
+from runtime.gateway.engines.version_check import VerificationError
 from runtime.gateway.http.openai_errors import ApiError, not_ready
 from runtime.shared.process_status import SupervisorStatus
 
 log = logging.getLogger(__name__)
 
-LOOK_SECONDS = 0.5
+POLL_SECONDS = 0.5
 # How often an engine is asked what its prefix cache had.
 _CACHE_SECONDS = 5.0
-_RESTAGE_PAUSE_SECONDS = 5.0
+_RELOAD_PAUSE_SECONDS = 5.0
 # How long a request waits for an engine that died to come back: longer than a restart takes.
 WAIT_SECONDS = 120.0
 
 
-# Has a version on these engines, and says whether that took any time (recall.py).
-Recall = Callable[[int, list[EngineClient]], Awaitable[bool]]
+# Has a version on these engines, and says whether that took any time (reload.py).
+Reload = Callable[[int, list[EngineClient]], Awaitable[bool]]
 
 
-class Fleet:
+class EnginePool:
     """All engines. `restage` puts back what a fresh engine lacks, `recall` a version that is named."""
 
     def __init__(
         self,
         clients: list[EngineClient],
         machine: SupervisorStatus,
-        restage: Callable[[EngineClient], Awaitable[None]],
-        recall: Recall,
+        reload_after_restart: Callable[[EngineClient], Awaitable[None]],
+        reload_on_demand: Reload,
     ) -> None:
         self.engines = [Engine(f"engine-{index}", client) for index, client in enumerate(clients)]
         self._machine = machine
-        self._restage = restage
-        self._recall = recall
+        self._reload_after_restart = reload_after_restart
+        self._reload_on_demand = reload_on_demand
         self._changed = asyncio.Event()
-        self.placement = Placement()
+        self.placement = Router()
         self.was_ready = False
 
     @property
@@ -61,7 +61,9 @@ class Fleet:
         """Look after every engine, for ever."""
         await asyncio.gather(*(self._watch(engine) for engine in self.engines))
 
-    async def pick(self, version: int = 0, origin: Origin | None = None, but: Engine | None = None) -> Engine:
+    async def pick(
+        self, version: int = 0, key: RoutingKey | None = None, excluded: Engine | None = None
+    ) -> Engine:
         """A ready engine, once the engines have the version: the one that has cached what `origin` goes on
         from (placement.py), without it the least busy. Not `but`, which has just failed, if there is another.
 
@@ -71,10 +73,10 @@ class Fleet:
         while True:
             ready = [engine for engine in self.engines if engine.ready]
             if ready and not await self._fetch(version, ready):
-                others = [engine for engine in ready if engine is not but] or ready
-                if origin is None or len(self.engines) == 1:
+                others = [engine for engine in ready if engine is not excluded] or ready
+                if key is None or len(self.engines) == 1:
                     return min(others, key=lambda engine: engine.in_flight)
-                return self.placement.choose(others, version, origin)
+                return self.placement.choose(others, version, key)
             if time.monotonic() > end:
                 raise not_ready(f"no engine was ready again within {WAIT_SECONDS:.0f} s")
             if not ready:
@@ -82,17 +84,17 @@ class Fleet:
 
     async def _until_one_is_back(self) -> None:
         """Or until it is time to look again. Raises ApiError where none can be hoped for."""
-        self._refuse_when_hopeless()
+        self._raise_if_failed_for_good()
         self._changed.clear()
-        with_time_out = asyncio.wait_for(self._changed.wait(), LOOK_SECONDS)
+        with_time_out = asyncio.wait_for(self._changed.wait(), POLL_SECONDS)
         await asyncio.gather(with_time_out, return_exceptions=True)
 
     async def _fetch(self, version: int, ready: list[Engine]) -> bool:
         """Whether the version was not there: it may be now, and the engines are to be looked at again."""
         try:
-            return await self._recall(version, [engine.client for engine in ready])
-        except NotProvenError as error:
-            if await self.lose_the_dead():  # which says nothing about the version
+            return await self._reload_on_demand(version, [engine.client for engine in ready])
+        except VerificationError as error:
+            if await self.check_all():  # which says nothing about the version
                 return True
             message = f"it was loaded again and is not proven to be what it was: {error}"
             log.error("a version that is named: %s", message)
@@ -114,21 +116,21 @@ class Fleet:
             await asyncio.sleep(0.05)
         return True
 
-    async def lose_the_dead(self) -> bool:
+    async def check_all(self) -> bool:
         """Look at every engine now; whether one was not well."""
         well = await asyncio.gather(*(engine.client.health() for engine in self.engines))
         for engine, is_well in zip(self.engines, well, strict=True):
             if not is_well:
-                self.lost(engine)
+                self.mark_lost(engine)
         return not all(well)
 
-    def lost(self, engine: Engine) -> None:
+    def mark_lost(self, engine: Engine) -> None:
         """A connection to it broke: nobody else is sent there until it has been looked at."""
         if engine.ready:
             log.warning("%s: connection lost", engine.name)
         engine.ready = False
 
-    def _refuse_when_hopeless(self) -> None:
+    def _raise_if_failed_for_good(self) -> None:
         phase = self._machine.supervisor().get("phase", "starting")
         states = [self._machine.child(engine.name) for engine in self.engines]
         if states and all(state.get("state") == "failed" for state in states):
@@ -141,21 +143,21 @@ class Fleet:
         while True:
             process = self._machine.child(engine.name).get("pid")
             if engine.ready and process != engine.process:
-                self.lost(engine)
+                self.mark_lost(engine)
             if not engine.ready and await engine.client.health():
                 await self._bring_back(engine, process)
             if engine.ready and time.monotonic() - looked_at > _CACHE_SECONDS:
                 looked_at = time.monotonic()
                 with contextlib.suppress(EngineError):
                     engine.cache = await engine.client.cache_use()
-            await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.sleep(POLL_SECONDS)
 
     async def _bring_back(self, engine: Engine, process: int | None) -> None:
         try:
-            await self._restage(engine.client)
+            await self._reload_after_restart(engine.client)
         except Exception as error:  # noqa: BLE001 - whatever it is, the engine stays out and is tried again
             log.warning("%s: not restaged: %s", engine.name, error)
-            await asyncio.sleep(_RESTAGE_PAUSE_SECONDS)
+            await asyncio.sleep(_RELOAD_PAUSE_SECONDS)
             return
         log.info("%s: ready", engine.name)
         if engine.process != process:

@@ -20,7 +20,7 @@ GRACE_SECONDS = 3.0
 Headers = list[tuple[bytes, bytes]]
 
 
-class Flight:
+class InFlightRequest:
     """One answer: a head, parts, an end. `digest` tells a retry from another request under the same id."""
 
     def __init__(self, digest: str) -> None:
@@ -41,12 +41,12 @@ class Flight:
         self._grace: asyncio.TimerHandle | None = None
 
     @property
-    def awaited(self) -> bool:
+    def has_listeners(self) -> bool:
         """Someone is still connected."""
         return bool(self._listeners)
 
     @property
-    def begun(self) -> bool:
+    def has_started(self) -> bool:
         """Something was already handed to the listeners: it cannot be asked again."""
         return self.status != 0
 
@@ -61,7 +61,7 @@ class Flight:
     def end(self, error: ApiError | None = None) -> None:
         """No more parts. With an error the error is the answer or, when one has begun, its last event."""
         self.error = error
-        if error is not None and self.begun:
+        if error is not None and self.has_started:
             self.parts.append(b"data: " + error.body() + b"\n\n")
         self.ended = True
         self._wake()
@@ -86,10 +86,10 @@ class Flight:
     async def _send_all(self, changed: asyncio.Event, gone: asyncio.Future[None], send: Any) -> None:
         sent = -1  # the head comes first
         while not gone.done():
-            if self.error is not None and not self.begun:
+            if self.error is not None and not self.has_started:
                 await self.error.send(send)
                 return
-            if self.begun and sent < 0:
+            if self.has_started and sent < 0:
                 await send({"type": "http.response.start", "status": self.status, "headers": self.headers})
                 sent = 0
             while 0 <= sent < len(self.parts):
@@ -114,25 +114,29 @@ class Flight:
             listener.set()
 
 
-class Flights:
+class InFlightRequests:
     """The flights of all requests that have an id."""
 
     def __init__(self) -> None:
-        self._by_id: dict[str, Flight] = {}
+        self._by_id: dict[str, InFlightRequest] = {}
 
     def __len__(self) -> int:
         return len(self._by_id)
 
-    def find(self, request: str) -> Flight | None:
+    def find(self, request: str) -> InFlightRequest | None:
         return self._by_id.get(request)
 
-    def start(self, request: str, digest: str, work: Callable[[Flight], Awaitable[None]]) -> Flight:
+    def start(
+        self, request: str, digest: str, work: Callable[[InFlightRequest], Awaitable[None]]
+    ) -> InFlightRequest:
         """Start `work` in a task of its own; it outlives the connection that asked for it."""
-        flight = self._by_id[request] = Flight(digest)
+        flight = self._by_id[request] = InFlightRequest(digest)
         flight.task = asyncio.create_task(self._run(request, flight, work))
         return flight
 
-    async def _run(self, request: str, flight: Flight, work: Callable[[Flight], Awaitable[None]]) -> None:
+    async def _run(
+        self, request: str, flight: InFlightRequest, work: Callable[[InFlightRequest], Awaitable[None]]
+    ) -> None:
         try:
             await work(flight)
             flight.end()

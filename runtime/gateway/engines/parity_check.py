@@ -1,6 +1,6 @@
 """Whether engine and trainer compute one and the same model: the judgement of a trial's numbers (C58).
 
-Neighbours: trainer/parity_export.py made the trial, version_proof.py had every engine score it, and
+Neighbours: trainer/parity_export.py made the trial, version_check.py had every engine score it, and
 versions/admission.py asks for this before the first rollout. Pure: knows nothing of engines or files.
 
 What is asked, of the base and under a random adapter that does something:
@@ -20,12 +20,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from runtime.gateway.engines.logprob_probe import Floats
-from runtime.gateway.engines.version_proof import (
+from runtime.gateway.engines.version_check import (
     MAX_ERROR_CACHED,
     MAX_ERROR_FP32,
     MEAN_ERROR_BF16,
     Measured,
-    NotProvenError,
+    VerificationError,
 )
 
 # The mean error, as a share of how far the trainer's logprobs of the base vary among themselves. Measured
@@ -36,11 +36,11 @@ MAX_SPREAD_SHARE = 0.1
 # there, and 1 where an engine leaves the adapter out.
 MAX_EFFECT_ERROR = 0.3
 # An adapter that moves logprobs by a smaller share of their spread proves nothing of adapters.
-LEAST_EFFECT = 0.05
+MIN_EFFECT = 0.05
 
 
 @dataclass(frozen=True)
-class Agreement:
+class LogprobError:
     """Served against trained logprobs: the mean and the largest difference, and MAX_SPREAD_SHARE's share."""
 
     mean: float
@@ -49,15 +49,15 @@ class Agreement:
 
 
 @dataclass(frozen=True)
-class AdmissionProof:
+class ParityReport:
     """What was found, each number the worst of all engines. `spread`: the deviation of the base's logprobs;
     `effect`: how far the adapter moves them on average; `effect_error`: see MAX_EFFECT_ERROR."""
 
     engines: int
     modules: int
     probe_tokens: int
-    base: Agreement
-    adapter: Agreement
+    base: LogprobError
+    adapter: LogprobError
     cached_error: float
     spread: float
     effect: float
@@ -67,40 +67,40 @@ class AdmissionProof:
     probe_seconds: float
 
 
-class RefusedError(NotProvenError):
+class ParityError(VerificationError):
     """Engine and trainer do not compute the same; `proof` has the numbers."""
 
-    def __init__(self, message: str, proof: AdmissionProof) -> None:
+    def __init__(self, message: str, proof: ParityReport) -> None:
         super().__init__(message)
         self.proof = proof
 
 
-def judge(found: Measured, dtype: str) -> AdmissionProof:
-    """The proof. Raises RefusedError, which says how far the two are apart and how far they may be."""
-    proof = _proof(found)
-    if not proof.effect >= LEAST_EFFECT * proof.spread:
-        raise RefusedError("the adapter of the trial does nothing, which proves nothing of adapters", proof)
-    why = _differ(proof, dtype)
+def judge(found: Measured, dtype: str) -> ParityReport:
+    """The proof. Raises ParityError, which says how far the two are apart and how far they may be."""
+    proof = _report(found)
+    if not proof.effect >= MIN_EFFECT * proof.spread:
+        raise ParityError("the adapter of the trial does nothing, which proves nothing of adapters", proof)
+    why = _disagreement(proof, dtype)
     if why is not None:
-        raise RefusedError(
+        raise ParityError(
             f"engine and trainer disagree on this model: {why}: it is not served as it is trained", proof
         )
     if not proof.cached_error <= MAX_ERROR_CACHED[dtype]:
-        raise RefusedError(f"a logprob is {proof.cached_error:.2g} off when the prefix cache is read", proof)
+        raise ParityError(f"a logprob is {proof.cached_error:.2g} off when the prefix cache is read", proof)
     return proof
 
 
-def _proof(found: Measured) -> AdmissionProof:
+def _report(found: Measured) -> ParityReport:
     trained, base = found.probe.policy, found.probe.base
     spread, effect = float(base.std()), _size(trained - base)
     stage_seconds, verify_seconds, probe_seconds = found.seconds
     effects = [_size((one.served - one.base) - (trained - base)) for one in found.scores]
-    return AdmissionProof(
+    return ParityReport(
         engines=len(found.engines),
         modules=found.report.modules,
         probe_tokens=len(base),
-        base=_agreement([one.base - base for one in found.scores], spread),
-        adapter=_agreement([one.served - trained for one in found.scores], spread),
+        base=_logprob_error([one.base - base for one in found.scores], spread),
+        adapter=_logprob_error([one.served - trained for one in found.scores], spread),
         cached_error=_worst(float(np.abs(one.cached).max(initial=0.0)) for one in found.scores),
         spread=spread,
         effect=effect,
@@ -111,7 +111,7 @@ def _proof(found: Measured) -> AdmissionProof:
     )
 
 
-def _differ(proof: AdmissionProof, dtype: str) -> str | None:
+def _disagreement(proof: ParityReport, dtype: str) -> str | None:
     """How the two differ by more than they may, in words; None where they agree. Nan agrees with nothing."""
     both = (proof.adapter, proof.base)
     if dtype == "float32" and not all(one.largest <= MAX_ERROR_FP32 for one in both):
@@ -137,8 +137,8 @@ def _differ(proof: AdmissionProof, dtype: str) -> str | None:
     return None
 
 
-def _agreement(errors: list[Floats], spread: float) -> Agreement:
-    return Agreement(
+def _logprob_error(errors: list[Floats], spread: float) -> LogprobError:
+    return LogprobError(
         mean=_worst(_size(error) for error in errors),
         largest=_worst(float(np.abs(error).max()) for error in errors),
         share=_share(_worst(_size(error) for error in errors), spread),

@@ -11,10 +11,10 @@ from typing import Any
 
 import msgspec
 
-from runtime.gateway.samples.journal import Said
+from runtime.gateway.samples.journal import ExchangeText
 
 
-def texts(said: Said) -> dict[int, str]:
+def choice_texts(said: ExchangeText) -> dict[int, str]:
     """The choices of an answer that are text and nothing else, each by its place."""
     parts: defaultdict[int, list[dict[str, Any]]] = defaultdict(list)
     for body in _bodies(said):
@@ -27,7 +27,7 @@ def texts(said: Said) -> dict[int, str]:
     }
 
 
-def _bodies(said: Said) -> Iterator[dict[str, Any]]:
+def _bodies(said: ExchangeText) -> Iterator[dict[str, Any]]:
     """The answer, or what came of it event by event."""
     if not said.streamed:
         yield msgspec.json.decode(said.answer)

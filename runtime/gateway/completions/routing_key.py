@@ -1,7 +1,8 @@
 """What a request goes on from, as far as it says: its rollout, and the questions it may be known by.
 
 Neighbours: proxy.py asks once per attempt; engines/placement.py sends a request where that is cached.
-continuing.py finds the very answer that a turn goes on from, in ids; this only says where to look first.
+prefix_continuation.py finds the very answer that a turn goes on from, in ids; this only says where to look
+first.
 """
 
 from __future__ import annotations
@@ -11,19 +12,19 @@ from typing import Any
 
 import msgspec
 
-from runtime.gateway.completions.admission import Asked
-from runtime.gateway.engines.placement import Origin
+from runtime.gateway.completions.request_parsing import ParsedRequest
+from runtime.gateway.engines.router import RoutingKey
 from runtime.gateway.samples.conversations import is_answer
 
 _DIGEST_BYTES = 16
 
 
-def origin_of(asked: Asked) -> Origin:
+def routing_key_of(asked: ParsedRequest) -> RoutingKey:
     """Digests are made only where they are asked for: a long conversation takes a while to read."""
-    return Origin(asked.tags.rollout, lambda: _questions(asked))
+    return RoutingKey(asked.tags.rollout, lambda: _questions(asked))
 
 
-def _questions(asked: Asked) -> tuple[bytes, ...]:
+def _questions(asked: ParsedRequest) -> tuple[bytes, ...]:
     """The whole question, and the one before its last answer, as that was asked."""
     if asked.kind == "completion":
         return (_digest(asked.body["prompt"]),)

@@ -17,12 +17,12 @@ import uuid
 import msgspec
 
 from runtime.gateway.engines.engine_client import EngineError
-from runtime.gateway.engines.fleet import Fleet
+from runtime.gateway.engines.engine_pool import EnginePool
 from runtime.gateway.http.openai_errors import ApiError
-from runtime.gateway.samples import content
+from runtime.gateway.samples import content_key
 from runtime.gateway.samples.journal import Exchange, Sample, Tags
 from runtime.gateway.samples.sample_ref import SampleRef
-from runtime.gateway.samples.samples import SampleStore, unscorable
+from runtime.gateway.samples.samples import SampleStore, why_not_trainable
 from runtime.gateway.steps.matching import Taken, match
 from runtime.gateway.steps.rendering import NotRenderedError, render
 from runtime.gateway.versions.versions import Versions
@@ -39,7 +39,7 @@ _NOT_TEXT = dict.fromkeys(("messages", "completion", "tool_calls"))
 class TextMembers:
     """Makes members given by content into members given by sample."""
 
-    def __init__(self, store: SampleStore, fleet: Fleet, versions: Versions) -> None:
+    def __init__(self, store: SampleStore, fleet: EnginePool, versions: Versions) -> None:
         self._store = store
         self._fleet = fleet
         self._versions = versions
@@ -82,14 +82,14 @@ class TextMembers:
         finally:
             self._versions.release(served.version)
         logprobs: list[float | None] = [*scored[len(prompt_ids) :]]
-        request, name = f"text-{uuid.uuid4().hex}", content.key(messages, answer)
+        request, name = f"text-{uuid.uuid4().hex}", content_key.key(messages, answer)
         sample = Sample(
             id=f"{request}:0",
             prompt=0,
             completion_ids=completion_ids,
             logprobs=logprobs,
             finish_reason="stop",
-            unscorable=unscorable({}, completion_ids, logprobs),
+            unscorable=why_not_trainable({}, completion_ids, logprobs),
             content=name,
             retokenised=True,
         )

@@ -13,8 +13,8 @@ vLLM go, would not: in a program of DSPy's every prompt begins with the same ins
 groups of a step would be one. What has no rollout goes where the question before its last answer went.
 A home is one for one version only: an engine caches each adapter's prefixes apart.
 
-Neighbours: fleet.py asks, with the engines that are ready; completions/origin.py says what a request goes on
-from; homes.py remembers. Knows questions by their digests alone.
+Neighbours: engine_pool.py asks, with the engines that are ready; completions/origin.py says what a request
+goes on from; prefix_affinity.py remembers. Knows questions by their digests alone.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from runtime.gateway.engines.engine import Engine
-from runtime.gateway.engines.homes import Homes
+from runtime.gateway.engines.prefix_affinity import AffinityTable
 
 # How much more than the least busy engine another may have in flight and still be preferred: a group of the
 # usual size, and a quarter of what the least busy one has: with many in flight chance alone makes that much.
 MARGIN = 8
 MARGIN_SHARE = 4
 # Of rollouts, and as many of questions: several times what can be in flight.
-MOST_HOMES = 1 << 14
+MAX_AFFINITIES = 1 << 14
 # Who asks nothing for so long has ended, or has lost its place in the engine's cache.
-QUIET_SECONDS = 1800.0
+AFFINITY_SECONDS = 1800.0
 
 
 @dataclass(frozen=True)
-class Origin:
+class RoutingKey:
     """What a request goes on from: its rollout, and `questions`, by digest: its own, then an earlier one.
 
     They are asked for only where the rollout has no home.
@@ -47,24 +47,24 @@ class Origin:
     questions: Callable[[], tuple[bytes, ...]]
 
 
-def most_allowed(least: int) -> int:
+def max_in_flight(least: int) -> int:
     """How much an engine may have in flight and be preferred, where the least busy one has `least`."""
     return least + MARGIN + least // MARGIN_SHARE
 
 
-def most_to_begin_at(in_flight: Sequence[int]) -> int:
+def max_in_flight_for_question(in_flight: Sequence[int]) -> int:
     """How much an engine may have in flight, with this one, and be preferred for a question."""
     share = -(-(sum(in_flight) + 1) // len(in_flight))
     return share + share // MARGIN_SHARE
 
 
-class Placement:
+class Router:
     """Chooses engines, and remembers where it sent what. The gateway's event loop is its only user."""
 
-    def __init__(self, most: int = MOST_HOMES, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, most: int = MAX_AFFINITIES, clock: Callable[[], float] = time.monotonic) -> None:
         """`most`: homes of rollouts, and of questions; with 0 it is always the least busy engine."""
-        self._rollouts: Homes[str] = Homes(most, QUIET_SECONDS, clock)
-        self._questions: Homes[bytes] = Homes(most, QUIET_SECONDS, clock)
+        self._rollouts: AffinityTable[str] = AffinityTable(most, AFFINITY_SECONDS, clock)
+        self._questions: AffinityTable[bytes] = AffinityTable(most, AFFINITY_SECONDS, clock)
         # The number of the last request that each engine was given for being the least busy.
         self._given: dict[Engine, int] = {}
         self._count = 0
@@ -72,9 +72,9 @@ class Placement:
     def __len__(self) -> int:
         return len(self._rollouts) + len(self._questions)
 
-    def choose(self, ready: Sequence[Engine], version: int, origin: Origin) -> Engine:
+    def choose(self, ready: Sequence[Engine], version: int, origin: RoutingKey) -> Engine:
         """One of `ready`, which is not empty; from now on it counts as having the request cached."""
-        most = most_allowed(min(engine.in_flight for engine in ready))
+        most = max_in_flight(min(engine.in_flight for engine in ready))
         fitting = [engine for engine in ready if engine.in_flight <= most]
         chosen = None if origin.rollout is None else self._rollouts.get(origin.rollout, version)
         if chosen is None or chosen not in fitting:
@@ -97,7 +97,7 @@ class Placement:
         self, ready: Sequence[Engine], fitting: Sequence[Engine], version: int, questions: Sequence[bytes]
     ) -> Engine:
         """The first home of these questions that fits, else the least busy: from now on that of the first."""
-        most = most_to_begin_at([engine.in_flight for engine in ready])
+        most = max_in_flight_for_question([engine.in_flight for engine in ready])
         homes = (self._questions.get(question, version) for question in questions)
         chosen = next((home for home in homes if home and home in fitting and home.in_flight < most), None)
         chosen = chosen or self._least_busy(ready)

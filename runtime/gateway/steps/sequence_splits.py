@@ -1,7 +1,7 @@
 """One line about sequences that were sealed: why their turns are trained apart, and what to do about it.
 
-Neighbours: claims.py says it of the first step that has some; samples/turns.py and completions/continuing.py
-have the reasons. Pure.
+Neighbours: sample_ownership.py says it of the first step that has some; samples/turns.py and
+completions/continuing.py have the reasons. Pure.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _ADVICE = {
 }
 
 
-def line_about(counts: StepCounts) -> str | None:
+def split_warning(counts: StepCounts) -> str | None:
     """What to say of a step; None where no sequence was sealed."""
     if not counts.sealed:
         return None

@@ -29,12 +29,12 @@ def key(messages: Iterable[Any], answer: str, calls: Sequence[Call] = ()) -> str
     """
     said = [[plain(message) for message in messages], answer.strip()]
     if calls:
-        said.append(said_by(calls))
+        said.append(normalised_calls(calls))
     # Escaped: half a surrogate pair, which a body may hold, is no text that can be encoded.
     return hashlib.blake2b(json.dumps(said, sort_keys=True).encode(), digest_size=_KEY_BYTES).hexdigest()
 
 
-def around(answer: str) -> str:
+def surrounding_whitespace(answer: str) -> str:
     """What stands for the white space around an answer, which does not count in its key; "" for none.
 
     By it a client that keeps answers as they were says which of two it means; one that strips says nothing.
@@ -52,7 +52,7 @@ def calls_of(tool_calls: Iterable[Any] | None) -> list[Call]:
     return [Call(str(function.get("name")), function.get("arguments") or "") for function in functions]
 
 
-def said_by(calls: Iterable[Call]) -> list[Any]:
+def normalised_calls(calls: Iterable[Call]) -> list[Any]:
     """Calls in one form, however their arguments are written."""
     return [[call.name, _parsed(call.arguments)] for call in calls]
 
@@ -77,7 +77,7 @@ def plain(message: Any) -> Any:
         return message
     kept = {name: value for name, value in message.items() if value is not None}
     if calls := kept.pop("tool_calls", None):
-        kept["tool_calls"] = said_by(calls_of(calls)) if isinstance(calls, list) else calls
+        kept["tool_calls"] = normalised_calls(calls_of(calls)) if isinstance(calls, list) else calls
     content = kept.get("content")
     if isinstance(content, list):
         texts = [_text(part) for part in content]

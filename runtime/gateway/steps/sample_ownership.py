@@ -10,13 +10,13 @@ import asyncio
 
 from runtime.gateway.http.warnings import Warnings
 from runtime.gateway.samples.samples import SampleStore
-from runtime.gateway.steps.sealing import line_about
 from runtime.gateway.steps.selection import Selection, Snapshot, select
+from runtime.gateway.steps.sequence_splits import split_warning
 from runtime.gateway.steps.step_records import Step, StepFolder
 from runtime.shared.schema import Group
 
 
-class Claims:
+class SampleOwnership:
     """The gateway's event loop is its only user."""
 
     def __init__(self, samples: SampleStore, folder: StepFolder, max_lag: int) -> None:
@@ -31,7 +31,7 @@ class Claims:
         # Held while samples are sorted, so that no two steps find the same ones free.
         self.sorting = asyncio.Lock()
 
-    def has(self, sample: str) -> bool:
+    def is_owned(self, sample: str) -> bool:
         """Whether a step has the sample."""
         return sample in self._owners
 
@@ -49,7 +49,7 @@ class Claims:
             lag=lambda version: sum(one > version for one in committed),
             max_lag=self._max_lag,
         )
-        if line := line_about(selection.counts):
+        if line := split_warning(selection.counts):
             self.warnings.say("sealed", line)
         return selection
 

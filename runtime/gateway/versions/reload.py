@@ -2,9 +2,9 @@
 
 What answers under a version's name are that version's weights or nothing (C55): the checkpoint is read
 whole, its adapter must be the one that was published under the name, and the engines prove it as they do at
-a publication. Neighbours: fleet.py asks before it gives out an engine; version_proof.py proves; versions.py
-says for which versions there is room. A version's first return is a line in `publications.jsonl`, each in the
-log: programs that name more versions than there is room for bring them back at every request.
+a publication. Neighbours: engine_pool.py asks before it gives out an engine; version_check.py proves;
+versions.py says for which versions there is room. A version's first return is a line in `publications.jsonl`,
+each in the log: programs that name more versions than there is room for bring them back at every request.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from runtime.gateway.engines.engine_client import EngineClient
-from runtime.gateway.engines.version_proof import Prover
+from runtime.gateway.engines.version_check import AdapterVerifier
 from runtime.gateway.versions.versions import Versions
 from runtime.shared import files
 from runtime.shared.checkpoint import Checkpoint, CheckpointError, CheckpointStore, checkpoint_name
@@ -26,11 +26,11 @@ from runtime.shared.checkpoint import Checkpoint, CheckpointError, CheckpointSto
 log = logging.getLogger(__name__)
 
 
-class Recall:
+class OnDemandReload:
     """Brings versions back, one at a time. The gateway's event loop is its only user."""
 
     def __init__(
-        self, prover: Prover, versions: Versions, checkpoints: CheckpointStore, record: Path
+        self, prover: AdapterVerifier, versions: Versions, checkpoints: CheckpointStore, record: Path
     ) -> None:
         """`record`: publications.jsonl."""
         self._prover = prover
@@ -48,7 +48,7 @@ class Recall:
 
         It comes also where who named it leaves meanwhile: half of it would be on the engines, counted by
         nobody, and clients less patient than it takes would never have it.
-        Raises ApiError where it cannot come back or must wait, NotProvenError where it is not proven.
+        Raises ApiError where it cannot come back or must wait, VerificationError where it is not proven.
         """
         if self._versions.is_loaded(version):
             return False
@@ -75,8 +75,8 @@ class Recall:
         if (old := self._versions.make_room()) is not None:
             log.info("%s is unloaded to make room: it comes back when named", self._versions.named(old))
             await self._prover.unload(old)
-        proof = asdict(await self._prover.prove_on(engines, checkpoint))
-        self._versions.recalled(version)
+        proof = asdict(await self._prover.verify_on(engines, checkpoint))
+        self._versions.mark_reloaded(version)
         log.info("%s is loaded again, and proven", self._versions.named(version))
         if version not in self._recorded:
             self._recorded.add(version)

@@ -1,7 +1,7 @@
 """Every step that the run has taken in: by its number, by its key, and after a restart from what is on disk.
 
 Neighbours: queue.py decides what is taken in and drives it; step_records.py has each step on disk;
-claims.py is told which samples they have. Knows nothing of what becomes of a step.
+sample_ownership.py is told which samples they have. Knows nothing of what becomes of a step.
 """
 
 from __future__ import annotations
@@ -9,18 +9,18 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from runtime.gateway.http.step_errors import KeyReusedError, QueueFullError
-from runtime.gateway.steps.claims import Claims
+from runtime.gateway.steps.sample_ownership import SampleOwnership
 from runtime.gateway.steps.step_records import Step, StepFolder
 from runtime.shared import failpoints
 from runtime.shared.checkpoint import Checkpoint
 
-MOST_QUEUED = 8
+MAX_QUEUED = 8
 
 
-class KnownSteps:
+class StepRegistry:
     """The gateway's event loop is its only user."""
 
-    def __init__(self, folder: StepFolder, claims: Claims) -> None:
+    def __init__(self, folder: StepFolder, claims: SampleOwnership) -> None:
         self._folder = folder
         self._claims = claims
         self._steps: dict[int, Step] = {}
@@ -36,7 +36,7 @@ class KnownSteps:
                 self._claims.committed.add(step.id)
         self._claims.committed.update(number for number in kept if number > 0)
 
-    def take_in(self, step: Step) -> None:
+    def add(self, step: Step) -> None:
         """The step survives from here on. Raises OSError."""
         self._folder.queue(step)
         failpoints.failpoint("gateway.queued")
@@ -47,8 +47,8 @@ class KnownSteps:
         step = self._by_key.get(key)
         if step is not None and step.digest != digest:
             raise KeyReusedError(f"key {key!r} belongs to step {step.id}, which had a different body")
-        if step is None and self.queued >= MOST_QUEUED:
-            raise QueueFullError(f"{MOST_QUEUED} steps are already waiting")
+        if step is None and self.queued >= MAX_QUEUED:
+            raise QueueFullError(f"{MAX_QUEUED} steps are already waiting")
         return step
 
     def by_key(self, key: str) -> Step | None:

@@ -1,6 +1,6 @@
 """Proves that engines hold a committed version: stages, compares tensor by tensor, scores like the trainer.
 
-Neighbours: publishing.py and recall.py (`versions/`) ask for a proof before a version answers;
+Neighbours: publishing.py and reload.py (`versions/`) ask for a proof before a version answers;
 engine_client.py talks to each engine; logprob_probe.py has the trainer's word. Knows nothing of aliases,
 requests, steps or HTTP.
 """
@@ -33,7 +33,7 @@ MAX_ERROR_CACHED = {"float32": 1e-3, "bfloat16": 0.5}
 _EFFECT_SHARE = 0.5
 
 
-class NotProvenError(Exception):
+class VerificationError(Exception):
     """An engine does not hold the version, or not surely. The text says what failed, and where."""
 
 
@@ -51,7 +51,7 @@ class Committed(Protocol):
 
 
 @dataclass(frozen=True)
-class VersionProof:
+class VersionCheck:
     """What was found. Errors are served minus trained logprobs over the probe's sampled tokens, all engines.
 
     `cached_error`: how far a logprob is off when the prefix cache is read.
@@ -89,7 +89,7 @@ class Measured:
     seconds: tuple[float, float, float]
 
 
-class Prover:
+class AdapterVerifier:
     """Stages adapters on engines and proves them there. The gateway's event loop is its only user."""
 
     def __init__(
@@ -108,30 +108,30 @@ class Prover:
         """`policy@v12`."""
         return f"{self._served_name}@v{version}"
 
-    async def prove(self, checkpoint: Committed) -> VersionProof:
-        """Stage, compare and score on every engine. Raises NotProvenError, with nothing left staged."""
-        return await self.prove_on(self._engines, checkpoint)
+    async def verify(self, checkpoint: Committed) -> VersionCheck:
+        """Stage, compare and score on every engine. Raises VerificationError, with nothing left staged."""
+        return await self.verify_on(self._engines, checkpoint)
 
-    async def prove_on(self, engines: list[EngineClient], checkpoint: Committed) -> VersionProof:
+    async def verify_on(self, engines: list[EngineClient], checkpoint: Committed) -> VersionCheck:
         """The same on these engines alone: those that started anew, or have unloaded the version."""
         name = self.name(checkpoint.version)
         self._refuse_reuse(name, checkpoint)
         staged: list[EngineClient] = []
         try:
-            return await self._prove(engines, name, checkpoint, staged)
-        except (NotProvenError, EngineError, ProbeError) as error:
+            return await self._verify(engines, name, checkpoint, staged)
+        except (VerificationError, EngineError, ProbeError) as error:
             await self._unload(staged, name)
-            raise NotProvenError(f"{name}: {error}") from error
+            raise VerificationError(f"{name}: {error}") from error
 
-    async def try_on(self, name: str, trial: Committed) -> Measured:
+    async def measure(self, name: str, trial: Committed) -> Measured:
         """What every engine makes of an adapter that is no version's: it is loaded, measured and unloaded.
 
-        Raises NotProvenError where one cannot load it, or holds something else.
+        Raises VerificationError where one cannot load it, or holds something else.
         """
         try:
             return await self._measure(self._engines, name, trial, [])
         except (EngineError, ProbeError) as error:
-            raise NotProvenError(str(error)) from error
+            raise VerificationError(str(error)) from error
         finally:
             await self._unload(self._engines, name)
 
@@ -139,13 +139,13 @@ class Prover:
         """Forget a version on every engine, whatever they say to it."""
         await self._unload(self._engines, self.name(version))
 
-    async def retire(self, may_unload: Callable[[int], bool]) -> list[int]:
+    async def unload_unused(self, may_unload: Callable[[int], bool]) -> list[int]:
         """Unload the versions nobody needs, on every engine; the versions that went.
 
         `may_unload` says so for a version without awaiting, and if it does, from then on lets no request have
         it: between its word and the unload nothing may start (C35).
         """
-        names = {name for loaded in await _all(self._engines, EngineClient.adapters) for name in loaded}
+        names = {name for loaded in await _gather(self._engines, EngineClient.adapters) for name in loaded}
         versions = {version: name for name in names if (version := self._version(name)) is not None}
         gone = [version for version in sorted(versions) if may_unload(version)]
         for version in gone:
@@ -154,21 +154,21 @@ class Prover:
 
     def _refuse_reuse(self, name: str, checkpoint: Committed) -> None:
         if checkpoint.version < 1:
-            raise NotProvenError(f"{name}: version 0 is the base model, which is always served")
+            raise VerificationError(f"{name}: version 0 is the base model, which is always served")
         known = self._weights.setdefault(name, checkpoint.adapter_sha256)
         if known != checkpoint.adapter_sha256:
-            raise NotProvenError(f"{name} was used for other weights: a name is never used again")
+            raise VerificationError(f"{name} was used for other weights: a name is never used again")
 
-    async def _prove(
+    async def _verify(
         self, engines: list[EngineClient], name: str, checkpoint: Committed, staged: list[EngineClient]
-    ) -> VersionProof:
+    ) -> VersionCheck:
         found = await self._measure(engines, name, checkpoint, staged)
         errors = [
             self._judge_scores(engine, found.probe, scores)
             for engine, scores in zip(found.engines, found.scores, strict=True)
         ]
         stage_seconds, verify_seconds, probe_seconds = found.seconds
-        return VersionProof(
+        return VersionCheck(
             version=checkpoint.version,
             name=name,
             engines=len(engines),
@@ -189,14 +189,14 @@ class Prover:
         self, engines: list[EngineClient], name: str, checkpoint: Committed, staged: list[EngineClient]
     ) -> Measured:
         started = time.monotonic()
-        await _all(engines, lambda engine: _load(engine, name, checkpoint.adapter, staged))
+        await _gather(engines, lambda engine: _load(engine, name, checkpoint.adapter, staged))
         loaded = time.monotonic()
-        reports = await _all(engines, lambda engine: engine.verify_adapter(name, checkpoint.adapter))
+        reports = await _gather(engines, lambda engine: engine.verify_adapter(name, checkpoint.adapter))
         for engine, report in zip(engines, reports, strict=True):
             _judge_report(engine.name, report, checkpoint.adapter_sha256)
         verified = time.monotonic()
         probe = LogprobProbe.read(checkpoint.folder / PROBE_FILE, await engines[0].context_length())
-        scores = await _all(engines, lambda engine: probe.score(engine, name))
+        scores = await _gather(engines, lambda engine: probe.score(engine, name))
         seconds = (loaded - started, verified - loaded, time.monotonic() - verified)
         return Measured(
             engines=[engine.name for engine in engines],
@@ -209,24 +209,24 @@ class Prover:
     def _judge_scores(self, engine: str, probe: LogprobProbe, scores: Scores) -> Errors:
         errors = probe.errors(scores)
         if not np.isfinite(scores.served).all():
-            raise NotProvenError(f"{engine}: a served logprob is not finite")
+            raise VerificationError(f"{engine}: a served logprob is not finite")
         if not errors.cached <= MAX_ERROR_CACHED[self._dtype]:
-            raise NotProvenError(
+            raise VerificationError(
                 f"{engine}: a logprob is {errors.cached:.2g} off when the prefix cache is read: it holds "
                 "other weights' keys and values under this name"
             )
         if self._dtype == "float32" and errors.largest > MAX_ERROR_FP32:
-            raise NotProvenError(
+            raise VerificationError(
                 f"{engine}: served and trained logprobs differ by {errors.largest:.2g} "
                 f"(at most {MAX_ERROR_FP32})"
             )
         if errors.mean > MEAN_ERROR_BF16:
-            raise NotProvenError(
+            raise VerificationError(
                 f"{engine}: served and trained logprobs differ by {errors.mean:.2g} on average "
                 f"(at most {MEAN_ERROR_BF16})"
             )
         if errors.effect_share is not None and abs(errors.effect_share - 1) > _EFFECT_SHARE:
-            raise NotProvenError(
+            raise VerificationError(
                 f"{engine}: it shows {errors.effect_share:.2f} of what the adapter does to the policy"
             )
         return errors
@@ -256,18 +256,18 @@ async def _load(engine: EngineClient, name: str, adapter: Path, staged: list[Eng
 
 def _judge_report(engine: str, report: AdapterReport, sha256: str) -> None:
     if not report.modules:
-        raise NotProvenError(f"{engine}: {'; '.join(report.mismatched[:3]) or 'it holds no module of it'}")
+        raise VerificationError(f"{engine}: {'; '.join(report.mismatched[:3]) or 'it holds no module of it'}")
     if report.sha256 != sha256:
-        raise NotProvenError(f"{engine}: the adapter file is not the one the trainer committed")
+        raise VerificationError(f"{engine}: the adapter file is not the one the trainer committed")
     if not report.exact:
         what = "; ".join(report.mismatched[:3]) or "no tensor differs"
-        raise NotProvenError(
+        raise VerificationError(
             f"{engine}: holds {report.modules} of {report.expected} modules, "
             f"{len(report.mismatched)} tensors differ from the file: {what}"
         )
 
 
-async def _all(engines: Iterable[EngineClient], ask: Callable[[EngineClient], Awaitable[T]]) -> list[T]:
+async def _gather(engines: Iterable[EngineClient], ask: Callable[[EngineClient], Awaitable[T]]) -> list[T]:
     """Ask every engine at once; raises the first failure, when all have answered."""
     answers = await asyncio.gather(*(ask(engine) for engine in engines), return_exceptions=True)
     whole: list[T] = []

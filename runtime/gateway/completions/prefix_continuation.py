@@ -17,13 +17,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from runtime.engine.last_turn_parsing import LAST_TURN
-from runtime.gateway.completions.admission import Asked
-from runtime.gateway.completions.exact_prompt import Earlier, ExactPrompts, Ids, NotExactError
+from runtime.gateway.completions.exact_prompt import EarlierTurn, ExactPrompts, Ids, NotExactError
+from runtime.gateway.completions.request_parsing import ParsedRequest
 from runtime.gateway.engines.engine_client import EngineClient, EngineError
 from runtime.gateway.requests import distribution
 from runtime.gateway.samples import conversations
-from runtime.gateway.samples.content import Call
-from runtime.gateway.samples.conversations import Beginning, NoNameError
+from runtime.gateway.samples.content_key import Call
+from runtime.gateway.samples.conversations import ConversationPrefix, NoNameError
 from runtime.gateway.samples.journal import Conversation, Exchange, Sample
 from runtime.gateway.samples.sample_ref import SampleRef
 from runtime.gateway.samples.samples import SampleStore
@@ -37,12 +37,12 @@ TOOLS_CHANGED = "tools changed"
 TEMPLATE_CHANGED = "chat_template_kwargs changed"
 SWITCHED_OFF = "switched off"
 TOO_LONG = "too long for the context"
-HELD = "held to a grammar"
+HELD_TO_GRAMMAR = "held to a grammar"
 ONE_CALL = "calls after the first were left out"
 NOT_ASKED = "the engine did not say"
 
 # Of a request: what a template is told beside messages and tools.
-_TOLD = ("chat_template_kwargs", "documents", "reasoning_effort", "add_special_tokens")
+_TEMPLATE_SETTINGS = ("chat_template_kwargs", "documents", "reasoning_effort", "add_special_tokens")
 # With one of them a prompt is no question that waits for the next answer, or not all of it.
 _OTHER_PROMPTS = (
     ("add_generation_prompt", True),
@@ -58,7 +58,7 @@ _STOPS = ("stop", "stop_token_ids")
 class ChatTurn:
     """A chat request among others. `fields`: what the engine is told besides, so that it goes on."""
 
-    question: Beginning
+    question: ConversationPrefix
     conversation: Conversation
     fields: dict[str, Any] | None = None
 
@@ -79,7 +79,7 @@ class _Found:
     messages: int
 
 
-class Continuing:
+class PrefixContinuation:
     """Use it from the gateway's event loop."""
 
     def __init__(self, store: SampleStore, enabled: bool) -> None:
@@ -87,13 +87,13 @@ class Continuing:
         self._enabled = enabled
         self._exact = ExactPrompts()
 
-    async def turn(self, asked: Asked, body: dict[str, Any], client: EngineClient) -> ChatTurn | None:
+    async def turn(self, asked: ParsedRequest, body: dict[str, Any], client: EngineClient) -> ChatTurn | None:
         """What `asked` goes on from; `body`: what the engine would be asked. None: it is no chat."""
         if asked.kind != "chat":
             return None
         messages = asked.body["messages"]
         try:
-            begun = conversations.beginnings(asked.tags, messages)
+            begun = conversations.prefixes(asked.tags, messages)
             tools = conversations.digest_of(asked.body.get("tools") or [])
         except NoNameError:
             return None
@@ -103,7 +103,7 @@ class Continuing:
             return turn.plainly(found)
         return turn if found is None else await self._after(found, turn, asked, body, client)
 
-    def _found(self, messages: list[Any], begun: list[Beginning]) -> _Found | str | None:
+    def _found(self, messages: list[Any], begun: list[ConversationPrefix]) -> _Found | str | None:
         """The latest answer that this conversation has as it was given, or why it has none of them."""
         index = self._store.turns
         answers = [place for place, message in enumerate(messages) if conversations.is_answer(message)]
@@ -117,13 +117,13 @@ class Continuing:
         return None
 
     async def _after(
-        self, found: _Found, turn: ChatTurn, asked: Asked, body: dict[str, Any], client: EngineClient
+        self, found: _Found, turn: ChatTurn, asked: ParsedRequest, body: dict[str, Any], client: EngineClient
     ) -> ChatTurn:
         try:
             exchange, sample = await asyncio.to_thread(self._store.load, found.ref)
             if why_not := self._why_not(asked, turn, exchange, sample):
                 return turn.plainly(why_not)
-            earlier = _earlier(asked.body["messages"], found.messages, exchange, sample)
+            earlier = _earlier_turn(asked.body["messages"], found.messages, exchange, sample)
             prompt, plain = await self._exact.after(client, body, earlier)
         except NotExactError as error:
             return turn.plainly(str(error))
@@ -146,26 +146,28 @@ class Continuing:
         }
         return ChatTurn(turn.question, conversation, fields)
 
-    def _why_not(self, asked: Asked, turn: ChatTurn, exchange: Exchange, sample: Sample) -> str | None:
+    def _why_not(
+        self, asked: ParsedRequest, turn: ChatTurn, exchange: Exchange, sample: Sample
+    ) -> str | None:
         """Why a request is not asked for by an earlier answer's ids, by what both ask for."""
-        if not (self._enabled and asked.goes_on):
+        if not (self._enabled and asked.allows_continuation):
             return SWITCHED_OFF
         if distribution.grammar(asked.body):
-            return HELD  # vLLM looks for the end of a thought in all of the prompt's ids there
+            return HELD_TO_GRAMMAR  # vLLM looks for the end of a thought in all of the prompt's ids there
         if sample.finish_reason not in WHOLE or not sample.completion_ids:
             return CUT_OFF
         if sample.has_more_calls:  # what it sampled says more than the client has of it
             return ONE_CALL
         if exchange.conversation is None or exchange.conversation.tools != turn.conversation.tools:
             return TOOLS_CHANGED
-        if any(exchange.settings.get(name) != asked.body.get(name) for name in _TOLD):
+        if any(exchange.settings.get(name) != asked.body.get(name) for name in _TEMPLATE_SETTINGS):
             return TEMPLATE_CHANGED
         if any(asked.body.get(name, usual) not in (usual, None) for name, usual in _OTHER_PROMPTS):
             return "another kind of prompt"
         return None
 
 
-def _earlier(messages: list[Any], place: int, exchange: Exchange, sample: Sample) -> Earlier:
+def _earlier_turn(messages: list[Any], place: int, exchange: Exchange, sample: Sample) -> EarlierTurn:
     """`place`: of the answer among the messages."""
     prompt = exchange.prompts[sample.prompt]
     said = exchange.conversation
@@ -174,7 +176,7 @@ def _earlier(messages: list[Any], place: int, exchange: Exchange, sample: Sample
     def was_shown(ids: Ids) -> bool:
         return ids == prompt if digest is None else conversations.digest_of(ids) == digest
 
-    return Earlier(
+    return EarlierTurn(
         prompt=prompt,
         completion=sample.completion_ids,
         messages=messages[:place],

@@ -16,13 +16,13 @@ Key = TypeVar("Key")
 
 
 @dataclass(frozen=True, slots=True)
-class _Home:
+class _Affinity:
     engine: Engine
     version: int
     since: float
 
 
-class Homes(Generic[Key]):
+class AffinityTable(Generic[Key]):
     """The newest home of each key; at most `most`, none older than `seconds` by `clock`."""
 
     def __init__(self, most: int, seconds: float, clock: Callable[[], float]) -> None:
@@ -30,7 +30,7 @@ class Homes(Generic[Key]):
         self._seconds = seconds
         self._clock = clock
         # The one that was put last is last.
-        self._homes: OrderedDict[Key, _Home] = OrderedDict()
+        self._homes: OrderedDict[Key, _Affinity] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._homes)
@@ -43,7 +43,7 @@ class Homes(Generic[Key]):
     def put(self, key: Key, version: int, engine: Engine) -> None:
         """Now it is this engine that has it."""
         now = self._clock()
-        self._homes[key] = _Home(engine, version, now)
+        self._homes[key] = _Affinity(engine, version, now)
         self._homes.move_to_end(key)
         while self._homes and self._is_over(now):
             self._homes.popitem(last=False)

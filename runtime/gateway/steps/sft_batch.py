@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from runtime.gateway.steps.examples import Learnable
+from runtime.gateway.steps.examples import TokenisedExample
 from runtime.shared.batch import Batch
 
 
-def lay_down(learned: Sequence[Learnable], meta: dict[str, Any]) -> Batch:
+def build_sft_batch(learned: Sequence[TokenisedExample], meta: dict[str, Any]) -> Batch:
     """At least one sequence. `meta` is added to the batch's JSON."""
     tokens = [np.asarray(one.tokens, np.int32) for one in learned]
     learnt = [np.zeros(len(ids), np.uint8) for ids in tokens]
@@ -45,5 +45,5 @@ def lay_down(learned: Sequence[Learnable], meta: dict[str, Any]) -> Batch:
     )
 
 
-def _described(one: Learnable) -> dict[str, Any]:
+def _described(one: TokenisedExample) -> dict[str, Any]:
     return {"example": one.example, "turns": [{"start": start, "end": end} for start, end in one.answers]}

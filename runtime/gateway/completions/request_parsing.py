@@ -36,13 +36,13 @@ Kind = Literal["chat", "completion"]
 _TEXT_PARTS = ("text", "refusal")
 ENGINE_PATHS: dict[Kind, str] = {"chat": "/v1/chat/completions", "completion": "/v1/completions"}
 # Not sampling settings, and of any size.
-_NOT_SETTINGS = frozenset(
+_NOT_SAMPLING_SETTINGS = frozenset(
     {"messages", "prompt", "tools", "model", "stream", "stream_options", "user", "metadata"}
 )
 
 
 @dataclass(frozen=True)
-class Asked:
+class ParsedRequest:
     """One admitted request."""
 
     id: str
@@ -62,7 +62,7 @@ class Asked:
     # Fields that are not heeded because the request is a rollout's; the answer names them.
     ignored: tuple[str, ...] = ()
     # Whether it may be asked for by the ids of the turn that it goes on from.
-    goes_on: bool = True
+    allows_continuation: bool = True
     # Whether it is to be refused where what it samples cannot be trained.
     trainable_only: bool = False
 
@@ -79,7 +79,7 @@ class Asked:
     @property
     def settings(self) -> dict[str, Any]:
         """Every sampling setting of the request, for the record."""
-        return {name: value for name, value in self.body.items() if name not in _NOT_SETTINGS}
+        return {name: value for name, value in self.body.items() if name not in _NOT_SAMPLING_SETTINGS}
 
     def for_engine(
         self, model: str, check: Callable[[Kind, dict[str, Any]], dict[str, Any]]
@@ -101,18 +101,20 @@ async def read_body(receive: Any) -> bytes:
     return (await receive()).get("body", b"")
 
 
-def admit(kind: Kind, headers: Mapping[str, str], path_rollout: str | None, content: bytes) -> Asked:
+def parse_request(
+    kind: Kind, headers: Mapping[str, str], path_rollout: str | None, content: bytes
+) -> ParsedRequest:
     """Check one request's form. Raises ApiError(400) naming the parameter."""
     body = _decode(content)
     _check_form(kind, body)
     tags = read_tags(headers, path_rollout)
-    body, ignored = (body, ()) if tags.rollout is None else tools.freed(body)
+    body, ignored = (body, ()) if tags.rollout is None else tools.without_tool_grammar(body)
     name = headers.get(REQUEST_HEADER)
     if name is not None and not _NAME.fullmatch(name):
         raise ApiError(400, f"{REQUEST_HEADER}: 1 to 128 printable characters", param=REQUEST_HEADER)
     digest = hashlib.blake2b(content, digest_size=12, person=kind[:8].encode())
     digest.update(repr(tags).encode())
-    return Asked(
+    return ParsedRequest(
         id=name or uuid.uuid4().hex,
         named=name is not None,
         receipt_follows=name is not None and headers.get(RECEIPT_HEADER) == RECEIPT_FOLLOWS,
@@ -126,7 +128,7 @@ def admit(kind: Kind, headers: Mapping[str, str], path_rollout: str | None, cont
         wants_logprobs=body.get("logprobs") is True if kind == "chat" else _is_number(body.get("logprobs")),
         wants_ids=body.get("return_token_ids") is True,
         ignored=ignored,
-        goes_on=headers.get(CONTINUE_HEADER) != OFF,
+        allows_continuation=headers.get(CONTINUE_HEADER) != OFF,
         trainable_only=headers.get(UNTRAINABLE_HEADER) == REFUSE,
     )
 
