@@ -1,4 +1,4 @@
-"""A machine rented through SkyPilot: armed before anything else, taken down by the provider's own word.
+"""A machine rented through SkyPilot: its timer is armed first, and its provider confirms its end.
 
 Neighbours: `machine.py` says what each call means; `sky_home.py` is SkyPilot's private home, `sky_process.py`
 its bounded calls; `remote_machine.py` is the machine by ssh, `link.py` the way to the runtime;

@@ -1,4 +1,4 @@
-"""The machine of a run's record, found again in whatever process asks: all that ends a run needs.
+"""Rebuilds the machine of a run from its record, in any process that has to end the run.
 
 Neighbours: `teardown/guardian.py`, `teardown/take_down.py` and `ending.py` end machines by this, `local.py`
 and `cloud.py` wrote the description. Knows nothing of how a machine came up.
@@ -38,7 +38,7 @@ class NoMachine:
 
 
 class Terminable(Protocol):
-    """The part of a machine that ends it: all that a guardian needs."""
+    """The two calls of a machine that end it: all that a guardian needs."""
 
     def down(self) -> None: ...
 
@@ -46,7 +46,7 @@ class Terminable(Protocol):
 
 
 class StandbyHelper(Protocol):
-    """A process that can do what the end of a machine takes, whatever becomes of this package meanwhile."""
+    """A standby process that can end a machine, even after an upgrade of this package."""
 
     def remove(self) -> None:
         """End it. Raises nothing."""

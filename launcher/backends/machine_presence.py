@@ -1,4 +1,4 @@
-"""Whether a machine that cannot be reached is still there: its provider is asked, now and then.
+"""Asks the provider now and then whether an unreachable machine still exists.
 
 Neighbours: `cloud.py` asks when ssh to it fails, `cluster_teardown.py` has the provider's list. Not asked
 before: a laptop that was asleep, or a link that is down, is no reason to give a machine up. Knows nothing of

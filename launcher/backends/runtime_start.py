@@ -1,4 +1,4 @@
-"""Waits for a runtime that is starting: says what its children do, gives up early when one cannot start.
+"""Waits for a runtime to start: shows what its children do, and fails early when one cannot start.
 
 Neighbours: `local.py` started the keeper and knows the folder. Reads `supervisor.json`, `keeper.json` and
 logs, and asks the gateway. Knows nothing of how the processes were started.

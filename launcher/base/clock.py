@@ -1,4 +1,4 @@
-"""Seconds that go on while this computer sleeps: what a rented machine costs does not wait for its lid.
+"""A clock that goes on while this computer sleeps: a rented machine costs money meanwhile.
 
 Neighbours: `lease.py` is given these, `run.py` counts deadline and cost by them, `runtime_monitor.py` the
 lease. How long somebody has been silent is counted by `time.monotonic`, which stands still meanwhile: the

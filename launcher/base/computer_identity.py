@@ -1,4 +1,4 @@
-"""Which computer this is, as a text that stays the same: by it a forgotten machine is known to be ours.
+"""A stable id of this computer: it tells which rented machines were started from here.
 
 Neighbours: `orphaned_machines.py` labels machines with it. The host's name is none: it changes with a
 laptop's network and with every container. Nobody else learns it: only a digest of it leaves this computer.

@@ -1,4 +1,4 @@
-"""This computer kept from falling asleep for a short while, where the system has a way; never needed.
+"""Keeps this computer awake for a short while, where the system allows it; never required.
 
 Neighbours: `backends/cloud.py` asks for it while a machine depends on this computer alone.
 """

@@ -1,4 +1,4 @@
-"""Locks between processes that nobody waits for for ever: their holder may be stopped (Ctrl-Z) or hang.
+"""File locks between processes, with a bounded wait: the owner may be stopped (Ctrl-Z) or hang.
 
 Neighbours: `records.py` and `results_copy.py` hold these. The system frees them when the holder dies.
 """
@@ -18,13 +18,13 @@ _POLL_SECONDS = 0.02
 
 
 class HeldLock:
-    """A lock that is held; who holds it for long says now and then that it is at work."""
+    """A lock that is held. Its owner calls `touch` now and then while it works for long."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
 
     def touch(self) -> None:
-        """Whoever waits for the lock waits on."""
+        """Show the processes that wait for the lock that the owner still works."""
         with contextlib.suppress(OSError):
             os.utime(self._descriptor)
 

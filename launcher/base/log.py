@@ -1,4 +1,4 @@
-"""The run's own log, `launch.log`: everything said and every traceback, never a secret.
+"""The run's own log, `launch.log`: every message and every traceback, never a secret.
 
 Neighbours: `output.py` logs what it shows, `main.py` logs tracebacks. Knows nothing of runs.
 """

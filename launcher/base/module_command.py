@@ -1,4 +1,4 @@
-"""How a module of ours is started in a Python of its own: the user's files stand in for none.
+"""The command line that starts a module of this package in a new Python, safe from the user's files.
 
 Neighbours: whoever starts one (guardian, minder, keeper, SkyPilot's calls, the client's `launch`). The user's
 own program is never started so. Imports nothing of ours: the client imports it.

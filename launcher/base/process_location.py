@@ -1,4 +1,4 @@
-"""Where a process lives: on which computer, since which boot of it, in which PID namespace (a container).
+"""Where a process runs: its computer, that computer's boot, and its PID namespace (a container).
 
 A home may be shared: by the hosts of an NFS home, by a computer and its dev containers, by the distributions
 of WSL. A process that is not seen from here is dead only where it must be. Neighbours: `records.py` keeps the

@@ -1,4 +1,4 @@
-"""What a machine or a model wrote, as a terminal may be given it: all of it is seen, and nothing of it acts.
+"""Escapes control sequences in text from a machine or a model before a terminal shows it.
 
 Kept is the text of every language, with its newlines and tabs; in a log (`LogStream`) also colours: whole SGR
 sequences (`ESC [ 31 m`), but those that conceal. Out of single texts such colours are left. Everything else

@@ -1,4 +1,4 @@
-"""How long a runtime that does not answer is waited for: one number for all of a run, from its lease.
+"""The timeout budget of a run: how long everything waits for a runtime that does not answer.
 
     relay      asks again for so long after a request's first loss, then answers 503
     run        ends when the runtime has said nothing for so long: at the first beat, and while it works

@@ -1,4 +1,4 @@
-"""What goes round the option parser: the program after `--`, and the options of a run wherever they stood.
+"""Arguments that bypass the option parser: the program after `--`, and options of a run, wherever they stood.
 
 Neighbours: `main.py` makes one, `commands.py` hands it on to what does the work. Knows nothing of verbs.
 """

@@ -1,4 +1,4 @@
-"""What the verbs say of runs that were started before, and bring home: status, logs, pull, env, config.
+"""The verbs about runs that were started: status, logs, pull, env, config.
 
 Neighbours: `commands.py` calls these, `ending_verbs.py` has those that end a run, `records/records.py` knows
 the runs, `output.py` prints.

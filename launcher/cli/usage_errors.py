@@ -1,4 +1,4 @@
-"""What was typed and cannot be meant, as three lines with what to type instead.
+"""Usage errors of the command line, in three lines, with the command to type instead.
 
 Neighbours: `commands.py` asks when the parser refuses, and before a verb is called. Knows nothing of runs.
 """

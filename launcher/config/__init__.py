@@ -1,1 +1,1 @@
-"""What was asked: every setting with where it came from, whether it can work, what it would cost."""
+"""The request: every setting with its source, its validation, and its price."""

@@ -1,4 +1,4 @@
-"""When the user's session at a cloud ends, as far as this computer knows: for the plan, which says so.
+"""When the user's cloud session expires, as far as this computer knows; the plan shows it.
 
 Neighbours: `pricing.py` says it beside the plan. Reads what login tools write down, asks nobody; of what is
 renewed by itself it says nothing. Knows AWS's: temporary keys, and SSO without a refresh token.

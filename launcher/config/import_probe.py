@@ -1,4 +1,4 @@
-"""What the Python of a user's program is asked: can it read the program, and does it find what that imports?
+"""Runs in the Python of the user's program: can it parse the program, and does it find its imports?
 
 Run by that Python, whichever it is (3.8 or newer), and so with nothing of ours: `program_check.py` hands it
 the text of this file. Nothing of the program is executed, and no module of the user's is imported: the

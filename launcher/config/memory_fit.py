@@ -1,4 +1,4 @@
-"""Whether a model fits the GPUs that were asked for, by arithmetic, before anything is rented or built.
+"""Calculates whether a model fits the requested GPUs, before anything is rented or built.
 
 Neighbours: `pricing.py` puts what is found here into the plan, `rented_run.py` hands it to the runtime,
 `launching.py` and `plan_verb.py` refuse by it, `memory_table.py` shows it. The arithmetic is

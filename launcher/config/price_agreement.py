@@ -1,4 +1,4 @@
-"""Has the price of a run agreed to by whoever is here, before any provider is asked for anything.
+"""Asks the user to agree to the price of a run, before any provider is asked for anything.
 
 Neighbours: `pricing.py` makes the plan, `consent.py` asks, `launching.py` calls; `plan_verb.py` shows the
 same table. Knows nothing of where prices come from.

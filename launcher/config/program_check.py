@@ -1,4 +1,4 @@
-"""Whether the Python of a program can read it and finds what it imports, before anything is paid for.
+"""Checks that a program's Python can parse it and finds its imports, before anything is paid for.
 
 That Python itself is asked, with the words, the folder and the environment that the program will have:
 `import_probe.py` is what it runs. Only a file that is given to a Python is looked at (`python my.py`); of

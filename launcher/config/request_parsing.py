@@ -1,4 +1,4 @@
-"""What was asked, as one value: the settings of every source, the command, the run that is taken up.
+"""Parses the request: the settings of every source, the command, and the run to resume.
 
 Neighbours: `setting_sources.py` reads the sources, `resume_source.py` has what a run that is taken up was
 begun with; `request_validation.py` is next. Only reads: nothing is checked against this computer, ended or

@@ -1,4 +1,4 @@
-"""Whether what was asked can work, as far as that can be known before anything starts.
+"""Validates the request of a run, before anything starts.
 
 Neighbours: `translation.py` says what was asked, `preflight.py` has the checks, `launching.py` calls,
 `plan_verb.py` for what a plan can know. Ends nothing and starts nothing.

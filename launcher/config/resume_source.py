@@ -1,4 +1,4 @@
-"""The run that `--resume` names, by its record: what it was begun with, and what may be given anew.
+"""The run that `--resume` names: its recorded settings, and those that may be given anew.
 
 Neighbours: `translation.py` merges it with what is asked now, `run.py` has the record keep it; `resume.py`
 ends what is left of the run and says from which step it goes on. Only reads: nothing is ended or started

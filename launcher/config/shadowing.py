@@ -1,4 +1,4 @@
-"""Names beside a program that Python would import in the place of ours: refused before anything starts.
+"""Refuses files beside a program that Python would import instead of this package.
 
 Under `--arbor` the name `arbor` is ours too, first on the PYTHONPATH: a file beside the program hides it.
 Neighbours: `preflight.py` asks for a program here, `remote_verbs.py` for one on a machine, `main.py` where

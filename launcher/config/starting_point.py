@@ -1,4 +1,4 @@
-"""What `--from` means: the adapter of an earlier run, in the place of `--model`.
+"""Resolves `--from`: the adapter of an earlier run, in the place of `--model`.
 
 Neighbours: `setting_sources.py` asks, `results/run_weights.py` finds it. Only reads.
 """

@@ -1,1 +1,1 @@
-"""What is shown to a person, and what a person is asked."""
+"""Output for people, and questions to them."""

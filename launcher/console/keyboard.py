@@ -1,4 +1,4 @@
-"""Single keys of whoever sits at the terminal: read as they are pressed, and shown by nothing.
+"""Reads single keys from the terminal as they are pressed, without an echo.
 
 Neighbours: `consent.py` asks for whole answers. Knows nothing of what a key means.
 """

@@ -1,4 +1,4 @@
-"""A command whose output is ours: to a file or a pipe as it is, to a terminal made harmless.
+"""Runs a command and forwards its output: unchanged to a file or a pipe, sanitized to a terminal.
 
 Neighbours: `cli/remote_verbs.py` runs ssh by it; `base/sanitize.py` says what a terminal is shown.
 """

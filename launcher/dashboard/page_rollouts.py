@@ -1,4 +1,4 @@
-"""What was said in a step, as the page reads it: one step at a time, and how old each step's samples were.
+"""Rollout texts for the page, one step at a time, with the staleness of each step's samples.
 
 Neighbours: `run_page.py` asks, `results/rollout_texts.py` has brought the files home with their secrets
 hidden. Only what is at home is read, never a machine's own file. Nothing here is markup: texts go out as JSON

@@ -1,4 +1,4 @@
-"""A LoRA adapter's folder as what a run begins with: of which base it is, and whether a run can hold it.
+"""Finds the LoRA adapter that `--model` names, its base model, and whether a run can train it.
 
 Neighbours: `setting_sources.py` asks what `--model` names, `run_request.py` has it checked before a run,
 `run.py` brings it to the machine. Its form is PEFT's (`runtime/shared/peft_form.py`). Reads no tensors, only

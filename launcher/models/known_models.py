@@ -1,4 +1,4 @@
-"""The shapes of some models that people name, which come with the package: a plan needs no network for them.
+"""Shapes of common models that come with the package: a plan for them needs no network.
 
 Neighbours: `model_config.py` asks here for what is not on this computer. `known_models.json` says where each
 was read and when. Reads that file alone.

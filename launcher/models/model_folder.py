@@ -1,4 +1,4 @@
-"""What a model's folder must hold to be served and trained, by its small files and its files' lengths.
+"""Checks that a model's folder can be served and trained, from its small files and its file sizes.
 
 Neighbours: `preflight.py` asks before a run, `doctor.py` for the embedded model. Reads no tensors.
 Also what a run on a model will write: adapters and the optimizer's moments grow with its shape.

@@ -1,4 +1,4 @@
-"""How large a model's weights are, as well as that can be known here: for the disk and the GPUs of a plan.
+"""Estimates the size of a model's weights, for the disk and the GPU memory of a plan.
 
 Neighbours: `pricing.py` asks for a plan, `hub.py` asks the hub. A plan does without a network: then the name
 may say enough.

@@ -1,1 +1,1 @@
-"""The one door for programs: an HTTP proxy on 127.0.0.1 in front of the runtime."""
+"""The relay: an HTTP proxy on 127.0.0.1 in front of the runtime."""

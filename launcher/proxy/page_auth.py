@@ -1,4 +1,4 @@
-"""Who may see a run's page: links that let one browser in once, and the cookie that it then has.
+"""Access to a run's page: one-time links, and the cookie that a browser gets for one.
 
 All of it is random and in the memory of the process that has the door: it ends with it. A cookie goes to any
 port of this computer, whoever listens there; so the page's place has a part that nobody can guess, and the

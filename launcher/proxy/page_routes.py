@@ -1,4 +1,4 @@
-"""The run's page behind the door: to browsers that came by `launch open`, and to whoever has the run's token.
+"""The HTTP routes of a run's page: for browsers that `launch open` let in, and for the run's token.
 
     POST /page/link            with the token: a link that lets one browser in, once, within minutes
     GET  /page/enter/CODE      that link: sets the cookie and goes on to the page

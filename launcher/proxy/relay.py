@@ -1,4 +1,4 @@
-"""The one door for programs: an HTTP proxy on 127.0.0.1 in front of the runtime's gateway.
+"""The relay: an HTTP proxy on 127.0.0.1 between programs and the runtime's gateway.
 
     program → http://127.0.0.1:7453 → Unix socket (here, or an ssh forward's end) → gateway
 

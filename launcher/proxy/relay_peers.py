@@ -1,4 +1,4 @@
-"""Whose program is at the other end of a connection on this computer: the user its socket belongs to.
+"""The user who owns the other end of a connection on this computer.
 
 The kernel is asked for the client's own socket, by both addresses; an ordinary user may ask for anybody's.
 Only a socket that is open has an owner: of one that is closed the kernel may say 0, which is root. So it is

@@ -1,4 +1,4 @@
-"""Tells the gateway which of its answers reached their programs: what nobody received is no sample (C52).
+"""Tells the gateway which answers reached their programs: an answer nobody received is no sample (C52).
 
 The gateway hands an answer to the relay, and only the relay sees whether the program was still there. So it
 marks what it forwards (`FOLLOWS`), and such an answer becomes a sample with its receipt. A connection that

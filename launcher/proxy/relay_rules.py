@@ -1,4 +1,4 @@
-"""What the relay lets in, which headers it passes on, and how it says no.
+"""The relay's rules: which requests it accepts, which headers it forwards, how it refuses.
 
 Neighbours: `relay.py` asks. Pure functions on headers; knows nothing of sockets or of asking again.
 What it says repeats nothing of the request: a token may stand anywhere in one.

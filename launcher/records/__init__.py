@@ -1,1 +1,1 @@
-"""What is written down about a run: its record, its lives, its lease, its endpoint, who takes it down."""
+"""The records of a run: its state, its lives, its lease, its endpoint, its teardown lock."""

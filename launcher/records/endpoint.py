@@ -1,4 +1,4 @@
-"""Where a run's endpoint is and what a program must be told to use it.
+"""A run's endpoint: its address, its token file, and the environment of a program that uses it.
 
 Neighbours: `run.py` makes one when the relay listens, `run_verbs.py` finds it again from a record.
 The token is in a file of its own (0600) in the run's folder, never in the record, and goes with the run.

@@ -1,4 +1,4 @@
-"""A sign of life for those who cannot see the process: a small file that whoever attends a run renews.
+"""A heartbeat file: the process that attends a run renews it, for those that cannot see the process.
 
     runs/<id>/heartbeat          renewed by the run's launch
     runs/<id>/.teardown-beat     renewed by whoever ends the run, from wherever that is

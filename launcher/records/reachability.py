@@ -1,4 +1,4 @@
-"""Whether a run lives where its processes can be seen: another computer's or container's are unknown here.
+"""Whether a run's processes can be seen from here: not those of another computer or container.
 
 What is unknown is left alone: nothing of it is ended, resumed or advised against, unless `launch down` names
 it. Neighbours: `process_location.py` compares places, `heartbeat.py` has the sign of life, `records.py` asks.

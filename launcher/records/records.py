@@ -1,4 +1,4 @@
-"""The ledger: one record for each run, written and fsynced *before* anything the run starts.
+"""Run records: one file for each run, written and fsynced *before* the run starts anything.
 
 Neighbours: `run.py` creates and updates, `guardian.py` and `launch status/down/gc` read and finish.
 A record is `runs/<id>/record.json`: replaced whole under a lock, never half. Holds no secret.

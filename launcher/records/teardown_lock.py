@@ -1,4 +1,4 @@
-"""One teardown of a run at a time: who is at it, what it is doing, and waiting for as long as it gets on.
+"""The teardown lock of a run: one process ends it at a time; others see its progress and wait.
 
     runs/<id>/.teardown     locked by whoever ends the run; who that is, and at what, stands in it
 
@@ -71,20 +71,20 @@ class LockOwner:
 
 
 class LockHandle:
-    """The right to end a run, until it is let go. `descriptor` None: nobody could be asked for it."""
+    """The held teardown lock of a run. `descriptor` None: the lock could not be had."""
 
     def __init__(self, descriptor: int | None, who: str) -> None:
         self._descriptor = descriptor
         self._who = who
 
     def report(self, what: str) -> None:
-        """Say to whoever waits how far it is; harmless where that cannot be said."""
+        """Report the progress to the processes that wait. An error is ignored."""
         with contextlib.suppress(OSError):  # also where this process may open no more files
             said = dataclasses.asdict(LockOwner(self._who, ProcessId.own(), what, ProcessLocation.here()))
             self._write(json.dumps(said).encode())
 
     def reporting(self, what: str, progress: Callable[[str], None]) -> Callable[[str], None]:
-        """A progress that whoever waits sees as well. Raises nothing: what is shown must not end a copy."""
+        """A progress callback that also reports to the processes that wait. Raises nothing."""
 
         def tell(line: str) -> None:
             self.report(f"{what}{_DETAIL}{line}")
@@ -94,7 +94,7 @@ class LockHandle:
         return tell
 
     def release(self) -> None:
-        """Nobody is at it any more."""
+        """Clear the owner: the teardown is over."""
         self._write(b"")
 
     def _write(self, text: bytes) -> None:
@@ -114,7 +114,7 @@ def create(folder: Path) -> None:
 
 
 def keep_waiting(other: LockOwner | None) -> None:
-    """Whoever is at it is waited for."""
+    """The default of `look`: keep waiting for the owner."""
 
 
 @contextlib.contextmanager

@@ -1,1 +1,1 @@
-"""A run's results at home: checkpoints, durable copies, journals, what was said."""
+"""A run's results on this computer: checkpoints, durable copies, journals, rollout texts."""

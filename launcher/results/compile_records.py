@@ -1,4 +1,4 @@
-"""What the programs of a run have trained: one entry a compile, out of `results/grpo.jsonl`.
+"""The DSPy compiles of a run, one entry each, read from `results/grpo.jsonl`.
 
 Neighbours: `client/dspy/report.py` writes the file, each line with its compile's id; `run_verbs.py` shows
 these in `launch status`. Reads only what is at home; a line that is cut short or damaged is passed over.

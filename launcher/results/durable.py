@@ -1,4 +1,4 @@
-"""What survives the loss of the machine: whole checkpoints at home, in `results/durable`.
+"""Durable checkpoints: whole copies in `results/durable`, which survive the loss of the machine.
 
     durable/step-000007/   a checkpoint with all that a resume needs: adapter, optimizer, random state, …
     durable/pinned.json    those of them that are kept for good; best.json: the one that was named best
@@ -50,9 +50,10 @@ class DownloadedCheckpoints:
 
 @dataclass(frozen=True)
 class CheckpointUpload:
-    """What a new machine begins with. `folders`: whole checkpoints, the newest first, then pinned ones; of
-    step 0 the adapter alone. `journals`: what was written line by line. `texts`: the content of small files,
-    by their name beside the checkpoints, and `rewound` of the one that tells the runtime, if any."""
+    """The checkpoints that a new machine gets. `folders`: whole checkpoints, the newest first, then pinned
+    ones; of step 0 the adapter alone. `journals`: what was written line by line. `texts`: the content of
+    small files, by their name beside the checkpoints, and `rewound` of the one that tells the runtime, if
+    any."""
 
     step: int
     folders: tuple[Path, ...]
@@ -172,7 +173,7 @@ def checkpoints_to_upload(results: Path) -> CheckpointUpload:
 
 
 def mark_served(results: Path) -> None:
-    """Note at home that versions of this run were given out, before any of its steps is durable.
+    """Record that versions of this run were served, before any of its steps is durable.
 
     Raises PreflightError.
     """

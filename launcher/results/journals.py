@@ -1,4 +1,4 @@
-"""Files of lines that only grow, such as `metrics.jsonl`, at home: what is new is added, the rest is left.
+"""Copies append-only JSONL files such as `metrics.jsonl`: new lines are appended to the local copy.
 
 Neighbours: `results_copy.py` brings a run's own home by these, `backends/ssh/results_download.py` those of a
 machine. Whole lines only; a kill may leave half a line at the end, which the next addition removes. Where

@@ -1,4 +1,4 @@
-"""What a run's report shows, out of the files that are at home: rewards, validations, rates, learning rate.
+"""The data of a run's report, read from the files on this computer: rewards, validations, rates.
 
 Neighbours: `report_page.py` draws it, `launch report` asks. Reads `metrics.jsonl`, `grpo.jsonl` and
 `validations.jsonl`, of a run on this computer also as its machine has them now. Whatever is torn, damaged or

@@ -1,4 +1,4 @@
-"""Brings home what was said: `results/rollouts`, a file a step, and `results/wandb`, wandb's offline runs.
+"""Downloads rollout texts (`results/rollouts`, a file a step) and wandb's offline runs (`results/wandb`).
 
 Neighbours: `results_copy.py` calls, `runtime/gateway/steps/rollout_log.py` writes the files of steps and has
 their form, `runtime/shared/wandb_log.py` has wandb write its own. Whatever is known or looks like a secret is

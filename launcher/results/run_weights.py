@@ -1,4 +1,4 @@
-"""Which adapter of a run is meant by `RUN`, `RUN@7` or `RUN@best`: a folder on this computer, in PEFT form.
+"""Resolves `RUN`, `RUN@7` or `RUN@best` to an adapter folder on this computer, in PEFT form.
 
 Neighbours: `config/setting_sources.py` begins a new run with it (`--from`), `cli/export_verb.py` hands it on.
 A run has its adapters in several places: the machine's own folder while that is on this computer, what is

@@ -1,4 +1,4 @@
-"""From what was typed to a run, in five calls: read, check, plan, take up, agree; then it lives.
+"""Starts a run from the command line in five calls: parse, validate, plan, resume, agree.
 
 Neighbours: `commands.py` calls it; `translation.py`, `request_validation.py`, `pricing.py`, `resume.py` and
 `price_agreement.py` are the five rooms in a row; `run.py` is the life of the run. Nothing is ended before all

@@ -1,4 +1,4 @@
-"""A program that failed before its first step is mended and run again, on the endpoint that is up already.
+"""Runs a program again that failed before its first step, on the endpoint that is already running.
 
 On a terminal only, where somebody may be: Enter runs it again, `q` ends the run, and so does --idle without a
 key. The run is watched as ever meanwhile: lease, deadline, budget and signals end it as they would.

@@ -1,4 +1,4 @@
-"""What a run does because its machine is rented: it says price and door, and keeps it for unpulled results.
+"""The extra steps of a run on a rented machine: its price is shown, and it is kept for its results.
 
 Neighbours: `run.py` calls these at their moments, `background_copy.py` does the pulling. Knows nothing of
 SkyPilot.

@@ -1,4 +1,4 @@
-"""Taking up a run that ended or was killed: what is left of it is ended, then from which step it goes on.
+"""Resumes a run that ended or was killed: ends its leftovers, then finds the step to continue from.
 
 Neighbours: `launching.py` calls it when all that was asked is checked, `run.py` lives the run again under its
 own id, `resume_source.py` has what it was begun with, `durable.py` what survived where the machine did not.
@@ -21,7 +21,7 @@ from runtime.shared.start_adapter import START
 
 @dataclass(frozen=True)
 class ResumePoint:
-    """A run to be taken up after `step`. `rewinds`: the machine's state is gone, what is durable is used, or,
+    """A run to be resumed after `step`. `rewinds`: the machine's state is gone, what is durable is used, or,
     at step 0, the adapter that it began with."""
 
     record: RunRecord
@@ -43,7 +43,7 @@ def resume(
     machine_of: Callable[[RunRecord], Machine],
     say: Callable[[str], None],
 ) -> ResumePoint:
-    """The run, over and proven to be down, and the step after which it goes on; as its record now says.
+    """The run, proven to be down, and the step after which it continues.
 
     Waits for a guardian that is at work, and ends what nobody looks after. Raises UsageError for a run that
     lives and for one that has nothing to resume, NotPulled where its machine is kept for results that cannot

@@ -1,4 +1,4 @@
-"""What a run has come to have by the time it ends, and whose end that is.
+"""The components of a run that its end has to close, and the run that ends.
 
 Neighbours: `run.py` fills these in as it lives, `ending.py` ends them.
 """
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class RunComponents:
-    """What a run has come to have when its life is over; None for what it has not.
+    """The components of a run when its life is over; None for one that it never had.
 
     `served`: its runtime was started, and so may have results.
     """

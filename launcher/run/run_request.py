@@ -1,4 +1,4 @@
-"""One run as it was asked for, checked and agreed to: what `run.py` lives. A value; it does nothing."""
+"""The request for one run, validated and agreed to: the input of `run.py`. A value; it does nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keeps a run alive and knows how it is: renews the lease and asks for the status, in a thread of its own.
+"""Monitors the runtime in a thread of its own: renews the lease and polls the status.
 
 Neighbours: `run.py` starts it when the endpoint answers and reads `now()`; it asks through the relay, so what
 it measures is what a program would meet. Knows nothing of what the answers mean for the run.

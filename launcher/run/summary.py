@@ -1,4 +1,4 @@
-"""How a run was: its exit code, the last lines of `launch`, and the last object of `--json`.
+"""The summary of a run: its exit code, the last lines of `launch`, and the last object of `--json`.
 
 Neighbours: `run.py` fills it in, `output.py` prints it.
 """

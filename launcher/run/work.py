@@ -1,4 +1,4 @@
-"""What happens between connect and pull: the program runs, or the endpoint is held, and the run is watched.
+"""The work phase of a run: the program runs or the endpoint is held, and the run is watched.
 
 Neighbours: `run.py` calls `do` and acts on how it ends; `teardown/minder.py` holds the user's program,
 `runtime_monitor.py` knows how the runtime is. Knows nothing of how to take anything down.

@@ -1,4 +1,4 @@
-"""Whether anybody still waits for a run's results: `launch down --give-up-results` says no, whoever types it.
+"""Whether a run's results were abandoned with `launch down --give-up-results`.
 
 Neighbours: `ending.py` and `teardown/take_down.py` ask while they bring results home; `ending_verbs.py`
 writes it into the record. Knows nothing of machines, and nothing of how results come home.

@@ -1,4 +1,4 @@
-"""The last copy of a run whose launch is gone: how long a machine that is paid for is kept for its results.
+"""The last copy of a run whose launch is gone: how long its machine is kept for its results.
 
 It goes on while bytes come home; for the run's lease at most, and never past deadline or budget. Neighbours:
 `guardian.py` copies under this and then ends the machine, `take_down.py` knows the limits. Knows nothing of

@@ -1,4 +1,4 @@
-"""What is left of local runs, wherever it hides, and taking it away with proof.
+"""Finds what local runs left behind, and removes it.
 
 `look` finds, `remove` takes away one find. Only ours: a process is ended when its environment names a run of
 this home and that run is over, unknown or left alone; whatever belongs to another home's run is not touched.

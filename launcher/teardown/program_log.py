@@ -1,4 +1,4 @@
-"""What the user's program prints, kept in the run's folder: `program.log`, bounded, without secrets.
+"""The program's output in the run's folder: `program.log`, bounded, without secrets.
 
 Neighbours: `teardown/minder.py` writes it, from what `teardown/program_streams.py` hands on to the terminal;
 `launch logs RUN --which program` shows it. A line that was drawn over and over (a progress bar) is kept as

@@ -1,4 +1,4 @@
-"""The user's program between its own output and the terminal: what it prints passes here, live, and is kept.
+"""Forwards the program's output to the terminal as it is printed, and keeps a copy.
 
 A stream that is a terminal stays one for the program: a terminal of its own (a pty) of the same size and
 settings, so colours and progress bars are as they were. A pipe or a file is a pipe for it. Standard input is

@@ -1,4 +1,4 @@
-"""Rented machines that nobody looks after, asked for at their providers: for `launch gc`.
+"""Finds unattended rented machines at their providers, for `launch gc`.
 
 Neighbours: `backends/skypilot/orphaned_machines.py` finds them, `leftovers.py` has what is left on this
 computer, `records.py` the ledger, which may have been deleted. Only ours: a machine is offered when its

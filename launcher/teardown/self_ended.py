@@ -1,4 +1,4 @@
-"""When a rented machine that nobody attended had ended itself at the latest: it costs nothing since.
+"""The latest time at which an unattended rented machine ended itself: it costs nothing after it.
 
 Its runtime waits for its lease, then the machine for its idle minutes. Neighbours: `take_down.py` asks before
 it reaches for the machine; `heartbeat.py` has the launch's sign of life, `remote_folder.py` brings what is

@@ -1,4 +1,4 @@
-"""Ending a run that nobody looks after: its results home, everything down, the proof in its record.
+"""Ends an unattended run: downloads its results, takes everything down, records the proof.
 
 Neighbours: `launch down`, `launch gc` and `launch --resume` end runs by this; `guardian.py` and `ending.py`
 do it in their own order. A machine whose disk goes with it is not ended while its results cannot be brought

@@ -1,4 +1,4 @@
-"""An adapter that a run begins with, as its folder says what it is.
+"""A LoRA adapter that a run starts from, as its folder describes it.
 
 Neighbours: `models/adapter_folder.py` reads one, `settings.py` carries it.
 """

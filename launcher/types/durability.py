@@ -1,4 +1,4 @@
-"""Where a run stands: its newest committed step, its newest durable one, and how far apart they may be.
+"""The durability of a run: its newest committed step, its newest durable step, and the bound between.
 
 Neighbours: `results/durable.py` says it, `results/background_copy.py` keeps it, `run/work.py` shows it.
 """

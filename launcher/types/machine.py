@@ -1,4 +1,4 @@
-"""What a run needs of a place to run: the Machine protocol, its progress, its proof, its results.
+"""The Machine protocol: where a runtime runs, its progress, its results and the proof of its end.
 
 Neighbours: `run.py` drives these calls in order, `local.py` is a machine made of processes on this
 computer; `teardown/guardian.py` calls `down` and `proof` when the launcher is gone.

@@ -1,4 +1,4 @@
-"""What is offered of the GPUs that were asked for: which offers there are, which are within the price.
+"""Offers for the requested GPUs: which machines there are, and which are within the price.
 
 Neighbours: `prices.py` brings the market from SkyPilot's catalogs, `plan.py` makes a plan of what is left.
 Pure: no files, no network. Where nothing is left it says why, and what to ask for instead.

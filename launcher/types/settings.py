@@ -1,4 +1,4 @@
-"""The settings of a run: each key, how its text becomes a value, what it is when nobody says.
+"""The settings of a run: each key, its parser and its default.
 
 Neighbours: `setting_sources.py` fills Settings from all sources, `run.py` reads them.
 Knows nothing of files, flags or the environment. The runtime's own keys are in `runtime_config.py`.

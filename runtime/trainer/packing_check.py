@@ -2,7 +2,7 @@
 
 Engines see one sequence at a time, so no proof of theirs covers packing. A model that counts positions
 by itself, or looks past what it is told to see, is right alone and wrong in a row. Neighbours:
-request_parsing.py asks, `packing.py` lays the row out. Knows nothing of engines.
+parity_export.py asks, `packing.py` lays the row out. Knows nothing of engines.
 """
 
 from __future__ import annotations

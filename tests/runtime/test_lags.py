@@ -80,7 +80,7 @@ def test_c50_at_each_lag_a_ratio_is_bounded_for_both_signs_of_the_advantage(loss
         assert logprob.grad is not None
         return logprob.grad, terms
 
-    gradient, terms = found(lag_T=lag_T, lags=3)
+    gradient, terms = found(lag_T=lag_T, buckets=3)
     for place in far.tolist():
         cell = gradient[place : place + 500].abs()
         assert cell[0] < 0.01 * cell.sum(), cells[place // 500]

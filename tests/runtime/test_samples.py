@@ -405,7 +405,7 @@ def test_c52_receipts_that_are_told_again_say_what_they_said(tmp_path: Path) -> 
     store = SampleStore(tmp_path)
     sample(store, "first", delivered=False)
     sample(store, "again", delivered=False)
-    told = [("receive", "first"), ("doubt", "first"), ("receive", "again")]
+    told = [("mark_received", "first"), ("mark_uncertain", "first"), ("mark_received", "again")]
     for say, request in [*told, *told[:1], *told, *told]:
         getattr(store, say)(request)
     for known in (store, SampleStore(tmp_path)):

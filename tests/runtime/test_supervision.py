@@ -161,8 +161,8 @@ def test_a_full_disk_costs_the_children_no_supervisor(
 
 
 def test_g23_a_supervisor_that_stands_still_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("runtime.shared.process_status.SILENT_SECONDS", 0.5)
-    monkeypatch.setattr("runtime.supervision._BEAT_SECONDS", 0.1)
+    monkeypatch.setattr("runtime.shared.process_status.STALLED_SECONDS", 0.5)
+    monkeypatch.setattr("runtime.supervision._HEARTBEAT_SECONDS", 0.1)
     machine = SupervisorStatus(tmp_path, 60.0)
     assert machine.silence() is None, "a gateway without a supervisor misses none"
 

@@ -110,7 +110,7 @@ def test_g04_the_timer_is_armed_again_when_the_machines_clock_was_set(
 def test_g04_the_timer_runs_while_the_supervisor_is_silent(
     database: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(autodown, "_BEAT_SECONDS", 0.0)
+    monkeypatch.setattr(autodown, "_HEARTBEAT_SECONDS", 0.0)
     before = _values(database)
     with _gateway(tmp_path):
         said = AutostopTimer(database, RuntimeLiveness(tmp_path, tmp_path), lambda: None).tick()

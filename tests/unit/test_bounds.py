@@ -69,7 +69,7 @@ def test_g23_an_index_that_falls_silent_while_it_installs_is_said_and_bounded(
 ) -> None:
     """uv in its place is a program that says one thing and then nothing, for ever."""
     assert bootstrap._PROGRESS_SECONDS < A_MESSAGE_SECONDS
-    monkeypatch.setattr(bootstrap, "_SILENT_SECONDS", 0.2)
+    monkeypatch.setattr(bootstrap, "_PROGRESS_SECONDS", 0.2)
     said: list[str] = []
     program = ["sh", "-c", "echo Resolved 3 packages $$; exec sleep 600"]
     with pytest.raises(bootstrap.BootstrapError, match="uv was not done after"):

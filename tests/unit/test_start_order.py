@@ -162,7 +162,7 @@ def test_g23_an_engine_is_up_once_it_has_given_a_token_however_long_its_first_ta
     socket: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(health, "STALL_SECONDS", 0.2)
-    monkeypatch.setattr(EngineHealth, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(EngineHealth, "POLL_SECONDS", 0.0)
 
     async def run() -> None:
         engine, check = PlayedEngine(socket), EngineHealth(socket)

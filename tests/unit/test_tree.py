@@ -29,7 +29,7 @@ IMPORTERS = {
         for part in ("account", "calls", "identity", "named", "prices", "providers", "server")
     },
     "vllm": {
-        f"runtime/engine/{part}.py" for part in ("server", "worker", "norms", "http_costs", "last_turn")
+        f"runtime/engine/{part}.py" for part in ("server", "worker", "norms", "http_speedups", "last_turn_parsing")
     },
     "torchtune": {"runtime/trainer/network.py", "runtime/recipes/"},
     "transformers": {"runtime/trainer/network.py", "examples/tiny_model/"},
@@ -234,7 +234,7 @@ def test_the_two_halves_share_only_the_light_modules() -> None:
     shared |= {"runtime.shared.runtime_config", "runtime.shared.statuses"}
     shared |= {"runtime.shared.model_shape", "runtime.shared.gpu_memory", "runtime.shared.open_files"}
     shared |= {"runtime.shared.log_errors", "runtime.shared.wandb_end", "runtime.nvidia_smi"}
-    shared |= {f"runtime.shared.memory.{part}" for part in ("planning", "instead", "line")}
+    shared |= {f"runtime.shared.memory.{part}" for part in ("planning", "suggestions", "memory_item")}
     for path in _sources():
         half = path.relative_to(ROOT).parts[0]
         for node in ast.walk(_parsed(path)):

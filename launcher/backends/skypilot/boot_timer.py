@@ -1,4 +1,4 @@
-"""The window between the making of a machine and its armed timer, in which it depends on this computer.
+"""A timer from a machine's first boot on: it ends the machine if SkyPilot's own timer is never armed.
 
 On AWS a dead-man is set at its boot, before anybody has to reach it: after the idle minutes and ten more it
 shuts down, which stops it there (a stopped machine costs its disk, and `launch gc` ends it). It is called off

@@ -1,4 +1,4 @@
-"""What a run orders of SkyPilot: a cluster, its GPUs, and the places where it may be.
+"""The cluster that a run requests from SkyPilot: its GPUs, and the places where it may be.
 
 Neighbours: `cloud.py` makes it, `provision.py` carries it out, `provider_listings.py` and
 `cluster_teardown.py` end what came of it. Knows nothing of SkyPilot.

@@ -1,4 +1,4 @@
-"""Ending a run's cluster, and the proof that nothing of it is left: by the provider's word, not SkyPilot's.
+"""Ends a run's cluster and proves its end by the provider's own list, not by SkyPilot's.
 
 Neighbours: `cloud.py` is the machine whose end this is, `sky_process.py` makes the calls, in `sky_home.py`;
 `provider_listings.py` judges what each place says; `standby_home.py` is where providers are asked from when

@@ -1,4 +1,4 @@
-"""Machines at a provider that runs of ours were on, whatever any ledger says: found by name and label.
+"""Finds machines at providers that belong to runs, by name and label, with or without a record.
 
 Neighbours: `cloud.py` labels what it launches, `cluster_teardown.py` ends a run that is known;
 `teardown/rented_leftovers.py` offers what is found here to `launch gc`. A cluster is called `slip-<8

@@ -1,4 +1,4 @@
-"""What each place says of a cluster's machines, and what is to be made of one that says nothing.
+"""Asks each provider which machines of a cluster it lists, and decides what a missing answer means.
 
 What another account says than the one the cluster was ordered in counts as not said; what nobody knows whose
 it is, too.

@@ -1,4 +1,4 @@
-"""What SkyPilot builds and fetches once, kept for the next run: its own wheel, its catalogs.
+"""A cache of SkyPilot's own wheel and price catalogs, for the next run.
 
 Each run has a home of its own, which goes with it (`sky_home.py`); building the wheel takes 6 to 13 s of the
 time before a machine is armed. The wheel is kept in our cache, by SkyPilot's version; catalogs stay where

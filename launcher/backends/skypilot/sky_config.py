@@ -1,4 +1,4 @@
-"""What of the user's own SkyPilot configuration holds for a run, and what is ours to say.
+"""The SkyPilot configuration of a run: the user's own settings that apply, and those launch decides.
 
 Neighbours: `sky_home.py` writes the result into the run's private home. Knows nothing of what the values
 mean: SkyPilot checks them when it reads the file.

@@ -1,4 +1,4 @@
-"""Whose account answers to the credentials in use: the empty list of another one proves nothing of a run.
+"""The cloud account behind the current credentials: another account's empty list proves nothing.
 
 Neighbours: `provision.py` asks before a provider is asked for a machine, `sky_providers.py` whenever a list
 is empty; `sky_calls.py` answers with these in SkyPilot's process. Lambda has no name for an account.

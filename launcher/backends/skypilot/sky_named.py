@@ -1,4 +1,4 @@
-"""All of an account's machines that are called as runs are, whoever began them: for what no ledger knows.
+"""Lists all of an account's machines that have a run's name, also those without a record.
 
 Neighbours: `sky_providers.py` lists the machines of one cluster; `sky_calls.py` answers with these in
 SkyPilot's process, and `orphaned_machines.py` asks. Asks the providers' own lists, never SkyPilot's API

@@ -1,4 +1,4 @@
-"""Another home of SkyPilot's than the run's own, for asking providers where that one is of no use.
+"""A standby SkyPilot home: it asks providers when the run's own home cannot.
 
     in memory            when the run's own on disk cannot be written
     in the run's folder  with a process in it that has imported all it needs: the guardian has one from the

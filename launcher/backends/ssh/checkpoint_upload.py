@@ -1,4 +1,4 @@
-"""The durable steps of a run, sent to the new machine on which it goes on: the newest first, then pins.
+"""Uploads the durable checkpoints of a resumed run to its new machine: the newest first, then pins.
 
 Straight from the results' folder, nothing is staged here. On the machine they come beside their place and are
 renamed into it last: it has nothing to resume from, or all of it. Neighbours: `durable.py` says what goes,

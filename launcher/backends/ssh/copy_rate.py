@@ -1,4 +1,4 @@
-"""How fast the copies of a live run may be, so that they leave the line to its rollouts.
+"""The bandwidth limit of copies during a run, so that its rollouts keep the connection.
 
 Neighbours: `fetching.py` asks before each copy and tells how it went; `--copy-rate` says it outright.
 Where nobody says, half of what the line carries: a copy that reaches its rate shows that there is room, and

@@ -1,4 +1,4 @@
-"""A Unix socket here that answers as one on a machine does: ssh, supervised and proven end to end.
+"""Forwards a local Unix socket to one on a machine: ssh, supervised and probed end to end.
 
 Neighbours: `cloud.py` opens one for its runtime, `relay.py` is in front of it and asks again after a loss.
 Health is an HTTP answer through the link and nothing else: on a frozen one, ssh itself says all is well.

@@ -1,4 +1,4 @@
-"""Lays out, on a machine, what of a run goes home; its source is sent there and run by the bare python3.
+"""Stages the files to download, on the machine: this source is sent there and run by its python3.
 
     .home/checkpoints/step-000007/   the newest checkpoints and the pinned ones, under second names: they stay
                                      whole when the trainer removes them while they are copied

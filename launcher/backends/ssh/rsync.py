@@ -1,4 +1,4 @@
-"""rsync, run and watched: how far it is, how fast; ended when it stands still, or is slower than is accepted.
+"""Runs rsync and reports its progress; ends it when it stalls or is too slow.
 
 Neighbours: `fetching.py` brings results by this, `remote_folder.py` sends folders, `model_upload.py` a
 model. How long a copy may take follows from its size, so one that moves is never ended for its length.

@@ -1,4 +1,4 @@
-"""Keeps a rented machine from ending itself while its results come home: its own timer is set back.
+"""Resets a rented machine's own timer again and again while its results are downloaded.
 
 The runtime's keeper does that while the run may go on; at its end the runtime may be dead, its lease over, or
 its launch, and then a copy that takes longer than the idle minutes would be cut. Not longer than a copy makes

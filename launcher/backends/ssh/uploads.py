@@ -1,4 +1,4 @@
-"""A large copy to a machine, going on where its connection broke.
+"""A large upload to a machine, which resumes after a broken connection.
 
 Neighbours: `model_upload.py` and `seeding.py` bring things there by this, `rsync.py` does the copying: what
 is there, whole or in part, is not sent again. Knows nothing of what is copied.

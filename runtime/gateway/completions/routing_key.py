@@ -1,6 +1,6 @@
 """What a request goes on from, as far as it says: its rollout, and the questions it may be known by.
 
-Neighbours: proxy.py asks once per attempt; engines/placement.py sends a request where that is cached.
+Neighbours: proxy.py asks once per attempt; engines/router.py sends a request where that is cached.
 prefix_continuation.py finds the very answer that a turn goes on from, in ids; this only says where to look
 first.
 """

@@ -1,6 +1,6 @@
 """One engine as the gateway keeps it: who talks to it, whether it may be used, how much it has to do.
 
-Neighbours: engine_pool.py has all of them, placement.py chooses between them. Knows nothing of versions.
+Neighbours: engine_pool.py has all of them, router.py chooses between them. Knows nothing of versions.
 """
 
 from __future__ import annotations

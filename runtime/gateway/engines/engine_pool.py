@@ -1,6 +1,6 @@
 """The engines as the gateway sees them: which are up, which a request is given, what a restarted one lacks.
 
-Neighbours: engine_client.py talks to one engine; placement.py chooses between those that are ready;
+Neighbours: engine_client.py talks to one engine; router.py chooses between those that are ready;
 version_check.py stages adapters; the supervisor restarts engines, this only notices. An engine is used when
 it is healthy and has the versions that are in use.
 """
@@ -65,7 +65,7 @@ class EnginePool:
         self, version: int = 0, key: RoutingKey | None = None, excluded: Engine | None = None
     ) -> Engine:
         """A ready engine, once the engines have the version: the one that has cached what `origin` goes on
-        from (placement.py), without it the least busy. Not `but`, which has just failed, if there is another.
+        from (router.py), without it the least busy. Not `but`, which has just failed, if there is another.
 
         Waits, bounded, when all are away. Raises ApiError.
         """

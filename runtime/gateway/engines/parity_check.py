@@ -1,7 +1,7 @@
 """Whether engine and trainer compute one and the same model: the judgement of a trial's numbers (C58).
 
 Neighbours: trainer/parity_export.py made the trial, version_check.py had every engine score it, and
-versions/admission.py asks for this before the first rollout. Pure: knows nothing of engines or files.
+versions/model_check.py asks for this before the first rollout. Pure: knows nothing of engines or files.
 
 What is asked, of the base and under a random adapter that does something:
 

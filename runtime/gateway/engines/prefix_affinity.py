@@ -1,6 +1,6 @@
 """A bounded table of which engine has what cached: the oldest entries go, and those not used for long.
 
-Neighbours: placement.py has one of rollouts and one of questions. Knows nothing of either.
+Neighbours: router.py has one of rollouts and one of questions. Knows nothing of either.
 """
 
 from __future__ import annotations

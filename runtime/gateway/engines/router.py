@@ -13,8 +13,8 @@ vLLM go, would not: in a program of DSPy's every prompt begins with the same ins
 groups of a step would be one. What has no rollout goes where the question before its last answer went.
 A home is one for one version only: an engine caches each adapter's prefixes apart.
 
-Neighbours: engine_pool.py asks, with the engines that are ready; completions/origin.py says what a request
-goes on from; prefix_affinity.py remembers. Knows questions by their digests alone.
+Neighbours: engine_pool.py asks, with the engines that are ready; completions/routing_key.py says what a
+request goes on from; prefix_affinity.py remembers. Knows questions by their digests alone.
 """
 
 from __future__ import annotations

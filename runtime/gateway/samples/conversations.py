@@ -4,7 +4,7 @@ A conversation that is sent again with its answers unchanged has, up to each ans
 was recorded under. Not compared is what clients make anew or leave out: ids of calls, thoughts, fields with
 nothing in them, how a call's arguments are written. Any other change gives another name.
 Neighbours: content_key.py has the one form of a message; turn_index.py keeps the names;
-completions/continuing.py asks. Pure.
+completions/prefix_continuation.py asks. Pure.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 A turn joins when its prompt begins with the sequence so far, id for id: then one forward pass computes for
 every turn exactly what a pass of its own would. Anything else (a template that rewrote an earlier answer, a
 date that moved, text that tokenises differently) seals the sequence, and a new one begins; why is said.
-Neighbours: selection.py asks, once per member of a group; completions/continuing.py asks engines for prompts
-that go on. Knows nothing of rewards or staleness.
+Neighbours: selection.py asks, once per member of a group; completions/prefix_continuation.py asks engines for
+prompts that go on. Knows nothing of rewards or staleness.
 """
 
 from __future__ import annotations

@@ -46,8 +46,8 @@ class SampleOwnership:
             groups,
             Snapshot.of(groups, self._samples),
             taken=lambda sample: owners.get(sample, number) != number,
-            lag=lambda version: sum(one > version for one in committed),
-            max_lag=self._max_lag,
+            staleness_of=lambda version: sum(one > version for one in committed),
+            max_staleness=self._max_lag,
         )
         if line := split_warning(selection.counts):
             self.warnings.say("sealed", line)

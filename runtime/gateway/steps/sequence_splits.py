@@ -1,7 +1,7 @@
 """One line about sequences that were sealed: why their turns are trained apart, and what to do about it.
 
 Neighbours: sample_ownership.py says it of the first step that has some; samples/turns.py and
-completions/continuing.py have the reasons. Pure.
+completions/prefix_continuation.py have the reasons. Pure.
 """
 
 from __future__ import annotations
