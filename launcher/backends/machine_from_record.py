@@ -10,7 +10,7 @@ import importlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
-from launcher.base.errors import LaunchError, from_description
+from launcher.base.errors import LaunchError, described
 from launcher.types.machine import Proof
 
 if TYPE_CHECKING:
@@ -118,7 +118,7 @@ def _try(act: Callable[[], object], what: str, troubles: list[str]) -> None:
     try:
         act()
     except Exception as error:  # noqa: BLE001 - whatever it is, what comes after it must be done
-        troubles.append(f"{what} failed: {from_description(error)}")
+        troubles.append(f"{what} failed: {described(error)}")
 
 
 def _proof(machine: Terminable, troubles: list[str]) -> Proof:
@@ -126,5 +126,5 @@ def _proof(machine: Terminable, troubles: list[str]) -> Proof:
     try:
         return machine.proof()
     except Exception as error:  # noqa: BLE001 - as above
-        troubles.append(f"looking for what is left failed: {from_description(error)}")
+        troubles.append(f"looking for what is left failed: {described(error)}")
         return Proof(False, f"nothing confirms that it is gone: {'; '.join(troubles)}")

@@ -20,7 +20,7 @@ from launcher.types.plan import GpuSplit, Plan
 from launcher.types.settings import Settings
 from runtime.shared import model_shape
 from runtime.shared.memory import suggestions
-from runtime.shared.memory.planning import GpuSplit, MemoryPlan, Overrides
+from runtime.shared.memory.planning import MachineGpus, MemoryPlan, Overrides
 from runtime.shared.peft_form import Lora
 
 _NUMBER_BYTES = {"bfloat16": 2, "float32": 4}
@@ -44,7 +44,7 @@ def plan_memory(
         said = why if found is None else "its config.json does not say how large its layers are"
         return None, f"whether {settings.model} fits is not known: {said}"
     kind = kind.removeprefix("NVIDIA ")
-    machine = GpuSplit(kind, gpus_of(gpus.gpus)[1], gpus.train_gpus, gpus.infer_gpus, listed_bytes)
+    machine = MachineGpus(kind, gpus_of(gpus.gpus)[1], gpus.train_gpus, gpus.infer_gpus, listed_bytes)
     weighed = suggestions.plan_with_suggestions(shape, machine, _overrides(settings, gpus))
     if weighed is None:
         return None, f"whether {settings.model} fits is not known: launch has no figure for {kind}'s memory"

@@ -15,7 +15,7 @@ from launcher.config import memory_table
 from launcher.models import known_models
 from launcher.types.plan import split_gpus
 from runtime.shared.memory.memory_item import total
-from runtime.shared.memory.planning import GpuSplit, MemoryPlan, Overrides, format_gib
+from runtime.shared.memory.planning import MachineGpus, MemoryPlan, Overrides, format_gib
 from runtime.shared.memory.suggestions import plan_with_suggestions
 from runtime.shared.model_shape import shape
 
@@ -30,7 +30,7 @@ def plans() -> Iterator[tuple[str, int, MemoryPlan]]:
         of = shape(known_models.config_of(model) or {})
         assert of is not None
         for count in COUNTS:
-            found = plan_with_suggestions(of, GpuSplit("H100", count, *split_gpus(count)), Overrides())
+            found = plan_with_suggestions(of, MachineGpus("H100", count, *split_gpus(count)), Overrides())
             assert found is not None
             yield model, count, found
 

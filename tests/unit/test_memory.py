@@ -15,7 +15,7 @@ from runtime.shared import gpu_memory
 from runtime.shared.memory import assumptions, engine, planning, suggestions, trainer
 from runtime.shared.memory.activations import ActivationModel
 from runtime.shared.memory.memory_item import total
-from runtime.shared.memory.planning import GpuSplit, MemoryPlan, Overrides, plan, usable
+from runtime.shared.memory.planning import MachineGpus, MemoryPlan, Overrides, plan, usable
 from runtime.shared.model_shape import ModelShape, shape
 from runtime.shared.projections import PROJECTIONS
 from tests.bench import memory
@@ -33,8 +33,8 @@ PARAMETERS = {
     "allenai/OLMo-2-1124-7B-Instruct": 7.3, "ibm-granite/granite-3.3-8b-instruct": 8.17,
     "HuggingFaceTB/SmolLM3-3B": 3.08, "openai/gpt-oss-20b": 20.9,
 }  # fmt: skip
-ONE = GpuSplit("H100", 1, 1, 1)
-FOUR = GpuSplit("H100", 4, 1, 3)
+ONE = MachineGpus("H100", 1, 1, 1)
+FOUR = MachineGpus("H100", 4, 1, 3)
 
 
 def known(model: str) -> ModelShape:
@@ -43,7 +43,7 @@ def known(model: str) -> ModelShape:
     return found
 
 
-def planned(model: str, machine: GpuSplit = ONE, **wishes: Any) -> MemoryPlan:
+def planned(model: str, machine: MachineGpus = ONE, **wishes: Any) -> MemoryPlan:
     found = plan(known(model), machine, Overrides(**wishes))
     assert found is not None
     return found
@@ -195,7 +195,7 @@ def test_32b_on_one_h100_is_refused_with_what_would_do() -> None:
     assert found.instead[0] == "H100:2" and not found.in_the_way
     for other in found.instead:
         gpu, _, count = other.partition(":")
-        assert planned("Qwen/Qwen3-32B", GpuSplit(gpu, int(count), 1, max(1, int(count) - 1))).fits
+        assert planned("Qwen/Qwen3-32B", MachineGpus(gpu, int(count), 1, max(1, int(count) - 1))).fits
 
 
 @pytest.mark.parametrize(
@@ -205,11 +205,11 @@ def test_32b_on_one_h100_is_refused_with_what_would_do() -> None:
         ("Qwen/Qwen3-8B", ONE, {"memory_fraction": 0.9}),
         ("Qwen/Qwen3-8B", ONE, {"kv_cache_gib": 60.0}),
         ("Qwen/Qwen3-8B", FOUR, {"memory_fraction": 0.1}),
-        ("Qwen/Qwen3-32B", GpuSplit("A100", 4, 1, 3), {}),
+        ("Qwen/Qwen3-32B", MachineGpus("A100", 4, 1, 3), {}),
     ],
 )
 def test_what_does_not_fit_is_refused_by_the_sums_of_its_table(
-    model: str, machine: GpuSplit, wishes: dict[str, float]
+    model: str, machine: MachineGpus, wishes: dict[str, float]
 ) -> None:
     found = planned(model, machine, **wishes)
     assert found.short is not None
@@ -243,7 +243,8 @@ def test_a_context_a_little_longer_takes_a_little_more() -> None:
 
 def test_more_gpus_that_train_share_a_steps_rows() -> None:
     packs = [
-        planned("Qwen/Qwen3-0.6B", GpuSplit("H100", 8, train, 8 - train)).pack_tokens for train in (1, 2, 4)
+        planned("Qwen/Qwen3-0.6B", MachineGpus("H100", 8, train, 8 - train)).pack_tokens
+        for train in (1, 2, 4)
     ]
     assert packs == [16384, 8192, 4096]
 
@@ -278,7 +279,7 @@ def test_engines_have_vllms_own_places_where_there_is_room_for_them() -> None:
 
 
 def test_an_unknown_gpu_has_no_plan() -> None:
-    assert plan(known("Qwen/Qwen3-8B"), GpuSplit("NPU9000", 1, 1, 1), Overrides()) is None
+    assert plan(known("Qwen/Qwen3-8B"), MachineGpus("NPU9000", 1, 1, 1), Overrides()) is None
 
 
 @pytest.mark.parametrize(

@@ -49,7 +49,7 @@ class Overrides:
 
 
 @dataclass(frozen=True)
-class GpuSplit:
+class MachineGpus:
     """`count` GPUs of a kind, `train` and `infer` of them; with one both share it. `listed_bytes`: what each
     has, where that is known better than by its kind."""
 
@@ -97,7 +97,7 @@ class MemoryPlan:
         return self.short is None
 
 
-def plan(shape: ModelShape, split: GpuSplit, overrides: Overrides) -> MemoryPlan | None:
+def plan(shape: ModelShape, split: MachineGpus, overrides: Overrides) -> MemoryPlan | None:
     """The first choice that fits, else the one that asks for least, with `short`. None for an unknown GPU."""
     listed = split.listed_bytes or gpu_memory.memory_bytes(split.gpu)
     if listed is None:
@@ -117,7 +117,7 @@ def usable(listed: int) -> int:
     return round(listed * assumptions.OF_THE_LISTED) - assumptions.RESERVE_BYTES
 
 
-def _choices(shape: ModelShape, split: GpuSplit, overrides: Overrides) -> Iterator[Overrides]:
+def _choices(shape: ModelShape, split: MachineGpus, overrides: Overrides) -> Iterator[Overrides]:
     """Wishes with nothing left open but the share of the GPU, best first."""
     bound = min(shape.positions or LONGEST[0], LONGEST[0])
     open_lengths = [bound, *(length for length in LONGEST if length < bound)]
@@ -143,7 +143,7 @@ def _sequence_counts(overrides: Overrides) -> list[int | None]:
     return [overrides.max_num_seqs] if overrides.max_num_seqs else [None, *_FEWER_SEQUENCES]
 
 
-def _evaluate(shape: ModelShape, split: GpuSplit, chosen: Overrides, listed: int) -> MemoryPlan:
+def _evaluate(shape: ModelShape, split: MachineGpus, chosen: Overrides, listed: int) -> MemoryPlan:
     """Everything on the scales: the trainer first, the engine's share, and the cache that is left of it."""
     assert chosen.max_model_len is not None
     assert chosen.pack_tokens is not None
@@ -186,7 +186,7 @@ def _evaluate(shape: ModelShape, split: GpuSplit, chosen: Overrides, listed: int
     )
 
 
-def _training(shape: ModelShape, split: GpuSplit, chosen: Overrides) -> trainer.TrainerSetup:
+def _training(shape: ModelShape, split: MachineGpus, chosen: Overrides) -> trainer.TrainerSetup:
     return trainer.TrainerSetup(
         row=_longest_row(chosen.pack_tokens or 0, chosen.max_model_len or 0),
         checkpointing=bool(chosen.checkpointing),
@@ -205,7 +205,7 @@ def _longest_row(pack_tokens: int, longest: int) -> int:
     return fixed_rows.fixed_length(max(longest, budget), budget)
 
 
-def _serving(shape: ModelShape, split: GpuSplit, chosen: Overrides, listed: int) -> engine.EngineSetup:
+def _serving(shape: ModelShape, split: MachineGpus, chosen: Overrides, listed: int) -> engine.EngineSetup:
     places, batch = engine.defaults(split.gpu, listed)
     return engine.EngineSetup(
         rank=chosen.rank,
@@ -217,7 +217,7 @@ def _serving(shape: ModelShape, split: GpuSplit, chosen: Overrides, listed: int)
     )
 
 
-def _fraction(split: GpuSplit, chosen: Overrides, listed: int, left: int) -> float:
+def _fraction(split: MachineGpus, chosen: Overrides, listed: int, left: int) -> float:
     """vLLM's share of its GPU: as said, else what the trainer leaves where both are on one, to the cent."""
     if chosen.memory_fraction is not None:
         return chosen.memory_fraction
@@ -237,7 +237,7 @@ def _cache(size: int, one: int, longest: int) -> MemoryLine:
 
 
 def _shortfall(
-    split: GpuSplit, training: int, serving: int, room: int, share: int, *, cache_short: bool
+    split: MachineGpus, training: int, serving: int, room: int, share: int, *, cache_short: bool
 ) -> str | None:
     """Why it does not fit, by the table's sums; None where it does. `share`: what the engine may take."""
     has = f"{split.gpu} has {format_gib(room)} to give"

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import fields, replace
 
 from runtime.shared import gpu_memory
-from runtime.shared.memory.planning import GpuSplit, MemoryPlan, Overrides, plan
+from runtime.shared.memory.planning import MachineGpus, MemoryPlan, Overrides, plan
 from runtime.shared.model_shape import ModelShape
 
 # Kinds that clouds rent and people ask for, the smallest first.
@@ -27,7 +27,7 @@ KEYS = {
 }
 
 
-def plan_with_suggestions(shape: ModelShape, split: GpuSplit, overrides: Overrides) -> MemoryPlan | None:
+def plan_with_suggestions(shape: ModelShape, split: MachineGpus, overrides: Overrides) -> MemoryPlan | None:
     """The plan; where it does not fit, with what would. None for a GPU that is not known."""
     weighed = plan(shape, split, overrides)
     if weighed is None or weighed.fits:
@@ -37,7 +37,7 @@ def plan_with_suggestions(shape: ModelShape, split: GpuSplit, overrides: Overrid
     return replace(weighed, instead=tuple(others), in_the_way=tuple(in_the_way))
 
 
-def fitting_gpus(shape: ModelShape, split: GpuSplit, overrides: Overrides, most: int = 2) -> list[str]:
+def fitting_gpus(shape: ModelShape, split: MachineGpus, overrides: Overrides, most: int = 2) -> list[str]:
     """Such as ["H100:2", "B200:1"]: of the same kind first, then of larger ones, fewest first."""
     found = []
     for kind, count in _other_gpus(split):
@@ -45,14 +45,14 @@ def fitting_gpus(shape: ModelShape, split: GpuSplit, overrides: Overrides, most:
             break
         if any(one.startswith(f"{kind}:") for one in found):
             continue
-        other = GpuSplit(kind, count, 1, max(1, count - 1))
+        other = MachineGpus(kind, count, 1, max(1, count - 1))
         weighed = plan(shape, other, overrides)
         if weighed is not None and weighed.fits:
             found.append(f"{kind}:{count}")
     return found
 
 
-def _other_gpus(split: GpuSplit) -> Iterator[tuple[str, int]]:
+def _other_gpus(split: MachineGpus) -> Iterator[tuple[str, int]]:
     own = split.listed_bytes or gpu_memory.memory_bytes(split.gpu) or 0
     if split.shared:
         yield split.gpu, 2
@@ -61,7 +61,7 @@ def _other_gpus(split: GpuSplit) -> Iterator[tuple[str, int]]:
             yield from ((kind, count) for count in (1, 2) if count >= min(split.count, 2) or split.shared)
 
 
-def blocking_overrides(shape: ModelShape, split: GpuSplit, overrides: Overrides) -> list[str]:
+def blocking_overrides(shape: ModelShape, split: MachineGpus, overrides: Overrides) -> list[str]:
     """The keys of what somebody set and what would fit without; [] where that would not help."""
     none = {field.name: field.default for field in fields(Overrides)}
     said = [name for name in KEYS if getattr(overrides, name) is not None]
