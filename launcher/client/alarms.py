@@ -1,7 +1,7 @@
 """Alarms of a training that goes wrong while every step succeeds (C47): each is raised once.
 
-Neighbours: `training.py` feeds one `Observed` a step and one validation at a time, `report.py` says what
-comes out, and with `on_alarm="stop"` the training ends there. Pure: knows nothing of DSPy, wire or clock.
+Neighbours: `dspy/training.py` feeds one `Observed` a step and one validation at a time, `dspy/report.py`
+shows each alarm; `on_alarm="stop"` ends the training there. Pure: knows nothing of DSPy, wire or clock.
 """
 
 from __future__ import annotations
