@@ -1,4 +1,4 @@
-"""Where a prompt in ids begins its last turn: earlier thoughts do not end the one to come (last_turn_parsing.py)."""
+"""Where a prompt in ids begins its last turn (last_turn_parsing.py): earlier thoughts do not end the next one."""
 
 from __future__ import annotations
 

@@ -118,7 +118,7 @@ def test_an_earlier_calls_arguments_are_read_as_vllm_reads_them(arguments: str) 
 
 @pytest.mark.parametrize("name", ["kv_transfer_params", LAST_TURN, "prompt_token_ids"])
 def test_joined_by_the_gateway_alone_no_field_gives_the_engine_ids(name: str) -> None:
-    """Turns go on from ids that the gateway recorded (completions/prefix_continuation.py), never from a client's."""
+    """Turns go on from ids that the gateway recorded (prefix_continuation.py), never from a client's."""
     values: list[Any] = [{"prompt_token_ids": [5, 6]}, {}, [5, 6], 3]
     for value in values:
         for kind, body in (("chat", CHAT_BODY), ("completion", {"model": "policy", "prompt": "x"})):

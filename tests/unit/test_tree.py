@@ -30,7 +30,8 @@ IMPORTERS = {
         for part in ("account", "calls", "identity", "named", "prices", "providers", "server")
     },
     "vllm": {
-        f"runtime/engine/{part}.py" for part in ("server", "worker", "norms", "http_speedups", "last_turn_parsing")
+        f"runtime/engine/{part}.py"
+        for part in ("server", "worker", "norms", "http_speedups", "last_turn_parsing")
     },
     "torchtune": {"runtime/trainer/network.py", "runtime/recipes/"},
     "transformers": {"runtime/trainer/network.py", "examples/tiny_model/"},

@@ -65,7 +65,8 @@ def _passes(shape: ModelShape, serving: EngineSetup) -> MemoryLine:
     activations = serving.max_batched_tokens * (3 * wide + 4 * shape.hidden) * serving.number_bytes
     sampling = serving.max_num_seqs * shape.vocabulary * assumptions.SAMPLING_BYTES_PER_WORD
     size = max(activations, sampling)
-    why = f"a pass over {serving.max_batched_tokens:,} tokens, or sampling for {serving.max_num_seqs:,} places: the larger"
+    tokens, places = serving.max_batched_tokens, serving.max_num_seqs
+    why = f"a pass over {tokens:,} tokens, or sampling for {places:,} places: the larger"
     return MemoryLine("a pass", size, why)
 
 

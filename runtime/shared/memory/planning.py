@@ -246,7 +246,8 @@ def _shortfall(
     if not split.shared and training > room:
         return f"each GPU that trains needs {format_gib(training)}, {has}"
     if cache_short or share > room:
-        return f"each GPU that serves needs {format_gib(serving)}, its engine's share is {format_gib(share)}, {has}"
+        needed, given = format_gib(serving), format_gib(share)
+        return f"each GPU that serves needs {needed}, its engine's share is {given}, {has}"
     return None
 
 

@@ -41,7 +41,8 @@ def items(shape: ModelShape, training: TrainerSetup) -> list[MemoryLine]:
 
 def _base(shape: ModelShape, training: TrainerSetup) -> MemoryLine:
     size = shape.weights * training.number_bytes
-    why = f"{format_count(shape.weights)} parameters of {training.number_bytes} bytes, frozen, whole on each GPU"
+    parameters = format_count(shape.weights)
+    why = f"{parameters} parameters of {training.number_bytes} bytes, frozen, whole on each GPU"
     return MemoryLine("weights", size, why)
 
 
