@@ -1,4 +1,4 @@
-"""Where a prompt in ids begins its last turn (last_turn_parsing.py): earlier thoughts do not end the next one."""
+"""Where a prompt in ids begins its last turn (last_turn_parsing.py): no earlier thought ends the next one."""
 
 from __future__ import annotations
 
