@@ -22,7 +22,7 @@ from launcher.base.home import Home
 from launcher.base.log import rotated
 from launcher.base.suggestions import closest_match
 from launcher.base.units import format_duration, format_money
-from launcher.console.output import Output, columns
+from launcher.console.output import Output, columns, phase_name
 from launcher.records import lives
 from launcher.records.endpoint import RESULTS, LocalEndpoint, is_open, token_file
 from launcher.records.records import STATES, RecordStore, RunRecord
@@ -274,10 +274,10 @@ def _state(record: RunRecord) -> str:
     if not record.live:
         return "down: verified"
     if record.elsewhere:
-        return f"{record.state}, on {record.place.host if record.place else '?'}"
+        return f"{phase_name(record.state)}, on {record.place.host if record.place else '?'}"
     if record.is_attended:
-        return record.state
-    return f"{record.state}, left alone: launch down {record.name or record.id}"
+        return phase_name(record.state)
+    return f"{phase_name(record.state)}, left alone: launch down {record.name or record.id}"
 
 
 def _url(record: RunRecord) -> str | None:
@@ -339,7 +339,7 @@ def _endpoint(store: RecordStore, name: str, wait: bool) -> tuple[RunRecord, Loc
             if not (is_open(record) and record.state in _STARTING):
                 raise
             if not wait:
-                why = f"it is still starting: {record.state}"
+                why = f"it is still starting: {phase_name(record.state)}"
                 raise UsageError(none_now.message, why, f"launch env {name} --wait") from None
         time.sleep(_FOLLOW_EVERY_SECONDS)
 

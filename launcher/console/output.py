@@ -29,6 +29,8 @@ _RED, _YELLOW, _DIM, _BOLD, _PLAIN = "\x1b[31m", "\x1b[33m", "\x1b[2m", "\x1b[1m
 _REDRAW_SECONDS = 0.5
 # Without a terminal a long phase says once in a while that it is still at it, and a run where it stands.
 QUIET_SECONDS = 20.0
+# Phases whose key in records and JSON is an older word.
+_PHASE_NAMES = {"arm": "provision"}
 
 
 @dataclass(frozen=True)
@@ -179,7 +181,7 @@ class Output:
         detail = ""
 
         def text() -> str:
-            shown = f"  {name:<9} {format_duration(time.monotonic() - begun)}{usual}"
+            shown = f"  {phase_name(name):<9} {format_duration(time.monotonic() - begun)}{usual}"
             return f"{shown} · {detail}" if detail else shown
 
         def progress(line: str) -> None:
@@ -202,7 +204,7 @@ class Output:
                 )
             else:
                 how = usual if state == "end" else ", interrupted"
-                self._say(f"  {name:<9} {format_duration(seconds)}{how}")
+                self._say(f"  {phase_name(name):<9} {format_duration(seconds)}{how}")
 
     @contextlib.contextmanager
     def busy(self, what: str, detail: str = "") -> Iterator[Callable[[str], None]]:
@@ -318,6 +320,11 @@ class Output:
 
     def _styled(self, sequence: str, text: str) -> str:
         return f"{sequence}{text}{_PLAIN}" if sequence and self._colour else text
+
+
+def phase_name(key: str) -> str:
+    """The phase of a run as people see it, by its key in a record."""
+    return _PHASE_NAMES.get(key, key)
 
 
 def columns(rows: list[list[str]]) -> str:

@@ -1,4 +1,4 @@
-"""The life of one run: plan → arm → push → setup → serve → connect → work → pull → down → verified.
+"""The life of one run: plan → provision → push → setup → serve → connect → work → pull → down → verified.
 
 Neighbours: `types/machine.py` is where it happens, `teardown/` covers every way it may end, `relay.py` is the
 program's door, `runtime_monitor.py` the heartbeat, `work.py` the work, `ending.py` what follows.
@@ -36,7 +36,7 @@ from launcher.base.errors import (
 from launcher.base.failpoints import failpoint
 from launcher.base.home import Home
 from launcher.config import resume_source
-from launcher.console.output import Output
+from launcher.console.output import Output, phase_name
 from launcher.records import heartbeat
 from launcher.records.endpoint import (
     RESULTS,
@@ -347,7 +347,7 @@ class Run:
         way up it is the alarm."""
         reached = self._limits.reached(clock.boot_seconds())
         if isinstance(ended, Interrupted) and ended.number == signal.SIGALRM:
-            why = f"the run was still at: {self._record.state}"
+            why = f"the run was still at: {phase_name(self._record.state)}"
             return LimitReached(reached or "the deadline has passed", why, LONGER_LIMIT_HINT)
         if isinstance(ended, JobFailed) and ended.job_exit_code is not None:
             return ended

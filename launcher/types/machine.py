@@ -4,7 +4,7 @@ Neighbours: `run.py` drives these calls in order, `local.py` is a machine made o
 computer; `teardown/guardian.py` calls `down` and `proof` when the launcher is gone.
 Knows nothing of prices, programs or the terminal.
 
-    arm → push → setup → serve → (work) → pull → down → proof
+    provision → push → setup → serve → (work) → pull → down → proof
 """
 
 from __future__ import annotations

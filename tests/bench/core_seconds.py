@@ -99,8 +99,8 @@ _KINDS: dict[str, tuple[str, list[tuple[str, str]]]] = {
         "launch: relay, and watching the run",
         [
             ("relay", r"relay|aiohttp|web_protocol"),
-            ("results home", r"results/|home_copy|background_copy"),
-            ("watching", r"pulse|work\.py"),
+            ("results home", r"results/|results_copy|background_copy"),
+            ("watching", r"runtime_monitor|work\.py"),
         ],
     ),
     "runtime": ("supervisor", []),
