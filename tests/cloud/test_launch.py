@@ -4,81 +4,35 @@ real; the price is the test catalog's, the GPUs are this computer's CPUs."""
 from __future__ import annotations
 
 import json
-import re
 import signal
 import threading
 
-import psutil
 import pytest
 
-from tests.cloud.launched import EVERYWHERE, RENTED, Launched, left, running, verb
+from tests.cloud.entered import enter_the_machine, home_and_gone, skypilots_server_rests
+from tests.cloud.launched import EVERYWHERE, RENTED, Launched, left, verb
 from tests.cloud.rig import Rig
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 
 
-def test_the_quickstart_learns_on_a_rented_machine_comes_home_and_leaves_nothing(runtime_rig: Rig) -> None:
-    """A part of it: that all of it learns well is shown on this computer, and here by the next."""
-    # The program works 12 steps for letters, which rise fastest; greedy answers' score moves by less than 0.3
-    # of itself.
-    assert _the_quickstart(runtime_rig, 12, "--reward", "letters") > 1
-
-
-@pytest.mark.long
-def test_the_whole_quickstart_learns_on_a_rented_machine(runtime_rig: Rig) -> None:
-    # SkyPilot's machine learns as this one does: the bound of tests/e2e/test_quickstart.py.
-    assert _the_quickstart(runtime_rig, 30) > 0.25
-
-
-def _the_quickstart(rig: Rig, steps: int, *options: str) -> float:
-    """Run it so far on a rented machine, entered meanwhile; by how much the score rises."""
-    program = ["python", "examples/quickstart.py", "--steps", str(steps), *options]
-    launched = Launched(rig, [*RENTED, "--", *program])
+@pytest.mark.long  # in every run: test_secrets.py's two steps
+def test_the_whole_quickstart_learns_on_a_rented_machine_comes_home_and_leaves_nothing(
+    runtime_rig: Rig,
+) -> None:
+    launched = Launched(runtime_rig, [*RENTED, "--", "python", "examples/quickstart.py"])
     launched.wait_for("ready: http", 900)
-    _skypilots_server_rests(rig)
-    _the_machine_is_entered(rig, launched)
+    skypilots_server_rests(runtime_rig)
+    enter_the_machine(runtime_rig, launched)
     assert launched.wait(1800) == 0, launched.text
     print(launched.text)
-
-    assert "27.52" in launched.text
-    assert "down: verified" in launched.text
-    results = launched.run / "results"
-    summary = json.loads((results / "summary.json").read_text())
+    home_and_gone(runtime_rig, launched, steps=30)
+    summary = json.loads((launched.run / "results" / "summary.json").read_text())
     # The best policy may be an earlier one: going back to it is a step as well.
-    assert summary["steps"] == steps + (summary["training"]["restored"] is not None)
-    assert json.loads((results / "adapter" / "state.json").read_text())["step"] >= steps
-    assert (results / "logs" / "trainer.log").stat().st_size
-    assert len((results / "metrics.jsonl").read_text().splitlines()) >= steps
-    (run,) = rig.witness("run")
-    assert [one["id"] for one in rig.witness("terminate")] == [run["id"]]
-    record = launched.record
-    assert record["state"] == "verified" and record["proof"]["verified"]
-    assert not (rig.home / ".ssh" / "config").exists()
-    wait_until(lambda: not left(rig), what=lambda: f"{left(rig)} to be gone")
-    return summary["rise"]
-
-
-def _skypilots_server_rests(rig: Rig) -> None:
-    """While the run is at work the process that asks SkyPilot is there, and nothing that it asks."""
-    assert not running(rig, "sky_server", "SkyPilot:")
-    for pid in running(rig, "sky_calls"):
-        print(f"SkyPilot in mid-run: {psutil.Process(pid).memory_full_info().pss / 1e6:.0f} MB")
-
-
-def _the_machine_is_entered(rig: Rig, launched: Launched) -> None:
-    """By our verbs and by plain ssh, while the run is at work."""
-    run, name = launched.run.name, f"ip-{rig.witness('run')[0]['address'].replace('.', '-')}"
-    assert name in verb(rig, "ssh", run, "--", "hostname")
-    assert "42" in verb(rig, "exec", run, "--", "python", "-c", "import torch; print(6 * 7)")
-    assert "$27.52/h" in verb(rig, "status", run)
-    assert "supervisor" in verb(rig, "logs", run, "--which", "keeper")
-    config = rig.home / ".ssh" / "config"
-    assert re.fullmatch(r'Include "\S+/runs/\*/ssh_config"\n', config.read_text())
-    plain = ("-F", str(config))
-    assert name in rig.run(["ssh", *plain, run, "hostname"]).ok()
-    rig.run(["scp", *plain, f"{run}:/etc/hostname", str(rig.folder / "hostname")]).ok()
-    assert name in (rig.folder / "hostname").read_text()
+    assert summary["steps"] == 30 + (summary["training"]["restored"] is not None)
+    # It learns there as it does here: the bound of tests/e2e/test_quickstart.py.
+    assert summary["rise"] > 0.25
 
 
 def test_no_capacity_in_one_region_is_the_next_one_and_a_failing_setup_leaves_nothing(rig: Rig) -> None:

@@ -20,6 +20,7 @@ import pytest
 from runtime import shield
 from tests.cloud import listening
 from tests.cloud.canary import LAPTOP, LOOKS_PER_SECOND, MACHINE, Watch, files_holding, side_of, written
+from tests.cloud.entered import enter_the_machine, home_and_gone, skypilots_server_rests
 from tests.cloud.launched import RENTED, Launched, left
 from tests.cloud.rig import ENDPOINT, REPOSITORY, Rig, missing, rig_in
 from tests.cloud.runtime_image import runtime_binds
@@ -134,6 +135,8 @@ def seen() -> Iterator[Seen]:
             )
             found.token = (launched.run / "token").read_text().strip()
             _look_at_the_living(found, begun, own | {launched.run / "token"})
+            skypilots_server_rests(rig)
+            enter_the_machine(rig, launched)
             (results / "looked-at").touch()
             found.code = launched.wait(600)
         new = [path for name in _shared_folders() - there_before for path in written(name, begun)]
@@ -204,10 +207,13 @@ def _labels(rig: Rig) -> dict[str, str]:
     return json.loads(rig.run_program("machine_tags.py", ENDPOINT))
 
 
-def test_the_run_went_well_and_the_users_own_configuration_held(seen: Seen) -> None:
+def test_a_rented_run_is_entered_trains_comes_home_and_leaves_nothing(seen: Seen) -> None:
     print(seen.launched.text)
     assert seen.code == 0
-    assert "down: verified" in seen.launched.text
+    home_and_gone(seen.rig, seen.launched, steps=2)
+
+
+def test_the_users_own_configuration_held(seen: Seen) -> None:
     assert seen.labels["lab"] == "of-ours"
     for left_out in ("api_server is ignored", "aws.remote_identity is ignored"):
         assert left_out in seen.launched.text

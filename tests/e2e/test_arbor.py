@@ -57,7 +57,7 @@ def _ended(home: Path, words: list[str], cwd: Path) -> Launched:
         launched.kill_tree()
 
 
-@pytest.mark.parametrize("form", ["a01-one-line", "a02-no-line"])
+@pytest.mark.parametrize("form", [pytest.param("a01-one-line", marks=pytest.mark.long), "a02-no-line"])
 def test_a01_a02_the_programs_own_settings_are_those_of_its_steps(
     form: str, home: Path, tmp_path: Path
 ) -> None:

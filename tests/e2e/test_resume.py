@@ -50,6 +50,10 @@ class Lives:
     def results(self) -> Path:
         return self.folder / "results"
 
+    @property
+    def record(self) -> dict[str, Any]:
+        return json.loads((self.folder / "record.json").read_text())
+
     def lines(self, name: str) -> list[dict[str, Any]]:
         return [json.loads(line) for line in (self.results / name).read_text().splitlines()]
 
@@ -89,6 +93,8 @@ def test_g21_live_a_killed_training_ends_with_the_same_steps_and_best_and_trains
     )
     os.kill(first.process.pid, signal.SIGKILL)
     wait_until(lambda: not processes_of(first.run_id), what="nothing is left")
+    wait_until(lambda: lives.record["ended"], 300, "the guardian's own record")
+    assert (lives.record["ended_by"], lives.record["state"]) == ("guardian", "verified")
 
     again = lives.launch("--resume", "dev")
     assert again.wait(1200) == 0, again.stdout + again.stderr

@@ -1,4 +1,7 @@
-"""A program of two predictors is trained jointly: a group and a curve for each, and the whole gets better."""
+"""A program of two predictors is trained jointly: a group and a curve for each, and the whole gets better.
+
+In each run of the suite PAPILLON trains two predictors (`test_trained_by_examples.py`).
+"""
 
 from __future__ import annotations
 
@@ -15,25 +18,17 @@ from tests.support.ports import free_port
 pytestmark = pytest.mark.slow
 
 PREDICTORS = {"there", "back"}
-# What is sampled differs from run to run, and what is learned with it: 20 steps gave +0.07 to +0.22 in eight
-# runs, 30 gave +0.19 to +0.21 in four.
-RISE = 0.08
+# 20 steps gave +0.07 to +0.22 in eight runs, 30 gave +0.19 to +0.21 in four.
+RISE = 0.15
 # Greedy answers of `back` are at their ceiling from the start (0.83), and the two share one adapter: seen
 # between +0.02 and -0.04. Rewarded for the other's task it loses more than half.
 NO_LOSS = -0.1
 
 
-def test_two_predictors_are_trained_together(home: Path) -> None:
-    """Most of the example: that all of it goes on rising is the next."""
-    before, after, _ = _train(home, steps=30)
-    assert after["there"] - before["there"] >= RISE
-    assert after["back"] - before["back"] >= NO_LOSS
-
-
 @pytest.mark.long
 def test_two_predictors_are_trained_to_the_end(home: Path) -> None:
     before, after, sampled = _train(home, steps=40)
-    assert after["there"] - before["there"] >= 0.15
+    assert after["there"] - before["there"] >= RISE
     assert after["back"] - before["back"] >= NO_LOSS
     for name in PREDICTORS:  # what is sampled has room on both sides
         assert mean(sampled[name][-10:]) > mean(sampled[name][:5])

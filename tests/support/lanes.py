@@ -27,7 +27,7 @@ GPU = "tests/gpu/"
 LANES: dict[str, tuple[str, ...]] = {
     "rented": tuple(f"tests/cloud/test_{name}.py" for name in ("launch", "leaving", "rig", "timers")),
     "machines": ("tests/cloud/",),
-    "mutants": ("tests/mutations/", "tests/e2e/test_two_predictors.py"),
+    "mutants": ("tests/mutations/",),
     "runs": ("tests/e2e/",),
     "runtime": (RUNTIME,),
 }
