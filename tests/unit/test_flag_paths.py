@@ -32,7 +32,7 @@ def _read(flag: str, settings: str) -> tuple[tuple[str, str, str], ...]:
         ("launcher/cli/commands.py", "root", flag),
         ("launcher/cli/invocation.py", "with_options", settings),
         ("launcher/run/launching.py", "launch_run", settings),
-        ("launcher/config/request_parsing.py", "read", settings),
+        ("launcher/config/request_parsing.py", "parse_request", settings),
     )
 
 
@@ -45,7 +45,7 @@ WAYS = {
             *_read("budget", "flags"),
             ("launcher/config/setting_sources.py", "load", "budget"),
             ("launcher/run/launching.py", "launch_run", "settings"),
-            ("launcher/config/pricing.py", "make", "settings"),
+            ("launcher/config/pricing.py", "make_priced_plan", "settings"),
             ("launcher/types/plan.py", "make_plan", "budget"),
             ("launcher/run/launching.py", "launch_run", "plan"),
             ("launcher/run/run.py", "execute", "budget"),
@@ -60,7 +60,7 @@ WAYS = {
             *_read("model", "flags"),
             ("launcher/config/setting_sources.py", "load", "model"),
             ("launcher/run/launching.py", "launch_run", "asked"),
-            ("launcher/config/request_validation.py", "check", "model"),
+            ("launcher/config/request_validation.py", "validate", "model"),
             ("launcher/config/preflight.py", "find_model", "model"),
             ("launcher/run/launching.py", "launch_run", "model_path"),
             ("launcher/run/run.py", "_runtime_config", "model_path"),
