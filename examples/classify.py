@@ -8,8 +8,9 @@ questions to a bank into 77 intents (PolyAI/banking77, with `pip install "datase
 teaches itself; on this computer it names, in French, the colour of what a phrase speaks of, and a teacher who
 knows the answers shows it how.
 
-Cost and duration: offline $0.00 and half a minute for 3 steps of imitation and 2
-of reward on 2 busy cores; rented about $3 and an hour on
+Cost and duration: offline $0.00 and two to three minutes for 72 steps of imitation and 20 of reward on 2
+busy cores: none of 96 held-out phrases is named right before, 0.19 to 0.79 of them after the imitation, 0.61
+to 0.99 after the reward (three seeds). Rented about $3 and an hour on
 one H100 (estimated). Figure to beat: 73.4, the average of six cells in mmGRPO's paper (arXiv 2508.04660), of
 which Banking77 is one task; we have no figure of its own for it.
 """
@@ -44,29 +45,29 @@ OWNERS = ("the", "a", "my", "this")
 
 def right(example, prediction, trace=None):
     """1 for the right label alone; where it stands among other words, its share of them."""
-    said = prediction.french.strip().lower()
-    return float(said == example.french) or said.split().count(example.french) / max(2, len(said.split()))
+    said = prediction.label.strip().lower()
+    return float(said == example.label) or said.split().count(example.label) / max(2, len(said.split()))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Classify: imitation, then a reward.")
     parser.add_argument("--offline", action="store_true", help="our own phrases, on the tiny model")
     parser.add_argument("--steps", type=int, default=20, help="of the reward; default: 20")
-    parser.add_argument("--epochs", type=int, default=4, help="of the imitation; default: 4")
-    parser.add_argument("--examples", type=int, help="default: 160 offline, else 1000")
+    parser.add_argument("--epochs", type=int, default=3, help="of the imitation; default: 3")
+    parser.add_argument("--examples", type=int, help="default: 320 offline, else 1000")
     parser.add_argument("--seed", type=int, default=0)
     asked = parser.parse_args()
 
     run = connect()
     make = offline if asked.offline else banking
-    examples, signature = make(asked.examples or (160 if asked.offline else 1000), asked.seed)
+    examples, signature = make(asked.examples or (320 if asked.offline else 1000), asked.seed)
     program = dspy.Predict(signature)
     program.set_lm(PolicyLM(run, max_tokens=64))
-    cut = len(examples) * 3 // 5
-    train, test = examples[:cut], examples[cut:]
+    cut, end = len(examples) * 6 // 10, len(examples) * 7 // 10
+    train, validation, test = examples[:cut], examples[cut:end], examples[end:]
     before = evaluate(program, test, right, model="base")  # after a resume, too
 
-    imitation = {"num_train_epochs": asked.epochs, "gradient_accumulation_steps": 16}
+    imitation = {"num_train_epochs": asked.epochs, "gradient_accumulation_steps": 8}
     if asked.offline:
         imitation["learning_rate"] = 3e-3  # the tiny model learns in larger steps
     teacher = knowing(program, train) if asked.offline else None
@@ -80,10 +81,11 @@ def main() -> None:
         num_dspy_examples_per_grpo_step=8,
         num_rollouts_per_grpo_step=8,
         seed=asked.seed,
+        train_kwargs={"learning_rate": 1e-3} if asked.offline else None,
     )
     program = dspy.Predict(signature)
     program.set_lm(PolicyLM(run, max_tokens=64))  # the newest, which is what was taught
-    program = optimizer.compile(program, trainset=train)
+    program = optimizer.compile(program, trainset=train, valset=validation)
     written = run.run_dir / "classify.json" if run.run_dir else None
     if optimizer.summary["had_finished"] and written and written.exists():
         print(f"this training had finished before: {written} stays as it is")
@@ -99,24 +101,24 @@ def main() -> None:
 
 def knowing(program, examples):
     """A teacher that gives the right answer to each of these."""
-    answers = {f"## ]]\n{it.english}\n": {"french": it.french} for it in examples}
+    answers = {f"## ]]\n{it.text}\n": {"label": it.label} for it in examples}
     teacher = program.deepcopy()
     teacher.set_lm(dspy.utils.DummyLM(answers))  # pyright: ignore[reportCallIssue]
     return teacher
 
 
 def banking(count, seed):
-    """Questions to a bank, each with its intent. The fields are called as offline: one metric for both."""
+    """Questions to a bank, each with its intent."""
     rows = loader()("PolyAI/banking77", split="train")
     names = rows.features["label"].names
     asked = f"Name the intent of a question to a bank: {', '.join(names)}."
-    signature = dspy.Signature("english -> french", asked)  # pyright: ignore[reportCallIssue]
+    signature = dspy.Signature("text -> label", asked)  # pyright: ignore[reportCallIssue]
     rows = rows.shuffle(seed=seed).select(range(count))
     return [labelled(row["text"], names[row["label"]]) for row in rows], signature
 
 
 def labelled(text, label):
-    return dspy.Example(english=text, french=label).with_inputs("english")
+    return dspy.Example(text=text, label=label).with_inputs("text")
 
 
 def offline(count, seed):
@@ -129,7 +131,7 @@ def offline(count, seed):
         if rng.random() < 0.5:
             words += [rng.choice(LINKS), rng.choice(OWNERS), rng.choice(THINGS)]
         found[" ".join(words)] = COLOURS[colour]
-    return [labelled(text, label) for text, label in found.items()], "english -> french"
+    return [labelled(text, label) for text, label in found.items()], "text -> label"
 
 
 def loader():

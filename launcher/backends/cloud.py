@@ -256,7 +256,7 @@ class CloudMachine:
         RemoteJob(remote, "serve").start(machine_scripts.serve(self.state_dir), stdin=given)
         failpoint("cloud.serving")
         sockets = short_folder(self._run_id)
-        make_own_folder(sockets)
+        make_own_folder(sockets, self._folder)
         gateway = sockets / _SOCKET_NAME
         link = self._link = Link(self.host, gateway, f"{self.socket_dir}/{_SOCKET_NAME}")
         link.start()

@@ -57,6 +57,8 @@ _LOOK_SECONDS = 0.05
 # A socket's path must fit into 108 bytes on Linux, 104 on macOS, its name and a zero byte included.
 _SOCKET_PATH_BYTES = 100
 _LONGEST_SOCKET = "/engine-00.sock"
+# In the folder of sockets: the run's folder, which says whose home it is of.
+_OWNER_FILE = "run"
 
 
 class LocalMachine:
@@ -149,7 +151,7 @@ class LocalMachine:
         """Make the two folders, for nobody but this user."""
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         (self._folder / "logs").mkdir(mode=0o700, exist_ok=True)
-        make_own_folder(self._sockets)
+        make_own_folder(self._sockets, self._folder.parent)
 
     def push(self) -> None:
         """Copy the runtime's code beside the run: an upgrade of the package meanwhile changes nothing."""
@@ -298,8 +300,9 @@ def short_folder(run_id: str) -> Path:
     raise AssertionError("/tmp is short")
 
 
-def make_own_folder(folder: Path) -> None:
-    """Make a folder in a place where others may write; one that stands there already must be ours."""
+def make_own_folder(folder: Path, owner: Path) -> None:
+    """Make a folder in a place where others may write; one that stands there already must be ours. `owner`:
+    the folder of the run whose sockets it takes, for `launch gc` of this home and of others."""
     try:
         folder.mkdir(mode=0o700)
     except FileExistsError:
@@ -310,6 +313,15 @@ def make_own_folder(folder: Path) -> None:
                 "other users could open the run's sockets",
                 f"ls -ld {folder}",
             ) from None
+    (folder / _OWNER_FILE).write_text(os.path.realpath(owner), encoding="utf-8")
+
+
+def owner_of(sockets: Path) -> str | None:
+    """The folder of the run whose sockets these are; None where nothing says so."""
+    try:
+        return (sockets / _OWNER_FILE).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return None
 
 
 def _check_space(folder: Path, needed_bytes: int) -> None:

@@ -81,6 +81,12 @@ def format_duration(seconds: float) -> str:
     return _two_units(whole, 86400, "d", 3600, "h")
 
 
+def duration_word(seconds: float) -> str:
+    """One word that `parse_duration` reads as just this: "2h", "1h30m", "5431s"."""
+    short = format_duration(seconds).replace(" ", "")
+    return short if parse_duration(short) == seconds else f"{seconds:.0f}s"
+
+
 def _two_units(whole: int, large: int, large_unit: str, small: int, small_unit: str) -> str:
     rest = whole % large // small
     return f"{whole // large}{large_unit}" + (f" {rest:02d}{small_unit}" if rest else "")
@@ -88,3 +94,8 @@ def _two_units(whole: int, large: int, large_unit: str, small: int, small_unit: 
 
 def format_money(dollars: float) -> str:
     return f"${dollars:,.2f}"
+
+
+def money_word(dollars: float) -> str:
+    """One word that `parse_money` reads and no shell changes: "40", "12.50"."""
+    return f"{dollars:.2f}".removesuffix(".00")

@@ -46,10 +46,10 @@ def status(output: Output, name: str | None) -> int:
     records = store.list()
     for unreadable in store.unreadable():
         output.note(f"{unreadable.path} cannot be read: {unreadable.why}")
-    rows = [["NAME", "ID", "STATE", "AGE", "ENDPOINT"]]
+    rows = [["NAME", "ID", "PHASE", "AGE", "ENDPOINT"]]
     for record in records:
         age = format_duration(time.time() - record.life.begun)
-        rows.append([record.name or "-", record.id, _state(record), age, _url(record) or "-"])
+        rows.append([record.name or "-", record.id, _phase(record), age, _url(record) or "-"])
     text = columns(rows) if records else "no runs yet: launch -- python my_program.py"
     output.result({"runs": [_described(record, store) for record in records]}, text)
     return EXIT_OK
@@ -153,7 +153,7 @@ def _status_of(output: Output, store: RecordStore, record: RunRecord) -> int:
     runtime, trouble = _ask_runtime(store, record)
     rows = [
         ["run", f"{record.id}" + (f" ({record.name})" if record.name else "")],
-        ["state", _state(record)],
+        ["phase", _phase(record)],
         *([["lives", f"on {record.location}"]] if record.elsewhere else []),
         ["age", _age(record)],
         ["program", " ".join(record.command) or "none: only the endpoint runs"],
@@ -162,6 +162,8 @@ def _status_of(output: Output, store: RecordStore, record: RunRecord) -> int:
     ]
     if cluster_status := record.machine.get("standing"):
         rows.append(["machine", _rented(record, cluster_status)])
+    if not record.rented:
+        rows.append(["cost", f"{format_money(lives.cost(record.lives, time.time()))}, nothing is rented"])
     if record.machine:
         rows.append(["steps", _durability(record, store).describe()])
     trained = compile_records.of_run(store.folder(record.id) / RESULTS)
@@ -269,8 +271,8 @@ def _durability(record: RunRecord, store: RecordStore) -> durable.DurabilityStat
     return durable.durability_status(machine, store.folder(record.id) / RESULTS)
 
 
-def _state(record: RunRecord) -> str:
-    """The state, and what it means where nobody looks after a live run."""
+def _phase(record: RunRecord) -> str:
+    """The phase, and what it means where nobody looks after a live run."""
     if not record.live:
         return "down: verified"
     if record.elsewhere:

@@ -198,14 +198,19 @@ StepState = Literal["queued", "training", "committed", "published", "failed"]
 
 
 class StepCounts(Answer):
-    """What became of everything a step named: trained + the sum of `dropped` = samples + missing."""
+    """What became of everything a step named: trained + the sum of `dropped` = samples + missing.
+
+    `samples`: answers that the step named, `trained` and `dropped` by what became of them; `dropped` maps a
+    reason to a number of them (or of members, where no sample was found). `sampled_tokens`: of a step with
+    rewards, tokens of the answers that were trained. `learned_tokens`: of a supervised step, tokens of the
+    answers that its examples have; 0 in a step with rewards.
+    """
 
     groups: int = 0
     members: int = 0
     samples: int = 0
     trained: int = 0
     sampled_tokens: int = 0
-    # Of a supervised step, whose `samples` are the answers that its examples have.
     learned_tokens: int = 0
     # Given as text that no answer matched: trained on the engine's ids of that text, not on what was sampled.
     retokenised: int = 0

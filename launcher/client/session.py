@@ -129,7 +129,8 @@ class Session:
         return Rollout(self._traced, rollout_id or self.new_rollout(), predictor, purpose, untrainable)
 
     def samples_of(self, rollout: str) -> list[dict[str, Any]]:
-        """What was sampled in a rollout's name, in order; `unscorable` says why one cannot be trained."""
+        """The answers sampled in a rollout's name, in order, each as `sample` (its name), `version`,
+        `predictor`, `purpose`, `received`, and `unscorable`: why it cannot be trained, else None."""
         return samples_of(self.connection, rollout)
 
     @property

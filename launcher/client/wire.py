@@ -169,7 +169,10 @@ def _request_headers(headers: Mapping[str, str] | None) -> dict[str, str]:
 
 
 def _limits() -> httpx.Limits:
-    return httpx.Limits(max_connections=1024, max_keepalive_connections=128)
+    """A connection stays until the other end closes it. httpcore 1.0 closes one that was idle for 5 s, or is
+    one of too many, although it may just have given it to another thread. That thread then reads from another
+    connection's descriptor, and waits for an answer that never comes."""
+    return httpx.Limits(max_connections=1024, max_keepalive_connections=None, keepalive_expiry=None)
 
 
 class Wire:

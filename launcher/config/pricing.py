@@ -135,14 +135,32 @@ def _look_up_prices(
 
 
 def _warnings(settings: Settings, market: Market) -> list[str]:
-    """What should be known of these prices: what has none, and how old they are."""
+    """What should be known before money is spent: of the model, and of these prices."""
+    return [*_unchosen_model(settings), *_about_prices(settings, market)]
+
+
+def _unchosen_model(settings: Settings) -> list[str]:
+    """Rented GPUs without `--model` train the built-in model: allowed, and seldom meant."""
+    model = settings.values.get("model")
+    if model is None or model.source != "default":
+        return []
+    return [
+        f"no --model: the rented GPUs would train {settings.model}, "
+        "the built-in model of 0.9 million parameters",
+        f"Hint: --model Qwen/Qwen2.5-7B-Instruct  # or --model {settings.model}, if that is meant",
+    ]
+
+
+def _about_prices(settings: Settings, market: Market) -> list[str]:
+    """What has no price, and how old prices are."""
     gpus = settings.gpus or ""
     if market.snapshot_of is not None:
         cloud = market.offers[0].infra.partition("/")[0]
         needed = "there are no price catalogs on this computer, and a run needs one"
-        return [f"{needed}: {plan_command(settings, gpus, cloud)} --refresh"]
+        return [f"{needed}: {plan_command(settings, gpus, default_infra=cloud)} --refresh"]
     missing = [
-        f"{cloud} is left out, for its prices are not here: {plan_command(settings, gpus, cloud)} --refresh"
+        f"{cloud} is left out, for its prices are not here: "
+        f"{plan_command(settings, gpus, default_infra=cloud)} --refresh"
         for cloud in market.without_prices
     ]
     days = 0 if market.as_of is None else int((time.time() - market.as_of) / 86400)

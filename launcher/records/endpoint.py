@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from launcher.base import timeout_budget
 from launcher.base.errors import UsageError
 from launcher.base.log import REDACTOR
+from launcher.console.output import phase_name
 from launcher.records.records import RUN_VARIABLE, RecordStore, RunRecord
 
 if TYPE_CHECKING:
@@ -116,7 +117,9 @@ class LocalEndpoint:
             where = f"it lives on {record.location}"
             raise UsageError(f"{label} has no endpoint here", where, f"launch status {label}")
         raise UsageError(
-            f"{label} has no endpoint now", f"its state is {record.state}", f"launch status {label}"
+            f"{label} has no endpoint now",
+            f"its phase is {phase_name(record.state)}",
+            f"launch status {label}",
         )
 
 

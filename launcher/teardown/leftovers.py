@@ -25,6 +25,7 @@ from launcher.base.errors import LaunchError, TeardownUnverified
 from launcher.base.home import Home
 from launcher.base.processes import ProcessId
 from launcher.base.units import format_duration
+from launcher.console.output import phase_name
 from launcher.records.endpoint import RESULTS
 from launcher.records.records import ID_PATTERN, RUN_VARIABLE, RecordStore, RunRecord
 from launcher.teardown import take_down
@@ -32,7 +33,7 @@ from launcher.teardown import take_down
 # An environment that nobody asked for in so long is offered.
 IDLE_SECONDS = 7 * 86400.0
 _GRACE_SECONDS = 5.0
-# The sockets of a run that this home does not know may be another home's, whose runtime is just starting.
+# Younger sockets may be of a run that has begun since the records were read.
 _SOCKETS_SECONDS = 600.0
 # In the environment of a run's processes: paths that name the home the run belongs to.
 _HOME_VARIABLES = ("PYTHONPATH", "LAUNCH_RUN_DIR")
@@ -82,7 +83,7 @@ def find_leftovers(
     unreadable = {record.id for record in store.unreadable()}
     finds = [*_unattended_runs(store, records.values(), given_up, note)]
     finds += _stray_processes(store, home, records, unreadable, run_processes)
-    finds += _stale_sockets(records, unreadable, carried)
+    finds += _stale_sockets(home, records, unreadable, carried, note)
     if not any(record.elsewhere for record in records.values()):  # it may run from any of them
         finds += _environments(home, idle_seconds)
     finds += _partial_files(store, records.values())
@@ -117,7 +118,7 @@ def _unattended_runs(
             without = f"; without its newest results: {ended.unpulled}" if ended.unpulled else ""
             return f"down: verified{without}"
 
-        why = f"its state is {record.state}, and neither its launch nor its guardian is alive"
+        why = f"its phase is {phase_name(record.state)}, and neither its launch nor its guardian is alive"
         yield Leftover("run", f"run {record.name or record.id}", why, remove, record.id)
 
 
@@ -189,24 +190,51 @@ def socket_parents() -> list[Path]:
 
 
 def _stale_sockets(
-    records: dict[str, RunRecord], unreadable: set[str], carried: set[str]
+    home: Home,
+    records: dict[str, RunRecord],
+    unreadable: set[str],
+    carried: set[str],
+    note: Callable[[str], None],
 ) -> Iterator[Leftover]:
-    """Socket folders of runs that are over, or that nobody knows and nobody runs."""
+    """Socket folders of this home's runs that are over, or that nobody knows and nobody runs. Those of other
+    homes, or of no home that could be named, are only counted."""
+    from launcher.backends.local import owner_of
+
+    strange: list[Path] = []
+    for folder, age in _socket_folders():
+        run_id = folder.name
+        record = records.get(run_id)
+        if run_id in carried or run_id in unreadable or (record is not None and record.live):
+            continue
+        if record is None and age < _SOCKETS_SECONDS:
+            continue
+        if record is None and owner_of(folder) != os.path.realpath(home.run_folder(run_id)):
+            strange.append(folder)
+            continue
+        why = "the run is over" if record else "no record and no process of the run is left"
+        yield _folder_leftover("sockets", f"sockets of {run_id}", why, folder, run_id)
+    if strange:
+        note(_strange_sockets_note(strange))
+
+
+def _socket_folders() -> Iterator[tuple[Path, float]]:
+    """This user's folders that are named like runs, where runs have their sockets; their ages in seconds."""
     for parent in socket_parents():
         for folder in sorted(parent.glob("slip-*")):
-            run_id = folder.name
-            record = records.get(run_id)
-            if not ID_PATTERN.fullmatch(run_id) or run_id in carried or run_id in unreadable:
-                continue
             try:
                 seen = folder.lstat()
             except OSError:
                 continue
-            fresh = record is None and time.time() - seen.st_mtime < _SOCKETS_SECONDS
-            if seen.st_uid != os.getuid() or fresh or (record is not None and record.live):
-                continue
-            why = "the run is over" if record else "no process of the run is left"
-            yield _folder_leftover("sockets", f"sockets of {run_id}", why, folder, run_id)
+            if ID_PATTERN.fullmatch(folder.name) and seen.st_uid == os.getuid():
+                yield folder, time.time() - seen.st_mtime
+
+
+def _strange_sockets_note(folders: list[Path]) -> str:
+    count, one = len(folders), len(folders) == 1
+    return (
+        f"left alone: {count} socket folder{'' if one else 's'} of runs that this home does not know, "
+        f"such as {folders[0]}; another home (LAUNCH_HOME) may own {'it' if one else 'them'}"
+    )
 
 
 def _environments(home: Home, idle_seconds: float) -> Iterator[Leftover]:

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from launcher.base.errors import CapacityError, PreflightError, UsageError
 from launcher.base.suggestions import closest_match
-from launcher.base.units import format_money
+from launcher.base.units import duration_word, format_money, money_word
 from launcher.types.settings import LOCAL_GPUS, Settings
 from runtime.shared import gpu_memory
 
@@ -22,6 +23,11 @@ _NOT_NVIDIA = ("tpu", "mi", "trainium", "inferentia", "gaudi", "radeon")
 _TOO_OLD = frozenset({"K80", "M60", "P4", "P40", "P100", "T4", "V100", "V100-32GB", "RTX6000", "RTX8000"})
 _ARM = frozenset({"GH200", "T4G"})
 _ALIKE = 0.5
+_Texts = dict[str, Callable[[Any], str]]
+# Options that a plan's command repeats as they were typed; model, GPUs and place besides.
+_SPLIT: _Texts = {"train_gpus": str, "infer_gpus": str}
+_OF_RENTED: _Texts = {"disk": str, "budget": money_word, "max_price": money_word}
+_OF_EVERY_RUN: _Texts = {"max": duration_word, "lease": duration_word, "idle": duration_word}
 
 
 class NoPricesError(PreflightError):
@@ -75,10 +81,11 @@ def available(settings: Settings, market: Market) -> tuple[Offer, ...]:
     types = market.types or {}
     infra = ",".join(settings.infra)
     if not types and market.without_prices:
+        without = ",".join(market.without_prices)
         raise NoPricesError(
             f"there are no prices for {', '.join(market.without_prices)} on this computer",
             "prices come from SkyPilot's catalogs, which launch fetches only on request",
-            f"{plan_command(settings, f'{gpu}:{count}', ','.join(market.without_prices))} --refresh",
+            f"{plan_command(settings, settings.gpus or '', default_infra=without)} --refresh",
         )
     known = next((name for name in types if name.lower() == gpu.lower()), None)
     if known is not None and count in types[known]:
@@ -128,11 +135,47 @@ def refuse_unknown(settings: Settings, types: Iterable[str] = ()) -> None:
     )
 
 
-def plan_command(settings: Settings, gpus: str, infra: str = "") -> str:
-    """The command that asks for the plan of the same model on other GPUs or elsewhere."""
-    said = settings.values.get("model")
-    model = f" --model {shlex.quote(said.value)}" if said is not None and said.source != "default" else ""
-    return f"launch plan{model} --gpus {gpus}{f' --infra {infra}' if infra else ''}"
+def plan_command(
+    settings: Settings,
+    gpus: str,
+    infra: str | None = None,
+    *,
+    default_infra: str = "",
+    max_price: float | None = None,
+) -> str:
+    """The command for the plan of the same run on other GPUs, elsewhere or at another price.
+
+    `infra`: "" is anywhere, None as it was typed, `default_infra` where it was not. Every option that was
+    typed and still applies is repeated.
+    """
+    model, places = settings.values.get("model"), settings.values.get("infra")
+    words = ["launch", "plan"]
+    if model is not None and model.source != "default":
+        words += ["--model", model.value]
+    words += ["--gpus", gpus]
+    here = gpus.startswith(f"{LOCAL_GPUS}:")
+    if infra is None:
+        infra = ",".join(places.value if places is not None else ()) or default_infra
+    if infra and not here:
+        words += ["--infra", infra]
+    texts = _OF_EVERY_RUN | ({} if here else _OF_RENTED) | (_SPLIT if gpus == settings.gpus else {})
+    words += _typed_options(settings, texts, {} if max_price is None else {"max_price": max_price})
+    for key, value in settings.values.items():
+        if value.source == f"--set {key}":
+            words += ["--set", f"{key}={value.value}"]
+    return shlex.join(words)
+
+
+def _typed_options(settings: Settings, texts: _Texts, instead: Mapping[str, Any]) -> list[str]:
+    """The options of `texts` that were typed, as words; those of `instead` with another value."""
+    words: list[str] = []
+    for key, text in texts.items():
+        option, value = "--" + key.replace("_", "-"), settings.values.get(key)
+        if key in instead:
+            words += [option, text(instead[key])]
+        elif value is not None and value.source == option:
+            words += [option, text(value.value)]
+    return words
 
 
 def affordable(settings: Settings, offers: tuple[Offer, ...]) -> tuple[Offer, ...]:
@@ -148,7 +191,7 @@ def affordable(settings: Settings, offers: tuple[Offer, ...]) -> tuple[Offer, ..
         f"--max-price {format_money(cap or 0)}: nothing is that cheap",
         f"{cheapest.count}×{cheapest.gpu} cost {format_money(cheapest.price_per_hour)}/h or more, "
         f"on {cheapest.infra}",
-        f"{plan_command(settings, settings.gpus or '')} --max-price {enough:.2f}  # or other GPUs",
+        f"{plan_command(settings, settings.gpus or '', max_price=enough)}  # or other GPUs",
     )
 
 

@@ -15,7 +15,10 @@ StepState = Literal["queued", "training", "committed", "published", "failed"]
 class StepCounts(Answer):
     """What became of everything a step named: trained + the sum of `dropped` = samples + missing.
 
-    `dropped` maps a reason to a number of samples (or of members, where no sample was found).
+    `samples`: answers that the step named, `trained` and `dropped` by what became of them; `dropped` maps a
+    reason to a number of them (or of members, where no sample was found). `sampled_tokens`: of a step with
+    rewards, tokens of the answers that were trained. `learned_tokens`: of a supervised step, tokens of the
+    answers that its examples have; 0 in a step with rewards.
     """
 
     groups: int = 0
@@ -23,7 +26,6 @@ class StepCounts(Answer):
     samples: int = 0
     trained: int = 0
     sampled_tokens: int = 0
-    # Of a supervised step, whose `samples` are the answers that its examples have: tokens of those it learns.
     learned_tokens: int = 0
     # Given as text that no answer matched: trained on the engine's ids of that text, not on what was sampled.
     retokenised: int = 0

@@ -166,7 +166,7 @@ def test_a20_the_notebook_runs_from_its_first_cell_to_its_last(variables: dict[s
 
 def test_a20_labels_are_imitated_and_then_rewarded(variables: dict[str, str]) -> None:
     """The last here: after it the policy names colours and translates no more."""
-    found = _example("classify", variables, "--epochs", "1", "--examples", "80")
+    found = _example("classify", variables, "--epochs", "4", "--examples", "80")
     assert 0.0 <= found["before"] <= 1.0 and found["report"]["steps"] == 2
     report = found["report"]
     assert report["trained"] + sum(report["dropped"].values()) == report["samples"]

@@ -93,7 +93,9 @@ def test_status_shows_a_recorded_run(launch: Launch, store: RecordStore) -> None
     assert set(one) == {"schema", "run", "runtime", "compiles"}
     assert one["run"]["id"] == record.id
     assert record.id in launch("status").stdout
-    assert "python x.py" in launch("status", "dev").stdout
+    shown = dict(line.split(maxsplit=1) for line in launch("status", "dev").stdout.splitlines())
+    assert shown["program"] == "python x.py" and shown["phase"] == "created"
+    assert shown["cost"] == "$0.00, nothing is rented"
 
 
 def test_status_says_what_ended_a_run_and_why_that(launch: Launch, store: RecordStore) -> None:

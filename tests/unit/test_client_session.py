@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator
 
 import pytest
 
 from launcher.client import EndpointLost, NotConnected, Refused, Session, StepFailed, connect, group
-from launcher.client.wire import Patience
+from launcher.client.wire import Endpoint, Patience, Wire
 from runtime.shared.checkpoint import MAX_PINNED
 from tests.support.environment import PROGRAMS
-from tests.support.small_run import TOKEN, SmallRun
+from tests.support.small_door import Door, Reply, Request
+from tests.support.small_run import PATIENCE, TOKEN, SmallRun
 
 
 @pytest.fixture
@@ -117,6 +120,24 @@ def test_c55_what_is_pinned_no_longer_is_said_by_name(
     run.lets_go = ["step-000003", "step-000012"]
     assert session.pin("step-000001").let_go == run.lets_go
     assert "others were pinned since: policy@v3, policy@v12" in capfd.readouterr().err
+
+
+def test_a_kept_connection_is_not_closed_for_its_age(monkeypatch: pytest.MonkeyPatch) -> None:
+    """httpcore closes an old one that another thread has just been given, which then waits for ever."""
+    served: list[threading.Thread] = []  # one for each connection
+
+    def answer(request: Request) -> Reply:
+        served.append(threading.current_thread())
+        return 200, {}, {}
+
+    door, now = Door(answer), time.monotonic
+    wire = Wire(Endpoint(f"http://127.0.0.1:{door.port}", TOKEN), PATIENCE)
+    wire.send("GET", "/slipway/status")
+    with monkeypatch.context() as later:
+        later.setattr("time.monotonic", lambda: now() + 600.0)
+        wire.send("GET", "/slipway/status")
+    door.close()
+    assert len(served) == 2 and served[0] is served[1]
 
 
 def test_an_endpoint_that_stays_away_is_given_up_with_what_was_last_seen(run: SmallRun) -> None:

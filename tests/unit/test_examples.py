@@ -145,7 +145,7 @@ def test_a20_the_head_of_an_example_says_how_to_run_it_what_it_costs_and_what_to
 def test_a20_offline_data_is_the_same_for_a_seed_and_the_tiny_model_knows_its_words() -> None:
     known = {word for it in grammar.phrases(20_000) for word in f"{it.english} {it.french}".split()}
     classify, papillon = load("classify"), load("papillon")
-    labelled = [(it.english, it.french) for _ in range(2) for it in classify.offline(60, 3)[0]]
+    labelled = [(it.text, it.label) for _ in range(2) for it in classify.offline(60, 3)[0]]
     assert labelled[:60] == labelled[60:] and len(dict(labelled)) == 60
     assert {word for pair in labelled for word in " ".join(pair).split()} <= known
     (train, test), again = papillon.phrases(60, 20, 3), papillon.phrases(60, 20, 3)

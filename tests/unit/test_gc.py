@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.backends import environments
+from launcher.backends import environments, local
 from launcher.backends.local import LocalMachine
 from launcher.base.home import Home
 from launcher.base.processes import ProcessId
@@ -182,8 +182,12 @@ def test_on_a_terminal_the_answer_decides(
     assert debris.exists() != goes
 
 
-def test_sockets_go_when_their_run_is_over_and_strange_ones_when_nobody_runs_them(
-    typed: Typed, store: RecordStore, tmp_path: Path, start: Callable[..., subprocess.Popen[bytes]]
+def test_sockets_go_when_their_run_is_over_and_those_of_other_homes_stay(
+    typed: Typed,
+    home: Home,
+    store: RecordStore,
+    tmp_path: Path,
+    start: Callable[..., subprocess.Popen[bytes]],
 ) -> None:
     ended, live = over(store, "dev").id, store.create(name="live").id
     names = {
@@ -192,17 +196,24 @@ def test_sockets_go_when_their_run_is_over_and_strange_ones_when_nobody_runs_the
         "old": "slip-00000001",
         "new": "slip-00000002",
         "run": "slip-00000003",
+        "other": "slip-00000004",
+        "unknown": "slip-00000005",
     }
     folders = {key: tmp_path / "sockets" / name for key, name in names.items()}
-    for folder in folders.values():
-        folder.mkdir()
+    for key, folder in folders.items():
+        owner = home if key != "other" else Home.find({"LAUNCH_HOME": str(tmp_path / "other")})
+        local.make_own_folder(folder, owner.run_folder(folder.name))
         (folder / "gateway.sock").touch()
+    (folders["unknown"] / "run").unlink()
     long_ago = time.time() - 3600
-    for key in ("old", "run", "live"):
+    for key in names.keys() - {"over", "new"}:
         os.utime(folders[key], (long_ago, long_ago))
     start(**{RUN_VARIABLE: names["run"]})
     (tmp_path / "sockets" / "slip-is-no-id").mkdir()
     assert {find["path"] for find in found(typed)} == {str(folders["over"]), str(folders["old"])}
+    done = typed("gc", "--yes")
+    assert done.returncode == 0 and "left alone: 2 socket folders of runs that this home" in done.stderr
+    assert {key for key, folder in folders.items() if not folder.exists()} == {"over", "old"}
 
 
 def test_half_built_environments_go_and_those_being_built_stay(typed: Typed, home: Home) -> None:

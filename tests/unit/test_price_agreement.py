@@ -59,7 +59,7 @@ def test_g11_without_a_terminal_and_without_yes_nothing_is_asked_of_anyone(
     assert done.stderr.splitlines() == [
         "Error: there is no terminal to ask you about the price",
         "  renting GPUs costs money",
-        "Hint: launch plan --gpus H100:4  # what it costs; then the same run with --yes",
+        "Hint: launch plan --gpus H100:4 --infra aws  # what it costs; then the same run with --yes",
     ]
     assert not (tmp_path / "home").exists()
 
@@ -152,4 +152,12 @@ def test_the_plan_of_a_rented_run_says_where_and_what_it_costs(
     heads = [line.split()[0] for line in table]
     assert heads[:7] == ["model", "GPUs", "memory", "limits", "disk", "IN", "aws/us-east-1"]
     assert heads[7] == "MEMORY" and heads[-1] == "planned"
-    assert done.stderr == "reading SkyPilot's price catalogs\n"
+    assert done.stderr.splitlines() == [
+        "reading SkyPilot's price catalogs",
+        "no --model: the rented GPUs would train tiny, the built-in model of 0.9 million parameters",
+        "Hint: --model Qwen/Qwen2.5-7B-Instruct  # or --model tiny, if that is meant",
+    ]
+    run = typed(
+        "--gpus", "H100:4", "--dry-run", "--model", "tiny", "--infra", "aws", HOME=str(tmp_path / "user")
+    )
+    assert run.returncode == 0 and "no --model" not in run.stderr, "a model that is named is meant"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -72,10 +73,27 @@ def test_g26_on_a_fresh_computer_the_plan_is_a_table_with_the_date_of_its_prices
     (read,) = {price.read for price in price_snapshot.prices() if price.cloud == "lambda"}
     assert any("prices" in line and "snapshot" in line and read in line for line in table)
     assert any(line.split()[:2] == ["lambda", "gpu_4x_h100_sxm5"] for line in table)
-    assert done.stderr.splitlines() == [
+    assert done.stderr.splitlines()[-1] == (
         "there are no price catalogs on this computer, and a run needs one: "
         "launch plan --gpus H100:4 --infra lambda --refresh"
-    ]
+    )
+    limits = (
+        "--infra",
+        "lambda,aws",
+        "--train-gpus",
+        "2",
+        "--budget",
+        "40",
+        "--max-price",
+        "30",
+        "--max",
+        "90m",
+    )
+    words = ("--gpus", "H100:4", *limits, "--set", "train.loss=dapo")
+    hint = typed("plan", *words).stderr.splitlines()[-1].partition(": ")[2]
+    assert set(shlex.split(hint)) == {"launch", "plan", *words, "1h30m", "--refresh"} - {"90m"}, (
+        "as it was typed"
+    )
     assert json.loads(typed("plan", "--gpus", "H100:4", "--json").stdout)["prices_of"] == read
     assert not typed.home.exists()
 
@@ -110,7 +128,7 @@ def test_what_the_snapshot_does_not_have_is_not_said_to_be_nowhere(typed: Typed)
         cloud = words[1].partition("/")[0]
         assert done.returncode == 3
         assert done.stderr.splitlines()[-3] == f"Error: there are no prices for {cloud} on this computer"
-        assert f"--infra {cloud} --refresh" in done.stderr
+        assert f"--infra {words[1]} --refresh" in done.stderr
 
 
 def test_a_price_of_one_region_is_not_that_of_another() -> None:

@@ -159,7 +159,7 @@ def test_a_folder_that_is_gone_is_said(place: Place) -> None:
         env={
             **os.environ,
             "LAUNCH_HOME": str(place.home),
-            "PYTHONPATH": str(Path(preflight.__file__).parents[1]),
+            "PYTHONPATH": str(Path(preflight.__file__).parents[2]),
         },
         capture_output=True,
         text=True,

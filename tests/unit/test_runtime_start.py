@@ -107,7 +107,7 @@ def test_g23_a_rented_machine_is_waited_for_as_long_as_its_runtime_is_told(
     monkeypatch.setattr(remote_machine, "RemoteFolder", Stub)
     monkeypatch.setattr(RemoteMachine, "user_home", "/home/u")
     monkeypatch.setattr(RemoteMachine, "host", None)
-    monkeypatch.setattr(cloud, "make_own_folder", lambda folder: None)
+    monkeypatch.setattr(cloud, "make_own_folder", lambda folder, owner: None)
     machine = CloudMachine("slip-01234567", tmp_path, infra=["aws"], gpus="H100:1", idle_minutes=10)
     machine.serve(CONFIG, "token")
     assert waited == [7200.0]
