@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from launcher.client.ruler.score_group import ruler_score_group
     from launcher.client.started_run import start
     from launcher.client.trajectories.ahead import gather_ahead
-    from launcher.client.trajectories.bounded import limit_concurrency, retry
+    from launcher.client.trajectories.concurrency import limit_concurrency, retry
     from launcher.client.trajectories.gathering import gather_trajectories, gather_trajectory_groups
     from launcher.client.trajectories.trajectory import History, Trajectory
     from launcher.client.trajectories.trajectory_group import TrajectoryGroup
@@ -74,9 +74,9 @@ _LATER = {
     "gather_ahead": "trajectories.ahead",
     "gather_trajectories": "trajectories.gathering",
     "gather_trajectory_groups": "trajectories.gathering",
-    "limit_concurrency": "trajectories.bounded",
+    "limit_concurrency": "trajectories.concurrency",
     "load": "dspy.saved",
-    "retry": "trajectories.bounded",
+    "retry": "trajectories.concurrency",
     "rollout": "dspy.tagging",
     "ruler_score_group": "ruler.score_group",
     "start": "started_run",

@@ -11,12 +11,12 @@ import dspy
 import pytest
 
 from launcher.client import GRPO, PolicyLM, TrainingFailed
-from launcher.client.bodies import Group, Member
 from launcher.client.dspy.predictors import Predictors
 from launcher.client.dspy.program_rollout import Answered, ProgramRollout
 from launcher.client.dspy.rolling import flat_examples
 from launcher.client.dspy.rollouts import Finished, ProgramRun
 from launcher.client.dspy.sampler import EpochSampler
+from launcher.client.schema import Group, Member
 from tests.support.lives import begin_life
 from tests.support.small_counts import FLAT
 from tests.support.small_run import CUT_OFF, Asked, SmallRun

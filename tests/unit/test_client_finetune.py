@@ -16,9 +16,9 @@ import pytest
 from dspy.clients.utils_finetune import TrainDataFormat, TrainingStatus
 
 from launcher.client import PolicyLM, StepFailed, TrainingFailed, load
-from launcher.client.bodies import MOST_EXAMPLES
 from launcher.client.dspy.provider import SlipwayProvider
 from launcher.client.dspy.supervised_plan import SupervisedPlan
+from launcher.client.schema import MOST_EXAMPLES
 from tests.support import abuses as a
 from tests.support.environment import REPOSITORY
 from tests.support.lives import be_another_process, begin_life

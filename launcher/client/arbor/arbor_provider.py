@@ -22,11 +22,11 @@ from dspy.utils.callback import BaseCallback
 
 from launcher.client.arbor import server
 from launcher.client.arbor.said import say_once
-from launcher.client.bodies import PURPOSE_HEADER
 from launcher.client.dspy.addressed import points_at
 from launcher.client.dspy.lm import PolicyLM
 from launcher.client.dspy.provider import SlipwayProvider
 from launcher.client.failures import NotConnected
+from launcher.client.schema import PURPOSE_HEADER
 from launcher.client.session import Session
 
 

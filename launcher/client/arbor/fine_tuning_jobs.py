@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote
 
-from launcher.client.bodies import REQUEST_HEADER
 from launcher.client.connection import Connection
+from launcher.client.schema import REQUEST_HEADER
 from launcher.client.wire import new_request_id
 
 _EVENTS = 100

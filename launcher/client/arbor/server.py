@@ -16,8 +16,8 @@ from typing import Any
 from urllib.parse import quote, urlsplit
 
 from launcher.client.arbor.said import say, say_once
-from launcher.client.bodies import REQUEST_HEADER
 from launcher.client.failures import NotConnected, Refused
+from launcher.client.schema import REQUEST_HEADER
 from launcher.client.session import Session, connect
 from launcher.client.wire import new_request_id
 

@@ -15,8 +15,8 @@ from typing import Any
 from launcher.client import train_kwargs
 from launcher.client.art.art_notes import say_once
 from launcher.client.art.nameless_choices import look_up
-from launcher.client.bodies import Group, StepStatus
 from launcher.client.failures import Refused, TrainingFailed
+from launcher.client.schema import Group, StepStatus
 from launcher.client.session import Session
 from launcher.client.trajectories.members import group_of
 
@@ -49,7 +49,7 @@ class ArtTraining:
         Raises TrainingFailed for a keyword that the run cannot follow, and where nothing could be trained for
         too long; what a step itself raises.
         """
-        meant = train_kwargs.ask(self._session.connection, keywords, trainer="art")
+        meant = train_kwargs.resolve(self._session.connection, keywords, trainer="art")
         for note in meant.notes:
             say_once(note)
         groups, dropped = members_of(trajectory_groups, look_up(self._session, trajectory_groups))

@@ -87,8 +87,8 @@ class SlipwayBackend:
         compared = {"peft_args": config.pop("peft_args")} if "peft_args" in config else {}
         if isinstance(init := config.pop("init_args", None), Mapping) and init.get("max_seq_length"):
             compared["max_seq_length"] = init["max_seq_length"]
-        meant = train_kwargs.ask(
-            self.session.connection, compared, strict=False, trainer="art", said_in=_CONFIG
+        meant = train_kwargs.resolve(
+            self.session.connection, compared, strict=False, trainer="art", source=_CONFIG
         )
         for note in (*meant.notes, *(f"{_CONFIG}: {name} has no effect: {_BEGUN}" for name in config)):
             say_once(note)

@@ -12,7 +12,7 @@ from typing import Any
 
 from launcher.client.art.run_routes import ask
 from launcher.client.session import Session
-from launcher.client.trajectories.members import histories_of, is_choice, part, sample_of
+from launcher.client.trajectories.members import get_field, histories_of, is_choice, sample_of
 
 
 def look_up(session: Session, trajectory_groups: Sequence[Any]) -> dict[int, str]:
@@ -38,7 +38,7 @@ def look_up(session: Session, trajectory_groups: Sequence[Any]) -> dict[int, str
 
 def _histories(trajectory_groups: Sequence[Any]) -> Iterator[Sequence[Any]]:
     for group in trajectory_groups:
-        for trajectory in part(group, "trajectories") or ():
+        for trajectory in get_field(group, "trajectories") or ():
             yield from histories_of(trajectory)
 
 
@@ -49,6 +49,6 @@ def _is_nameless(entry: Any) -> bool:
 def _conversation(history: Sequence[Any]) -> dict[str, Any]:
     """As the run reads it: messages, and the places of those that it looks up."""
     return {
-        "messages": [part(entry, "message") if is_choice(entry) else entry for entry in history],
+        "messages": [get_field(entry, "message") if is_choice(entry) else entry for entry in history],
         "answers": [place for place, entry in enumerate(history) if _is_nameless(entry)],
     }

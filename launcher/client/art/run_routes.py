@@ -10,8 +10,8 @@ from typing import Any
 
 from pydantic_core import to_json
 
-from launcher.client.answers import json_of, refusal
-from launcher.client.bodies import REQUEST_HEADER
+from launcher.client.answers import parse_json, refused_error
+from launcher.client.schema import REQUEST_HEADER
 from launcher.client.session import Session
 from launcher.client.wire import new_request_id
 
@@ -21,5 +21,5 @@ def ask(session: Session, path: str, body: Mapping[str, Any]) -> Any:
     headers = {REQUEST_HEADER: new_request_id(), "content-type": "application/json"}
     answer = session.connection.wire.send("POST", path, to_json(body, serialize_unknown=True), headers)
     if answer.is_error:
-        raise refusal("POST", path, answer)
-    return json_of(answer)
+        raise refused_error("POST", path, answer)
+    return parse_json(answer)

@@ -13,8 +13,8 @@ from typing import Any
 
 from launcher.client.art.art_notes import say_once
 from launcher.client.art.art_steps import measured
-from launcher.client.bodies import StepSettings, StepStatus, SupervisedExample
 from launcher.client.failures import Refused
+from launcher.client.schema import StepSettings, StepStatus, SupervisedExample
 from launcher.client.session import Session
 
 # Where ART's `batch_size` is "auto": a batch is a step, and each step is a version that is served.

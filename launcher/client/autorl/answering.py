@@ -11,8 +11,8 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from launcher.client.answers import json_of, refusal
-from launcher.client.bodies import PURPOSE_HEADER, ROLLOUT_HEADER
+from launcher.client.answers import parse_json, refused_error
+from launcher.client.schema import PURPOSE_HEADER, ROLLOUT_HEADER
 from launcher.client.session import Session
 from launcher.client.trajectories.trajectory import Trajectory, message_of
 from launcher.client.wire import AsyncWire
@@ -50,5 +50,5 @@ class Answering:
             headers = {"content-type": "application/json", **tags}
             response = await self._wire.send("POST", _PATH, json.dumps(body).encode(), headers)
         if response.is_error:
-            raise refusal("POST", _PATH, response)
-        return json_of(response)["choices"][0]
+            raise refused_error("POST", _PATH, response)
+        return parse_json(response)["choices"][0]

@@ -25,13 +25,13 @@ from launcher.base.sanitize import plain_text as sanitized
 from launcher.client.autorl.answering import Answering
 from launcher.client.autorl.before_after import HELD_OUT_RUBRIC, BeforeAfter, Pair, compared
 from launcher.client.autorl.scenario_writing import Scenarios, scenarios
-from launcher.client.bodies import Validation
 from launcher.client.failures import TrainingFailed
 from launcher.client.ruler.judge_asking import Tries
 from launcher.client.ruler.judge_prompt import DEFAULT_RUBRIC
 from launcher.client.ruler.judge_usage import Usage
 from launcher.client.ruler.judges import judge_of
 from launcher.client.ruler.score_group import DEFAULT_JUDGE, ruler_score_group
+from launcher.client.schema import Validation
 from launcher.client.session import Session, connect
 from launcher.client.trajectories.gathering import gather_trajectory_groups
 from launcher.client.trajectories.results import StepResult, TrainSettings

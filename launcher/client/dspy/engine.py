@@ -22,14 +22,14 @@ import httpx
 from dspy import lm15
 
 from launcher.client.alarms import repeated_share
-from launcher.client.bodies import PURPOSE_HEADER, REQUEST_HEADER, VERSION_HEADER
 from launcher.client.connection import Connection
 from launcher.client.dspy.naming import version_in
 from launcher.client.dspy.program_rollout import Answered, Call, RolloutOver
 from launcher.client.dspy.sampling_live import for_training
 from launcher.client.dspy.tagging import astray, begin_call, current_rollout
 from launcher.client.failures import EndpointLost
-from launcher.client.tracing.rollout import is_inside
+from launcher.client.schema import PURPOSE_HEADER, REQUEST_HEADER, VERSION_HEADER
+from launcher.client.tracing.rollout import is_in_rollout
 from launcher.client.wire import AsyncWire, new_request_id
 
 _PATH = "/v1/chat/completions"
@@ -117,7 +117,7 @@ def _how(call: Call | None, connection: Connection) -> tuple[Mapping[str, Any], 
     """How a request is sampled; and the header of what no rollout asks, which is never trained (C48)."""
     if call is not None:
         return call.sampling, {}
-    if is_inside(connection):
+    if is_in_rollout(connection):
         return {}, {}  # it is tagged as it is sent
     job = for_training()
     return ({}, {PURPOSE_HEADER: "eval"}) if job is None else (job.asked, {})

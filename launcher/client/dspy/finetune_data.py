@@ -11,8 +11,8 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from launcher.client.bodies import SupervisedExample
 from launcher.client.dspy.training_place import Place
+from launcher.client.schema import SupervisedExample
 
 
 def kept(

@@ -1,6 +1,6 @@
 """Finished rollouts as the groups of one step: one for each example and each predictor that asked the policy.
 
-Neighbours: `rollouts.py` finishes them, `grpo.py` sends the groups, `bodies.py` has their form.
+Neighbours: `rollouts.py` finishes them, `grpo.py` sends the groups, `schema.py` has their form.
 A reward goes to what was sampled, by rollout, predictor and call; text is never rendered or parsed here.
 Knows nothing of DSPy's objects, the wire or the optimizer's loop.
 """
@@ -12,8 +12,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from launcher.client.bodies import Group, Member
 from launcher.client.dspy.rollouts import Finished
+from launcher.client.schema import Group, Member
 
 _REASON_LENGTH = 80
 _TEXT_LENGTH = 300

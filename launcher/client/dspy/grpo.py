@@ -45,7 +45,7 @@ from launcher.client.dspy.training import CompilePlan, OnAlarm, Training
 from launcher.client.dspy.training_place import OptimizerWork
 from launcher.client.session import Session, connect
 from launcher.client.staleness import check_staleness
-from launcher.client.train_kwargs import Meant, ask
+from launcher.client.train_kwargs import ResolvedTrainKwargs, resolve
 
 _LEAST_METRIC_PATIENCE = 16
 
@@ -168,7 +168,7 @@ class GRPO(Teleprompter):
         check_values(self)
         check_train_kwargs(self.train_kwargs)
         self._thresholds = Thresholds.of(alarms)
-        self._meant = Meant()  # what the train_kwargs of the compile under way are on its run
+        self._meant = ResolvedTrainKwargs()  # what the train_kwargs of the compile under way are on its run
 
     def compile(  # pyright: ignore[reportIncompatibleMethodOverride] - positional too, as dspy.GRPO's is
         self,
@@ -199,7 +199,7 @@ class GRPO(Teleprompter):
         trained = attach(student, session)
         train_kwargs = for_policy("train_kwargs", self.train_kwargs, session)
         check_sampling(train_kwargs, trained.policies)
-        self._meant = ask(session.connection, train_kwargs, self.num_train_steps)
+        self._meant = resolve(session.connection, train_kwargs, self.num_train_steps)
         # The newest version, whichever an earlier compile left here.
         trained = with_own_lms(student, trained, session.model)
         training = self._training(student, trained, session, examples, held_out)
@@ -228,14 +228,14 @@ class GRPO(Teleprompter):
         held_out = trainset if self.use_train_as_val else valset
         start = Start(self._work(trained, len(trainset)), held_out, self.num_train_steps, self.resume)
         place = begin(start, session, journal)
-        changed = place.goes_on_with(self._meant.recorded)
+        changed = place.goes_on_with(self._meant.changed_settings)
         journal.begin(place)
         journal.note(
             f"training {', '.join(trained.names)} of {type(student).__name__}, the given object itself: "
             f"{counted(self.num_train_steps, 'step')} of {self.num_dspy_examples_per_grpo_step} examples × "
             f"{self.num_rollouts_per_grpo_step} rollouts"
         )
-        plan = self._plan({**status.settings, **self._meant.recorded}, status.places)
+        plan = self._plan({**status.settings, **self._meant.changed_settings}, status.places)
         for note in (
             *trained.notes,
             *self._meant.notes,

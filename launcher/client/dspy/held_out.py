@@ -14,12 +14,12 @@ from typing import Any, Literal
 
 import dspy
 
-from launcher.client.bodies import StepStatus, Validation
 from launcher.client.dspy.comparing import Scores, comparable, kept
 from launcher.client.dspy.report import Journal
 from launcher.client.dspy.training_place import Place, Validated
 from launcher.client.dspy.validation import Evaluation
 from launcher.client.failures import Refused, TrainingFailed
+from launcher.client.schema import StepStatus, Validation
 from launcher.client.session import Session
 
 Keep = Literal["single-best", "improvements", "none"]

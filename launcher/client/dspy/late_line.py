@@ -9,9 +9,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from launcher.client.bodies import StepCounts
 from launcher.client.dspy.report import Journal, StepLine
 from launcher.client.dspy.training_place import Place
+from launcher.client.schema import StepCounts
 from launcher.client.session import Session
 
 _REWARD = "reward/"

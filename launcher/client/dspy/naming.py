@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from typing import Any, Protocol
 
-from launcher.client.bodies import CheckpointInfo
+from launcher.client.schema import CheckpointInfo
 from launcher.client.session import Session
 
 _NAMED = re.compile(r"@v(\d+)(?:\+[0-9a-f]+)?$")

@@ -9,10 +9,10 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
 
-from launcher.client.alarms import AtLag, Observed
-from launcher.client.bodies import StepStatus
+from launcher.client.alarms import Observed, StalenessBucket
 from launcher.client.dspy.grouping import Grouped
 from launcher.client.dspy.rollouts import Finished
+from launcher.client.schema import StepStatus
 
 _LAG = re.compile(r"lag(\d+)/trained_tokens")
 
@@ -41,15 +41,15 @@ def observe(
     )
 
 
-def by_lag(metrics: Mapping[str, float]) -> dict[int, AtLag]:
+def by_lag(metrics: Mapping[str, float]) -> dict[int, StalenessBucket]:
     """What was measured by how many steps old it was; a runtime from before says nothing of that."""
-    found: dict[int, AtLag] = {}
+    found: dict[int, StalenessBucket] = {}
     for lag in (int(it[1]) for it in map(_LAG.fullmatch, metrics) if it):
         names = ("trained_tokens", "clip_fraction", "masked_tokens", "kl_behaviour")
         values = [metrics.get(f"lag{lag}/{name}") for name in names]
         if None not in values:
             tokens, clipped, masked, kl = (it for it in values if it is not None)
-            found[lag] = AtLag(tokens, clipped * tokens + masked, kl * tokens)
+            found[lag] = StalenessBucket(tokens, clipped * tokens + masked, kl * tokens)
     return found
 
 

@@ -24,7 +24,6 @@ from dspy.clients.provider import ReinforceJob
 from dspy.clients.utils_finetune import TrainDataFormat, TrainingStatus
 
 from launcher.base.sanitize import plain_text as sanitized
-from launcher.client.bodies import Group, StepStatus
 from launcher.client.dspy import earlier, naming
 from launcher.client.dspy.job_places import begin_job
 from launcher.client.dspy.reinforce_groups import FreshGroups
@@ -33,8 +32,9 @@ from launcher.client.dspy.sampling_live import LiveSampling
 from launcher.client.dspy.starting import made
 from launcher.client.dspy.training_place import Place
 from launcher.client.failures import Refused, Rewound, TrainingFailed
+from launcher.client.schema import Group, StepStatus
 from launcher.client.session import Session, connect
-from launcher.client.train_kwargs import Meant
+from launcher.client.train_kwargs import ResolvedTrainKwargs
 
 # So many groups are asked for at first. DSPy throws away what it rolled out beyond the ids that are listed,
 # and fills what is listed beyond that with copies, which are not sent again.
@@ -74,7 +74,9 @@ class SlipwayReinforceJob(ReinforceJob):
         """
         _check_adapter()
         # DSPy's loop does not say how many steps it will make.
-        self._meant: Meant = meant(self.session, self.train_kwargs, _say, self.train_kwargs.get("max_steps"))
+        self._meant: ResolvedTrainKwargs = meant(
+            self.session, self.train_kwargs, _say, self.train_kwargs.get("max_steps")
+        )
         temperature = self._temperature()
         if said := earlier.name_copies_but((self.lm,), self.session):
             _say(said)
@@ -189,7 +191,7 @@ class SlipwayReinforceJob(ReinforceJob):
         step = self.place.step
         try:
             status = self.session.step(
-                groups, settings=self._meant.at(step), client_state=self.place.client_state(step + 1)
+                groups, settings=self._meant.settings_at(step), client_state=self.place.client_state(step + 1)
             )
         except Rewound as rewound:
             self._go_back(rewound)

@@ -22,9 +22,9 @@ from typing import Any, TextIO
 from launcher.base.sanitize import plain_text as sanitized
 from launcher.client import standard_error
 from launcher.client.alarms import Alarm
-from launcher.client.bodies import StepCounts, StepStatus
 from launcher.client.dspy.grouping import Grouped
 from launcher.client.dspy.training_place import Place, Validated
+from launcher.client.schema import StepCounts, StepStatus
 
 
 @dataclass

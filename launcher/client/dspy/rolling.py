@@ -20,7 +20,6 @@ from typing import TypeVar
 
 import dspy
 
-from launcher.client.bodies import Group
 from launcher.client.dspy.grouping import Grouped, Rules, build_groups
 from launcher.client.dspy.lm import PolicyLM
 from launcher.client.dspy.outstanding import Key, Outstanding
@@ -44,6 +43,7 @@ from launcher.client.dspy.tickets import Ended, Ticket
 from launcher.client.dspy.vain import Vain
 from launcher.client.dspy.validation import check_answered
 from launcher.client.dspy.workers import Beside, Workers, WorkerTask
+from launcher.client.schema import Group
 
 _Result = TypeVar("_Result")
 # Of a step's own rollouts, where nobody says how many more there may be.

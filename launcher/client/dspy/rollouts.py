@@ -31,7 +31,7 @@ from launcher.client.dspy.program_rollout import ProgramRollout, RolloutOver
 from launcher.client.dspy.scoring import Metric, MetricScore, Unscored
 from launcher.client.dspy.tagging import in_rollout
 from launcher.client.dspy.workers import Late, Workers, WorkerTask
-from launcher.client.last_words import own_lines
+from launcher.client.error_display import user_code_lines
 
 Outcome = Literal["scored", "unscored", "unparsed", "crashed", "lost", "outside", "overdue"]
 """How a run ended: with a score; without one; with an answer that did not parse; with the program's own
@@ -268,7 +268,7 @@ def _is_race_of_parallel(error: BaseException) -> bool:
 def _described(error: BaseException) -> str:
     if isinstance(error, RolloutOver):
         return str(error)
-    where = "".join(f" ({it})" for it in own_lines(error)[-1:])
+    where = "".join(f" ({it})" for it in user_code_lines(error)[-1:])
     return f"{type(error).__name__}: {error}{where}"
 
 

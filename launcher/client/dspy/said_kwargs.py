@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from launcher.client.session import Session
-from launcher.client.train_kwargs import Meant, ask
+from launcher.client.train_kwargs import ResolvedTrainKwargs, resolve
 
 # What DSPy itself adds, and what the jobs here read themselves.
 _NOT_ASKED = frozenset(
@@ -27,13 +27,13 @@ _NOT_ASKED = frozenset(
 
 def meant(
     session: Session, train_kwargs: Mapping[str, Any], say: Callable[[str], Any], steps: int | None = None
-) -> Meant:
+) -> ResolvedTrainKwargs:
     """Ask the run; each note is said. `steps`: how many there will be, where that is known.
 
     Raises what `ask` raises: TrainingFailed where the run would have to be another one.
     """
     asked = {name: value for name, value in train_kwargs.items() if name not in _NOT_ASKED}
-    found = ask(session.connection, asked, steps, strict=False)
+    found = resolve(session.connection, asked, steps, strict=False)
     for note in found.notes:
         say(note)
     return found

@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from launcher.client.bodies import StepStatus
 from launcher.client.dspy import naming
 from launcher.client.dspy.predictors import Predictors
 from launcher.client.dspy.report import Journal
 from launcher.client.dspy.rollouts import Finished
 from launcher.client.failures import Refused, Rewound
+from launcher.client.schema import StepStatus
 from launcher.client.session import Session
 
 

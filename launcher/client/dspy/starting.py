@@ -15,9 +15,9 @@ from typing import Any, Protocol
 
 import dspy
 
-from launcher.client.bodies import RuntimeStatus
 from launcher.client.dspy.training_place import PROGRAM_VARIABLE, OptimizerWork, Place, digest_of
 from launcher.client.failures import TrainingFailed
+from launcher.client.schema import RuntimeStatus
 from launcher.client.session import Session
 
 _WITHOUT_RESUME = "without resume=True it starts at step 0, with the policy as it is now"

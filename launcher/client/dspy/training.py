@@ -18,7 +18,6 @@ from typing import Any, Literal
 import dspy
 
 from launcher.client.alarms import Alarm, Alarms, Thresholds
-from launcher.client.bodies import StepCounts, StepStatus
 from launcher.client.dspy import late_line
 from launcher.client.dspy.examples import checked
 from launcher.client.dspy.held_out import HeldOut, Keep
@@ -36,8 +35,9 @@ from launcher.client.dspy.validating import Validations
 from launcher.client.dspy.validation import Evaluation, scored
 from launcher.client.dspy.workers import Beside
 from launcher.client.failures import ClientError, Refused, Rewound, StepFailed, TrainingFailed
+from launcher.client.schema import StepCounts, StepStatus
 from launcher.client.session import Session
-from launcher.client.train_kwargs import Meant
+from launcher.client.train_kwargs import ResolvedTrainKwargs
 
 # Losses of the machine without a finished step between them, before the training gives up.
 _REWINDS_IN_A_ROW = 3
@@ -75,7 +75,7 @@ class Training:
     place: Place
     journal: Journal
     # What each step does otherwise than the run.
-    meant: Meant = field(default_factory=Meant)
+    meant: ResolvedTrainKwargs = field(default_factory=ResolvedTrainKwargs)
     # For what the program asks without an LM of its own.
     lm: PolicyLM | None = None
     report: Report = field(default_factory=Report)
@@ -276,7 +276,7 @@ class Training:
                     rolled.grouped.groups,
                     client_state=state,
                     wait=False,
-                    settings=self.meant.at(rolled.step),
+                    settings=self.meant.settings_at(rolled.step),
                 )
             except Refused as refused:
                 if refused.code != "nothing_to_train":
@@ -329,7 +329,7 @@ class Training:
         self._vain.validated(entry["outcomes"])
         self._say_unparsed(entry["parse_rate"], entry["cut_off_rate"], entry["outcomes"])
         score = entry["score"] if self.held_out.comparable() else float("nan")
-        self._ring(self.alarms.validated(step, score))
+        self._ring(self.alarms.observe_validation(step, score))
 
     def _evaluate(self, examples: Sequence[dspy.Example], model: str | None) -> Evaluation:
         """`model` None: here and now; a version by its name: beside the rollouts, by their workers."""

@@ -19,7 +19,6 @@ from dspy.clients.utils_finetune import TrainDataFormat, TrainingStatus
 from pydantic import ValidationError
 
 from launcher.base.sanitize import plain_text as sanitized
-from launcher.client.bodies import StepStatus, SupervisedExample
 from launcher.client.dspy import earlier, finetune_data, naming
 from launcher.client.dspy.job_places import begin_job
 from launcher.client.dspy.naming import version_in
@@ -27,8 +26,9 @@ from launcher.client.dspy.said_kwargs import meant
 from launcher.client.dspy.starting import made
 from launcher.client.dspy.supervised_plan import SupervisedPlan
 from launcher.client.failures import Rewound, TrainingFailed
+from launcher.client.schema import StepStatus, SupervisedExample
 from launcher.client.session import Session
-from launcher.client.train_kwargs import Meant
+from launcher.client.train_kwargs import ResolvedTrainKwargs
 
 # Losses of the machine without a finished step between them, before the training gives up.
 _REWINDS_IN_A_ROW = 3
@@ -105,7 +105,7 @@ class _Imitation:
     ) -> None:
         self.job, self.session = job, session
         plan = SupervisedPlan.of(len(examples), train_kwargs)
-        self.meant: Meant = meant(session, train_kwargs, self.note, plan.steps)
+        self.meant: ResolvedTrainKwargs = meant(session, train_kwargs, self.note, plan.steps)
         if said := earlier.name_copies_but((), session):
             self.note(said)
         self.place = begin_job("dspy finetune", train_kwargs, session)
@@ -162,7 +162,7 @@ class _Imitation:
             self.last = self.session.step(
                 examples=[self.examples[index] for index in self.plan.at(step)],
                 key=f"finetune-{self.place.id}-{step + 1}",
-                settings=self.meant.at(step),
+                settings=self.meant.settings_at(step),
                 client_state=self.place.client_state(step + 1),
             )
         except Rewound as rewound:

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
-from launcher.client.bodies import PURPOSE_HEADER
 from launcher.client.ruler.judge_failures import AnswerUnusable, Declined, JudgeUnusable, NotNow
 from launcher.client.ruler.judge_usage import Usage
-from launcher.client.trajectories.members import part
+from launcher.client.schema import PURPOSE_HEADER
+from launcher.client.trajectories.members import get_field
 
 Messages = Sequence[Mapping[str, Any]]
 
@@ -80,20 +80,20 @@ def refused(name: str, status: int, said: str, seconds: float | None = None) -> 
 
 def answered(body: Any, cost: float | None) -> JudgeReply:
     """What a chat completion says, from its JSON or an SDK's object."""
-    usage = part(body, "usage")
+    usage = get_field(body, "usage")
     used = Usage(1, _count(usage, "prompt_tokens"), _count(usage, "completion_tokens"), cost)
-    choices = part(body, "choices")
-    message = part(choices[0], "message") if isinstance(choices, list) and choices else None
-    text = part(message, "content")
+    choices = get_field(body, "choices")
+    message = get_field(choices[0], "message") if isinstance(choices, list) and choices else None
+    text = get_field(message, "content")
     if not isinstance(text, str) or not text.strip():
-        raise AnswerUnusable("it refused" if part(message, "refusal") else "it is empty", used)
+        raise AnswerUnusable("it refused" if get_field(message, "refusal") else "it is empty", used)
     if len(text) > _LONGEST_ANSWER:
         raise AnswerUnusable("it is too long", used)
     return JudgeReply(text, used)
 
 
 def _count(usage: Any, name: str) -> int:
-    count = part(usage, name)
+    count = get_field(usage, name)
     return count if isinstance(count, int) else 0
 
 

@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from launcher.client.bodies import PURPOSE_HEADER
 from launcher.client.connection import Connection
 from launcher.client.ruler.http_judge import chat_body, read
 from launcher.client.ruler.judge_kinds import JudgeReply, Messages, identity_of, is_fixed
+from launcher.client.schema import PURPOSE_HEADER
 from launcher.client.wire import AsyncWire
 
 

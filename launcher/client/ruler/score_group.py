@@ -28,7 +28,7 @@ from launcher.client.ruler.judge_prompt import DEFAULT_RUBRIC, answer_form, esca
 from launcher.client.ruler.judge_usage import Usage
 from launcher.client.ruler.judges import judge_of
 from launcher.client.ruler.scored_copies import excluded, scored
-from launcher.client.trajectories.members import part
+from launcher.client.trajectories.members import get_field
 
 DEFAULT_JUDGE = "openai/o3"
 _IN_MEMORY = JudgementCache()
@@ -67,7 +67,7 @@ async def ruler_score_group(
     JudgeFailed for each of them, or is None with `swallow_exceptions`. One that cannot be asked at all raises
     JudgeUnusable, and that is swallowed too.
     """
-    trajectories = list(part(group, "trajectories"))
+    trajectories = list(get_field(group, "trajectories"))
     if not trajectories:
         return group
     try:

@@ -13,20 +13,20 @@ from typing import Any
 from launcher.client.ruler.judge_answer import Score
 from launcher.client.ruler.judge_failures import JudgeFailed
 from launcher.client.ruler.judge_usage import Usage
-from launcher.client.trajectories.members import part
+from launcher.client.trajectories.members import get_field
 
 
 def scored(group: Any, scores: Sequence[Score], judge: str, usage: Usage) -> Any:
     """The group with these rewards, in its trajectories' order; what judging took is in its metrics."""
     trajectories = [
-        _scored(one, score) for one, score in zip(part(group, "trajectories"), scores, strict=True)
+        _scored(one, score) for one, score in zip(get_field(group, "trajectories"), scores, strict=True)
     ]
     return _group(group, trajectories, [], _record(usage), {"ruler_judge": judge})
 
 
 def excluded(group: Any, error: JudgeFailed) -> Any:
     """The group with no trajectories, and this exception in the place of each."""
-    raised = [error] * len(part(group, "trajectories"))
+    raised = [error] * len(get_field(group, "trajectories"))
     return _group(group, [], raised, _record(error.usage), {"ruler_failure": error.message})
 
 
@@ -40,14 +40,14 @@ def _record(usage: Usage) -> dict[str, float | int]:
 
 
 def _scored(trajectory: Any, score: Score) -> Any:
-    metrics = dict(part(trajectory, "metrics") or {})
-    own = part(trajectory, "reward")
+    metrics = dict(get_field(trajectory, "metrics") or {})
+    own = get_field(trajectory, "reward")
     if own is not None:
         metrics["independent_reward"] = own
     metrics["ruler_score"] = score.score
-    logs = [*(part(trajectory, "logs") or ()), f"RULER: {score.score:g}: {score.explanation}"]
-    kept: dict[str, Any] = {"messages_and_choices": list(part(trajectory, "messages_and_choices") or ())}
-    kept["metadata"] = dict(part(trajectory, "metadata") or {})
+    logs = [*(get_field(trajectory, "logs") or ()), f"RULER: {score.score:g}: {score.explanation}"]
+    kept: dict[str, Any] = {"messages_and_choices": list(get_field(trajectory, "messages_and_choices") or ())}
+    kept["metadata"] = dict(get_field(trajectory, "metadata") or {})
     return _with(trajectory, reward=score.score, metrics=metrics, logs=logs, **kept)
 
 
@@ -65,11 +65,11 @@ def _group(
     group: Any, trajectories: list[Any], raised: list[JudgeFailed], took: Mapping[str, Any], said: Any
 ) -> Any:
     kept: dict[str, Any] = {
-        "metadata": {**(part(group, "metadata") or {}), **said},
-        "metrics": {**(part(group, "metrics") or {}), **took},
-        "logs": [*(part(group, "logs") or ())],
+        "metadata": {**(get_field(group, "metadata") or {}), **said},
+        "metrics": {**(get_field(group, "metrics") or {}), **took},
+        "logs": [*(get_field(group, "logs") or ())],
     }
-    before = [*(part(group, "exceptions") or ())]
+    before = [*(get_field(group, "exceptions") or ())]
     if isinstance(group, Mapping):
         return {**group, **kept, "trajectories": trajectories, "exceptions": before + _told(raised)}
     # Through its own constructor, which makes data of exceptions; of old releases it takes fewer fields.

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self, TypedDict
 
-from launcher.client.bodies import Loss, Normaliser, Overlong, Schedule
+from launcher.client.schema import Loss, Normaliser, Overlong, Schedule
 
 
 class TrainSettings(TypedDict, total=False):
@@ -36,7 +36,7 @@ class TrainSettings(TypedDict, total=False):
 
 
 @dataclass(frozen=True)
-class _Done:
+class _AwaitableResult:
     """A result that may be awaited too: `run.train(...)` and `await run.train(...)` are both right."""
 
     def __await__(self) -> Generator[Any, None, Self]:
@@ -45,7 +45,7 @@ class _Done:
 
 
 @dataclass(frozen=True)
-class StepResult(_Done):
+class StepResult(_AwaitableResult):
     """What became of everything in the groups: `trained`, and the rest in `dropped` by its reason.
 
     The two together are the choices of all trajectories, the trajectories that have none, and the
@@ -65,7 +65,7 @@ class StepResult(_Done):
 
 
 @dataclass(frozen=True)
-class Logged(_Done):
+class Logged(_AwaitableResult):
     """What was logged: the line of `history.jsonl`, and the folder with it, where the run has one."""
 
     line: dict[str, Any] = field(default_factory=dict)

@@ -11,18 +11,18 @@ import re
 import sys
 
 from launcher.base.sanitize import one_line as sanitized
-from launcher.client.bodies import StepCounts
+from launcher.client.schema import StepCounts
 
-_MOST = 0.5
-_FLAT = "no variance"
+_MIN_SHARE = 0.5
+_ZERO_VARIANCE = "no variance"
 # By what a reason begins with: the setting that changes it.
-_CHANGED_BY = (
+_ADVICE = (
     (
         "truncated",
         "give answers more room (max_tokens), or train them as they are: train.overlong=keep or soft",
     ),
     (
-        _FLAT,
+        _ZERO_VARIANCE,
         "all rewards of a group are equal; more rollouts of an example, a finer reward or dynamic_sampling "
         "finds differences",
     ),
@@ -30,37 +30,39 @@ _CHANGED_BY = (
     ("answer not received", "its client left before the answer came: give it a longer time-out"),
     ("no sample", "these rollouts asked the policy nothing, or under other ids than were rewarded"),
 )
-_ELSE = "more: launch logs RUN --which gateway; rollouts/ of the run's folder has each answer with its reason"
+_DEFAULT_ADVICE = (
+    "more: launch logs RUN --which gateway; rollouts/ of the run's folder has each answer with its reason"
+)
 
 
-class LeftOut:
+class DroppedSampleWarnings:
     """Of one run's steps: each reason is said once."""
 
     def __init__(self) -> None:
-        self._said = set[str]()
+        self._reported = set[str]()
 
-    def tell(self, step: int, counts: StepCounts) -> None:
+    def report_step(self, step: int, counts: StepCounts) -> None:
         """A step is settled, and these are its counts."""
         reason = main_reason(counts)
         kind = re.sub(r"\d+", "", reason or "")  # a program's own words may have the time of day in them
-        if reason is None or kind in self._said:
+        if reason is None or kind in self._reported:
             return
-        self._said.add(kind)
-        changed_by = next((it for begins, it in _CHANGED_BY if reason.startswith(begins)), _ELSE)
-        sys.stderr.write(
-            f"slipway: {counts.dropped[reason]} of {_answers(counts)} answers of step {step} are left out: "
-            f"{sanitized(reason)} ({changed_by})\n"
-        )
+        self._reported.add(kind)
+        changed_by = next((it for begins, it in _ADVICE if reason.startswith(begins)), _DEFAULT_ADVICE)
+        dropped = f"{counts.dropped[reason]} of {_answer_count(counts)} answers of step {step}"
+        sys.stderr.write(f"slipway: {dropped} are left out: {sanitized(reason)} ({changed_by})\n")
         sys.stderr.flush()
 
 
 def main_reason(counts: StepCounts) -> str | None:
     """The one for which more than half of a step was left out, where there is such a one to say."""
     reason, count = max(counts.dropped.items(), key=lambda it: it[1], default=("", 0))
-    if count <= _MOST * _answers(counts) or (reason.startswith(_FLAT) and counts.trained > 0):
+    if count <= _MIN_SHARE * _answer_count(counts) or (
+        reason.startswith(_ZERO_VARIANCE) and counts.trained > 0
+    ):
         return None
     return reason
 
 
-def _answers(counts: StepCounts) -> int:
+def _answer_count(counts: StepCounts) -> int:
     return max(counts.samples, sum(counts.dropped.values()) + counts.trained)

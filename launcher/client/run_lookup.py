@@ -17,12 +17,12 @@ from launcher.base.module_command import module_command
 from launcher.client.failures import NotConnected
 from launcher.client.wire import PATIENCE_VARIABLE, Endpoint, Patience
 
-LAUNCH = tuple(module_command("launcher.cli.main"))
-_WHY_CHARACTERS = 300
+LAUNCH_COMMAND = tuple(module_command("launcher.cli.main"))
+_MAX_REASON_CHARACTERS = 300
 
 
 @dataclass(frozen=True)
-class Attached:
+class FoundRun:
     """Where a named run answers, how patiently, and the folder that stays when it is over."""
 
     endpoint: Endpoint
@@ -30,40 +30,40 @@ class Attached:
     run_dir: Path
 
 
-def was_requested(run: str) -> Attached:
+def find_run(run: str) -> FoundRun:
     """The run with this name or id, as soon as it has its endpoint. Raises NotConnected."""
     done = subprocess.run(
-        [*LAUNCH, "env", run, "--wait", "--json"],
+        [*LAUNCH_COMMAND, "env", run, "--wait", "--json"],
         capture_output=True,
         text=True,
         check=False,
         stdin=subprocess.DEVNULL,
         env={name: value for name, value in os.environ.items() if name != "LAUNCH_FAILPOINT"},
     )
-    said = _object(done.stdout)
-    if done.returncode and not said:  # not a word of ours: `launch` itself is not there
+    answer = _last_json_object(done.stdout)
+    if done.returncode and not answer:  # not a word of ours: `launch` itself is not there
         raise NotConnected(
             f"The Python of this program cannot ask `launch` for the run {run!r}",
-            why=done.stderr.strip()[-_WHY_CHARACTERS:] or None,
+            why=done.stderr.strip()[-_MAX_REASON_CHARACTERS:] or None,
             hint=f'eval "$(launch env {run})"  # in its shell, and then connect() without a name',
         )
-    if done.returncode or "base_url" not in said:
-        error = said.get("error") or {}
+    if done.returncode or "base_url" not in answer:
+        error = answer.get("error") or {}
         raise NotConnected(
             f"There is no run {run!r} to connect to",
             why=error.get("why") or error.get("message") or done.stderr.strip() or None,
             hint=error.get("hint") or "launch status",
         )
     try:
-        key = Path(said["api_key_file"]).read_text().strip()
+        key = Path(answer["api_key_file"]).read_text().strip()
     except OSError as ended:
         raise NotConnected(f"The run {run!r} has ended", why=str(ended), hint="launch status") from None
-    root = str(said["base_url"]).removesuffix("/v1")
-    patience = Patience.of_run({PATIENCE_VARIABLE: str(said["patience_seconds"])})
-    return Attached(Endpoint(root, key), patience, Path(said["run_dir"]))
+    root = str(answer["base_url"]).removesuffix("/v1")
+    patience = Patience.of_run({PATIENCE_VARIABLE: str(answer["patience_seconds"])})
+    return FoundRun(Endpoint(root, key), patience, Path(answer["run_dir"]))
 
 
-def _object(text: str) -> dict[str, Any]:
+def _last_json_object(text: str) -> dict[str, Any]:
     """The last object that was printed."""
     for line in reversed(text.splitlines()):
         try:

@@ -1,6 +1,6 @@
 """Whether a request samples from a run, by its method and address; and the rollout that its path names.
 
-Neighbours: `rollout.py` asks, about requests that `http_hook.py` sees. Pure.
+Neighbours: `rollout.py` asks, about requests that `http_patch.py` sees. Pure.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from launcher.client.tracing.http_hook import PORTS, HttpRequest, Url
+from launcher.client.tracing.http_patch import DEFAULT_PORTS, HttpRequest, Url
 
 _LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 # `/v1/responses` is none that is served: its refusal is the rollout's too.
@@ -17,27 +17,29 @@ _PATH = re.compile(r"(?:/rollouts/(?P<rollout>[^/]+))?/v1/(?:chat/completions|co
 
 
 @dataclass(frozen=True)
-class Aim:
+class EndpointMatch:
     """A request that asks the run to sample; `rollout` is the one in its path."""
 
     rollout: str | None
 
 
-def aim_at(root: str, request: HttpRequest) -> Aim | None:
+def match_endpoint(root: str, request: HttpRequest) -> EndpointMatch | None:
     """None for what asks somebody else, or asks the run for something else."""
     here = urlsplit(root)
-    if request.method != "POST" or not _is_host(request.url, here.scheme, here.hostname or "", here.port):
+    if request.method != "POST" or not _is_same_host(
+        request.url, here.scheme, here.hostname or "", here.port
+    ):
         return None
     path = request.url.path
     below = here.path.rstrip("/")
     found = _PATH.fullmatch(path.removeprefix(below)) if path.startswith(below) else None
     if found is None:
         return None
-    return Aim(found["rollout"])
+    return EndpointMatch(found["rollout"])
 
 
-def _is_host(url: Url, scheme: str, host: str, port: int | None) -> bool:
+def _is_same_host(url: Url, scheme: str, host: str, port: int | None) -> bool:
     """The names of this computer for itself are one."""
-    usual = PORTS.get(scheme)
+    usual = DEFAULT_PORTS.get(scheme)
     same = url.host == host or {url.host or "", host} <= _LOOPBACK
     return same and url.scheme == scheme and (url.port or usual) == (port or usual)

@@ -30,14 +30,14 @@ STATE_DEEPEST = 64
 MOST_EXAMPLES = 4096
 
 
-class Body(BaseModel):
+class RequestBody(BaseModel):
     """A request body: an unknown key is an error, not a silent no-op."""
 
     # A reward that is no number must arrive as one: as null it would be a reward nobody gave.
     model_config = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="constants")
 
 
-class Answer(BaseModel):
+class ResponseBody(BaseModel):
     """A response body: keys are only ever added, so what is not known here is passed over."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
@@ -51,7 +51,7 @@ SampleId = Annotated[str, Field(min_length=1, max_length=256)]
 MOST_SAMPLES = 4096
 
 
-class Member(Body):
+class Member(RequestBody):
     """One rollout's part in a group: a reward for what it sampled, or the reason there is none.
 
     What it sampled is named by `rollout`, by `messages` and `completion` or `tool_calls`, or by `sample` or
@@ -80,7 +80,7 @@ class Member(Body):
         return self
 
 
-class Group(Body):
+class Group(RequestBody):
     """Rollouts compared with one another: one example, and for DSPy one predictor of the program."""
 
     id: str = Field(min_length=1, max_length=128)
@@ -92,14 +92,14 @@ def _plain_json(state: dict[str, Any] | None) -> dict[str, Any] | None:
     """What every reader of the state can read: finite numbers, whole characters, nesting with an end."""
     level: list[Any] = [state]
     for _ in range(STATE_DEEPEST):
-        level = [child for node in level for child in _children(node)]
+        level = [child for node in level for child in _nested_values(node)]
     if level:
         raise ValueError(f"nested more than {STATE_DEEPEST} deep")
     json.dumps(state, allow_nan=False, ensure_ascii=False).encode()
     return state
 
 
-def _children(node: Any) -> list[Any]:
+def _nested_values(node: Any) -> list[Any]:
     return list(node.values()) if isinstance(node, dict) else node if isinstance(node, list) else []
 
 
@@ -112,7 +112,7 @@ Normaliser = Literal["token", "sequence", "constant"]
 Overlong = Literal["mask", "keep", "soft"]
 
 
-class StepSettings(Body):
+class StepSettings(RequestBody):
     """What one step does otherwise than the run's own `train.` keys say; None: as the run says (C60).
 
     The names are those of TrainConfig. `schedule` is what becomes of `learning_rate` after `warmup_steps`
@@ -138,7 +138,7 @@ class StepSettings(Body):
     overlong_buffer: int | None = Field(default=None, ge=1)
 
 
-class SupervisedExample(Body):
+class SupervisedExample(RequestBody):
     """A conversation to learn from, as OpenAI's fine-tuning files have it: each answer is learned.
 
     An assistant's message with `"weight": 0` is not. `tools` are those that the conversation was held with.
@@ -148,7 +148,7 @@ class SupervisedExample(Body):
     tools: list[dict[str, Any]] | None = None
 
 
-class StepRequest(Body):
+class StepRequest(RequestBody):
     """`POST /slipway/steps`. The same key with the same body is the same step; another body is 409.
 
     A step learns from `groups`, by their rewards, or from `examples`, by imitation: one of the two.
@@ -167,7 +167,7 @@ class StepRequest(Body):
         return self
 
 
-class Validation(Body):
+class Validation(RequestBody):
     """`POST /slipway/validations`: a held-out score. The same compile, step and name is the same validation.
 
     `step`: how many steps the compile had taken. `version`: the policy that was scored; None: what is served.
@@ -185,7 +185,7 @@ class Validation(Body):
     version: int | None = Field(default=None, ge=0)
 
 
-class RestoreRequest(Body):
+class RestoreRequest(RequestBody):
     """`POST /slipway/checkpoints/{name}/restore`: serve a kept checkpoint as a new version."""
 
     key: str = Field(min_length=1, max_length=128)
@@ -197,7 +197,7 @@ class RestoreRequest(Body):
 StepState = Literal["queued", "training", "committed", "published", "failed"]
 
 
-class StepCounts(Answer):
+class StepCounts(ResponseBody):
     """What became of everything a step named: trained + the sum of `dropped` = samples + missing."""
 
     groups: int = 0
@@ -218,7 +218,7 @@ class StepCounts(Answer):
     dropped: dict[str, int] = {}
 
 
-class StepStatus(Answer):
+class StepStatus(ResponseBody):
     """`GET /slipway/steps/{id}?wait=30`: answers once published or failed, or when the wait ends."""
 
     id: int
@@ -234,20 +234,20 @@ class StepStatus(Answer):
         """Short: the counts and metrics are fields of it."""
         served = "not published" if self.version is None else f"v{self.version}"
         reward = self.metrics.get("reward")
-        told = [
+        parts = [
             f"step {self.id}",
             self.state,
             served,
             f"trained {self.counts.trained} of {self.counts.samples}",
         ]
-        told += [] if reward is None else [f"reward {reward:.3f}"]
-        told += [self.error] if self.error else []
-        return sanitized(f"<{' · '.join(told)}>")
+        parts += [] if reward is None else [f"reward {reward:.3f}"]
+        parts += [self.error] if self.error else []
+        return sanitized(f"<{' · '.join(parts)}>")
 
     __str__ = __repr__
 
 
-class CheckpointInfo(Answer):
+class CheckpointInfo(ResponseBody):
     """One committed checkpoint."""
 
     name: str
@@ -264,7 +264,7 @@ class CheckpointInfo(Answer):
     metrics: dict[str, float] = {}
 
 
-class ChildState(Answer):
+class ChildState(ResponseBody):
     """One child of the runtime's supervisor."""
 
     name: str
@@ -274,7 +274,7 @@ class ChildState(Answer):
     detail: str | None = None
 
 
-class RuntimeStatus(Answer):
+class RuntimeStatus(ResponseBody):
     """`GET /slipway/status`."""
 
     run_id: str

@@ -11,12 +11,13 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, ValidationError
 
-from launcher.client import bodies, group
+from launcher.client import group
+from launcher.client import schema as client_schema
 from runtime.shared import schema, statuses
 from tests.support.environment import PROGRAMS
 from tests.support.small_run import SmallRun
 
-CONSTANTS = [name for name in vars(bodies) if name.isupper()]
+CONSTANTS = [name for name in vars(client_schema) if name.isupper()]
 SENT = ["Member", "Group", "StepSettings", "SupervisedExample", "StepRequest", "Validation", "RestoreRequest"]
 READ = ["StepCounts", "StepStatus", "CheckpointInfo", "ChildState", "RuntimeStatus"]
 
@@ -35,20 +36,20 @@ def without_words(node: Any) -> Any:
 def test_every_body_is_compared() -> None:
     models = {
         name
-        for name, it in vars(bodies).items()
-        if isinstance(it, type) and issubclass(it, (bodies.Body, bodies.Answer))
+        for name, it in vars(client_schema).items()
+        if isinstance(it, type) and issubclass(it, (client_schema.RequestBody, client_schema.ResponseBody))
     }
-    assert models - {"Body", "Answer"} == {*SENT, *READ}
+    assert models - {"RequestBody", "ResponseBody"} == {*SENT, *READ}
 
 
 @pytest.mark.parametrize("name", CONSTANTS)
 def test_headers_and_bounds_are_the_runtimes(name: str) -> None:
-    assert getattr(bodies, name) == getattr(schema, name)
+    assert getattr(client_schema, name) == getattr(schema, name)
 
 
 @pytest.mark.parametrize("name", SENT)
 def test_what_is_sent_has_the_runtimes_very_form(name: str) -> None:
-    ours, theirs = getattr(bodies, name), getattr(schema, name)
+    ours, theirs = getattr(client_schema, name), getattr(schema, name)
     assert form(ours) == form(theirs)
     assert ours.model_config == theirs.model_config
 
@@ -56,7 +57,7 @@ def test_what_is_sent_has_the_runtimes_very_form(name: str) -> None:
 @pytest.mark.parametrize("name", READ)
 def test_what_is_read_is_a_part_of_what_the_runtime_answers(name: str) -> None:
     """Keys are only ever added there."""
-    ours, theirs = form(getattr(bodies, name)), form(getattr(statuses, name))
+    ours, theirs = form(getattr(client_schema, name)), form(getattr(statuses, name))
     for field, its_form in ours["properties"].items():
         assert its_form == theirs["properties"][field]
     assert set(ours.get("required", ())) <= set(theirs.get("required", ()))
@@ -73,7 +74,8 @@ def test_what_is_read_is_a_part_of_what_the_runtime_answers(name: str) -> None:
     ],
 )
 def test_c22_a_member_arrives_as_it_was_sent(fields: dict[str, Any]) -> None:
-    sent = bodies.StepRequest(key="k", groups=[bodies.Group(id="g", members=[bodies.Member(**fields)])])
+    group_sent = client_schema.Group(id="g", members=[client_schema.Member(**fields)])
+    sent = client_schema.StepRequest(key="k", groups=[group_sent])
     text = sent.model_dump_json()
     assert schema.StepRequest.model_validate_json(text).model_dump_json() == text
 
@@ -83,14 +85,14 @@ def test_c22_a_member_arrives_as_it_was_sent(fields: dict[str, Any]) -> None:
     [{}, {"rollout": "r", "sample": "s"}, {"messages": [{"role": "user"}]}, {"rollout": "r", "rewrad": 1.0}],
 )
 def test_what_the_runtime_refuses_is_refused_before_it_is_sent(fields: dict[str, Any]) -> None:
-    for of in (bodies, schema):
+    for of in (client_schema, schema):
         with pytest.raises(ValidationError):
             of.Member(**fields)
 
 
 @pytest.mark.parametrize("both", [True, False], ids=["both", "neither"])
 def test_a_step_learns_from_rewards_or_by_imitation(both: bool) -> None:
-    for of in (bodies, schema):
+    for of in (client_schema, schema):
         groups = [of.Group(id="g", members=[of.Member(rollout="r", reward=1.0)])] if both else []
         said = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]
         with pytest.raises(ValidationError, match="not both"):
@@ -107,7 +109,7 @@ def nested(depth: int) -> dict[str, Any]:
     "state", [{"x": float("nan")}, {"x": "\ud800"}, nested(70)], ids=["nan", "half a character", "deep"]
 )
 def test_a_client_state_that_is_no_plain_json_is_refused_alike(state: dict[str, Any]) -> None:
-    for of in (bodies, schema):
+    for of in (client_schema, schema):
         with pytest.raises(ValidationError):
             of.RestoreRequest(key="k", client_state=state)
 

@@ -12,13 +12,13 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Protocol
 
-from launcher.client.tracing.http_libraries import Around, Method, methods
+from launcher.client.tracing.http_libraries import OnRequest, SendMethod, send_methods
 
 # The request that is being sent here. What it leads to may be a request of its own: an application that a
 # test client calls in this process asks the run from within.
 _sending: ContextVar[tuple[object, ...]] = ContextVar("slipway_sending", default=())
 # What a URL means that names none.
-PORTS = {"http": 80, "https": 443}
+DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
 class Url(Protocol):
@@ -44,58 +44,58 @@ class HttpRequest(Protocol):
     def url(self) -> Url: ...
 
 
-class _Put:
+class _Patch:
     """A method of ours in the place of theirs. Whoever has wrapped it since keeps one that does nothing."""
 
-    def __init__(self, method: Method, around: Around) -> None:
+    def __init__(self, method: SendMethod, on_request: OnRequest) -> None:
         self._method = method
-        self._around = around
-        self._live = True
-        self._theirs = method.theirs
-        self._ours: Callable[..., Any] = method.instead(self._theirs, self._once)
-        setattr(method.owner, method.name, self._ours)
+        self._on_request = on_request
+        self._is_active = True
+        self._original = method.original
+        self._replacement: Callable[..., Any] = method.wrap(self._original, self._once)
+        setattr(method.owner, method.name, self._replacement)
 
     def remove(self) -> None:
-        self._live = False
-        if self._method.theirs is self._ours:
-            setattr(self._method.owner, self._method.name, self._theirs)
+        self._is_active = False
+        if self._method.original is self._replacement:
+            setattr(self._method.owner, self._method.name, self._original)
 
     @contextmanager
     def _once(self, request: HttpRequest) -> Iterator[None]:
         """What one library sends by another is one request."""
         url = request.url
-        sent = request.method, url.scheme, url.host, url.port or PORTS.get(url.scheme), url.path
-        if not self._live or _sending.get() == sent:
+        sent = request.method, url.scheme, url.host, url.port or DEFAULT_PORTS.get(url.scheme), url.path
+        if not self._is_active or _sending.get() == sent:
             yield
             return
         outside = _sending.set(sent)
         try:
-            with self._around(request):
+            with self._on_request(request):
                 yield
         finally:
             _sending.reset(outside)
 
 
-class HttpHook:
+class HttpPatch:
     """`around` is entered for each request of this process while anybody holds the hook."""
 
-    def __init__(self, around: Around) -> None:
-        self._around = around
+    def __init__(self, on_request: OnRequest) -> None:
+        self._on_request = on_request
         self._lock = threading.Lock()
-        self._holders = 0
-        self._put: list[_Put] = []
+        self._users = 0
+        self._patches: list[_Patch] = []
 
-    def hold(self) -> None:
+    def acquire(self) -> None:
         """Raises ClientError where a library is none that is known here; then nothing was touched."""
         with self._lock:
-            if not self._holders:
-                self._put = [_Put(method, self._around) for method in methods()]
-            self._holders += 1
+            if not self._users:
+                self._patches = [_Patch(method, self._on_request) for method in send_methods()]
+            self._users += 1
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         with self._lock:
-            self._holders -= 1
-            if not self._holders:
-                for put in self._put:
+            self._users -= 1
+            if not self._users:
+                for put in self._patches:
                     put.remove()
-                self._put = []
+                self._patches = []

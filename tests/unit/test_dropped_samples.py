@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from launcher.client import Session, group
-from launcher.client.bodies import StepCounts, StepStatus
-from launcher.client.left_out import main_reason
+from launcher.client.dropped_samples import main_reason
+from launcher.client.schema import StepCounts, StepStatus
 from tests.support.environment import PROGRAMS, REPOSITORY
 from tests.support.small_run import TOKEN, SmallRun
 
