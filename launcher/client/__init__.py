@@ -1,4 +1,5 @@
-"""What a program imports: `connect` for its run, `start` to begin one; for DSPy, `PolicyLM` and `GRPO`.
+"""The names that programs import: `connect` for their run, `start` to begin one; for DSPy, `PolicyLM` and
+`GRPO`.
 
 DSPy is imported when one of the names that need it is touched, never before.
 """
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from launcher.client import arbor
     from launcher.client.dspy.grpo import GRPO
     from launcher.client.dspy.lm import PolicyLM
-    from launcher.client.dspy.saved import load
+    from launcher.client.dspy.program_loading import load
     from launcher.client.dspy.tagging import rollout
     from launcher.client.dspy.validation import evaluate
     from launcher.client.ruler.score_group import ruler_score_group
@@ -75,7 +76,7 @@ _LATER = {
     "gather_trajectories": "trajectories.gathering",
     "gather_trajectory_groups": "trajectories.gathering",
     "limit_concurrency": "trajectories.concurrency",
-    "load": "dspy.saved",
+    "load": "dspy.program_loading",
     "retry": "trajectories.concurrency",
     "rollout": "dspy.tagging",
     "ruler_score_group": "ruler.score_group",

@@ -104,7 +104,7 @@ class Observed:
 
 @dataclass(frozen=True)
 class Alarm:
-    """One alarm: what it is called, after how many steps it was raised, and what was seen, in words."""
+    """One alarm: its name, the step after which it was raised, and a sentence about the observation."""
 
     name: str
     step: int
@@ -306,7 +306,7 @@ def _age(lag: int) -> str:
 
 
 def _values_of_newer(lag: int, each: Mapping[int, float], form: str) -> str:
-    """What younger tokens have, the oldest of them first: ` (1 step: 11%, 0 steps: 0%)`."""
+    """The values of fresher tokens, the stalest first: ` (1 step: 11%, 0 steps: 0%)`."""
     found = [f"{_age(it)}: {value:{form}}" for it, value in each.items() if it < lag]
     return f" ({', '.join(found)})" if found else ""
 

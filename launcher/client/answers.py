@@ -15,7 +15,7 @@ from launcher.client.schema import CLIENT_STATE_MAX_BYTES
 
 
 def parse_json(response: httpx.Response) -> Any:
-    """What an answer says. Raises Refused where that is not JSON."""
+    """The answer's JSON. Raises Refused where it is not JSON."""
     try:
         return response.json()
     except ValueError:

@@ -1,8 +1,8 @@
-"""A step of which more than half was left out for one reason is said once for each, with what changes it.
+"""A warning for each reason that dropped more than half of a step's answers, once each, with advice.
 
 Neighbour: `steps.py` tells it each step that is settled, whichever program trains. Every step's counts are
 in its status; this is the one line for who does not look at them. Groups without variance are left out of
-healthy steps too, early and late in a training: they are said only where nothing of the step was trained.
+healthy steps too, early and late in a training: they are reported only where nothing of the step was trained.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _DEFAULT_ADVICE = (
 
 
 class DroppedSampleWarnings:
-    """Of one run's steps: each reason is said once."""
+    """Of one run's steps: each reason is reported once."""
 
     def __init__(self) -> None:
         self._reported = set[str]()

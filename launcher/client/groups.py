@@ -12,7 +12,7 @@ from launcher.client.schema import Group, Member
 
 
 class RewardedRollout(Protocol):
-    """What has its reward with it, as `Session.rollout` gives."""
+    """A rollout that has its reward with it, as `Session.rollout` gives."""
 
     def member(self) -> Member: ...
 

@@ -19,7 +19,7 @@ class ProgramState:
 
     def __init__(self, steps: TrainingSteps) -> None:
         self._steps = steps
-        # What was merged since the last step; it is kept with the next one.
+        # The state merged since the last step; it is kept with the next one.
         self.unsaved: dict[str, Any] | None = None
         # How often a step of this program was refused because the machine was lost.
         self.rewinds = 0
@@ -71,7 +71,7 @@ class ProgramState:
             self._known = step, copy.deepcopy(dict(state or {}))
 
     def rewind(self) -> None:
-        """The machine was lost: what is here is of lost rollouts, and the program goes back too."""
+        """The machine was lost: the state here belongs to lost rollouts, and the program goes back too."""
         self.unsaved = self._known = None
         self.rewinds += 1
 

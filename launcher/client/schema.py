@@ -1,7 +1,7 @@
 """The bodies the client sends and reads, its own copy: a user's `runtime.py` beside the program hides none.
 
 Neighbours: `runtime/shared/schema.py` and `statuses.py` have the runtime's, and a test compares; `wire.py`
-and `connection.py` send these. What is sent has exactly the runtime's keys, what is read at most those. Knows
+and `connection.py` send these. A request has exactly the runtime's keys, a response at most those. Knows
 nothing of HTTP or of DSPy, and imports pydantic, and `base/sanitize.py` for what is printed.
 """
 
@@ -38,7 +38,7 @@ class RequestBody(BaseModel):
 
 
 class ResponseBody(BaseModel):
-    """A response body: keys are only ever added, so what is not known here is passed over."""
+    """A response body: keys are only ever added, so an unknown one is ignored."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
@@ -54,7 +54,7 @@ MOST_SAMPLES = 4096
 class Member(RequestBody):
     """One rollout's part in a group: a reward for what it sampled, or the reason there is none.
 
-    What it sampled is named by `rollout`, by `messages` and `completion` or `tool_calls`, or by `sample` or
+    Its samples are named by `rollout`, by `messages` and `completion` or `tool_calls`, or by `sample` or
     `samples`; `predictor` and `call` narrow the reward to those samples. `reward` None excludes the member
     and counts `failure` (C22).
     """
@@ -89,7 +89,7 @@ class Group(RequestBody):
 
 
 def _plain_json(state: dict[str, Any] | None) -> dict[str, Any] | None:
-    """What every reader of the state can read: finite numbers, whole characters, nesting with an end."""
+    """Check that every reader can read the state: finite numbers, whole characters, bounded nesting."""
     level: list[Any] = [state]
     for _ in range(STATE_DEEPEST):
         level = [child for node in level for child in _nested_values(node)]
@@ -113,7 +113,7 @@ Overlong = Literal["mask", "keep", "soft"]
 
 
 class StepSettings(RequestBody):
-    """What one step does otherwise than the run's own `train.` keys say; None: as the run says (C60).
+    """Settings of one step that override the run's own `train.` keys; None: as the run has it (C60).
 
     The names are those of TrainConfig. `schedule` is what becomes of `learning_rate` after `warmup_steps`
     steps in which it rises to its value: constant, or falling to 0 at step `schedule_steps` (linear, cosine).
@@ -198,7 +198,7 @@ StepState = Literal["queued", "training", "committed", "published", "failed"]
 
 
 class StepCounts(ResponseBody):
-    """What became of everything a step named: trained + the sum of `dropped` = samples + missing."""
+    """The counts of everything a step named: trained + the sum of `dropped` = samples + missing."""
 
     groups: int = 0
     members: int = 0

@@ -1,4 +1,4 @@
-"""What a program has of its run: `connect()` gives it, and every part is a method of it.
+"""A program's session with its run: `connect()` gives it, and every part is a method of it.
 
 Neighbours: `connection.py` carries the requests, `steps.py` has the training steps, `checkpoints.py` what is
 kept, `program_state.py` the program's place; `tracing/` tags rollouts, `trajectories/` trains and logs groups
@@ -129,7 +129,7 @@ class Session:
         return Rollout(self._traced_run, rollout_id or self.new_rollout(), predictor, purpose, untrainable)
 
     def samples_of(self, rollout: str) -> list[dict[str, Any]]:
-        """What was sampled in a rollout's name, in order; `unscorable` says why one cannot be trained."""
+        """The samples of a rollout, in order; `unscorable` says why one cannot be trained."""
         return samples_of(self.connection, rollout)
 
     @property
@@ -166,7 +166,7 @@ class Session:
 
     @property
     def client_state(self) -> dict[str, Any] | None:
-        """What the last committed step carried, or None."""
+        """The state that the last committed step carried, or None."""
         return self.status().client_state
 
     def metrics(self, after: int = 0) -> list[dict[str, Any]]:
@@ -174,7 +174,7 @@ class Session:
         return self.connection.get_json(f"/slipway/metrics?after={after}")
 
     def validated(self, validation: Validation) -> None:
-        """Keep a held-out score beside what is trained: it comes home, and is in `launch report`."""
+        """Record a held-out score in the run: it comes home, and is in `launch report`."""
         log_groups.send_score(self.connection, validation)
 
     # ------------------------------------------------------------- training
@@ -283,8 +283,8 @@ class Session:
     def pin(self, name: str, best_of: str | None = None) -> CheckpointInfo:
         """Keep this checkpoint, or that of a version's name, until 32 others have been pinned since.
 
-        What goes then is said by name. `best_of`: a name (letters, digits, `_.-`) of the work whose best it
-        is; the one that was named so last comes home as `results/best`, and goes last.
+        Checkpoints that are unpinned then are logged by name. `best_of`: a name (letters, digits, `_.-`) of
+        the work whose best it is; the one that was named so last comes home as `results/best`, and goes last.
         """
         return checkpoints.pin(self.connection, name, best_of)
 

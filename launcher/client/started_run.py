@@ -27,7 +27,7 @@ _LAST_LINES = 20
 
 
 class StartRefused(ClientError):  # noqa: N818 - as the client's other errors
-    """What was asked for may not be started from Python."""
+    """These arguments may not start a run from Python."""
 
     exit_code = 2
 
@@ -196,7 +196,7 @@ def _parse_event(line: str) -> dict[str, Any]:
 
 
 def _event_text(event: Mapping[str, Any]) -> str:
-    """What is worth a line to whoever waits."""
+    """The line that an event is worth to a waiting user."""
     match event.get("event"):
         case "run":
             return f"{event.get('run_id')}: starting"

@@ -1,4 +1,4 @@
-"""What a program's `train_kwargs` are on its run: sent as plain JSON, answered as settings of its steps.
+"""A program's `train_kwargs`, resolved by its run: sent as plain JSON, answered as settings of its steps.
 
 Neighbours: the runtime's `shared/train_kwargs/` has the one table of keywords and answers;
 `dspy/grpo.py` asks before it rolls anything out. Knows no keyword itself, but which are secrets.
@@ -73,7 +73,7 @@ class TrainKwargsRead(ResponseBody):
 
 @dataclass(frozen=True)
 class ResolvedTrainKwargs:
-    """What each step does otherwise than the run, how is sampled for it, and what is to be said once."""
+    """The step settings that differ from the run's, the sampling for them, and notes to log once."""
 
     settings: StepSettings | None = None
     sampling: Mapping[str, Any] = field(default_factory=dict)
@@ -88,7 +88,7 @@ class ResolvedTrainKwargs:
 
     @property
     def changed_settings(self) -> dict[str, Any]:
-        """What was said of the steps, as JSON has it."""
+        """The settings that were given, as JSON."""
         return self.settings.model_dump(exclude_none=True) if self.settings is not None else {}
 
 
@@ -100,7 +100,7 @@ def resolve(
     trainer: Trainer = "trl",
     source: str | None = None,
 ) -> ResolvedTrainKwargs:
-    """What they are on this run; `steps`: how many will be made. Nothing is asked where nothing is said.
+    """Resolve them on this run; `steps`: how many there will be. Without keywords no request is made.
     `said_in`: where the program says them, if not where this trainer's programs do.
 
     Raises TypeError for what is no JSON, by its keyword, and TrainingFailed, with the `launch` line that
@@ -171,7 +171,7 @@ def _to_json(name: str, value: Any, depth_left: int) -> Any:
 
 
 def _object_value(value: Any) -> Any:
-    """What an object of somebody's library comes to. Raises TypeError for what nobody could know."""
+    """A library object as plain data. Raises TypeError for an unknown type."""
     if hasattr(value, "r") and hasattr(value, "lora_alpha"):
         said = value.to_dict() if callable(getattr(value, "to_dict", None)) else None
         return said or {key: getattr(value, key) for key in _LORA_FIELDS if hasattr(value, key)}

@@ -71,7 +71,7 @@ class Patience:
 
     @classmethod
     def of_run(cls, environ: Mapping[str, str] = os.environ) -> Patience:
-        """That of the run this program is in. Raises NotConnected for a variable that is no number.
+        """The patience for the run this program is in. Raises NotConnected for a variable that is no number.
 
         The door asks for so long after a loss; before a step it may wait as long to say which answers
         arrived; and all the while the runtime may be at work on the answer.

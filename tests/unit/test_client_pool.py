@@ -12,14 +12,14 @@ from typing import Any
 import dspy
 import pytest
 
-from launcher.client.dspy.grouping import Grouped
+from launcher.client.dspy.grouping import GroupingResult
 from launcher.client.dspy.outstanding import Key, Outstanding
 from launcher.client.dspy.pool import Bounds, Pool, Taken
 from launcher.client.dspy.predictors import Predictors
-from launcher.client.dspy.program_rollout import Answered, ProgramRollout
-from launcher.client.dspy.rollouts import Finished, ProgramRun
+from launcher.client.dspy.program_rollout import AnswerRecord, ProgramRollout
+from launcher.client.dspy.rollouts import FinishedRun, ProgramRun
 from launcher.client.dspy.tickets import Ended, Ticket
-from launcher.client.dspy.workers import Beside, Workers, WorkerTask
+from launcher.client.dspy.workers import BackgroundCall, Workers, WorkerTask
 
 E, K = 2, 2
 PREDICTOR = "self"
@@ -58,13 +58,13 @@ class Played:
 
     def _judged(self, key: Key) -> Ended:
         ticket = self.tickets[key]
-        finished = [job.result for job in ticket.jobs if isinstance(job.result, Finished)]
-        return Ended(finished, Grouped(), key in self.flat, ticket.oldest())
+        finished = [job.result for job in ticket.jobs if isinstance(job.result, FinishedRun)]
+        return Ended(finished, GroupingResult(), key in self.flat, ticket.oldest())
 
     def answer(self, *keys: Key, version: int) -> None:
         """The runs of these have asked, and this version has answered."""
         for run in (run for key in keys for run in self.tickets[key].runs):
-            run.rollout.note_answer(run.rollout.next_call(PREDICTOR), Answered(version))
+            run.rollout.note_answer(run.rollout.next_call(PREDICTOR), AnswerRecord(version))
 
     def finish(self, *keys: Key, version: int | None = None) -> None:
         """These end, one after the other."""
@@ -75,7 +75,7 @@ class Played:
                 end.set_result(None)
             # A step waited for beside this may have left it out as soon as it had its answer.
             ticket = self.tickets[key]
-            self.pool.workers.until(lambda: ticket.ended is not None or ticket.left_out)  # noqa: B023 - waited for
+            self.pool.workers.wait_until(lambda: ticket.ended is not None or ticket.left_out)  # noqa: B023 - waited for
 
     def taking(self, done: int, newest: int) -> Future[Taken]:
         """What leaves, waited for by a thread of its own."""
@@ -86,22 +86,22 @@ class Played:
     def waits(self) -> threading.Semaphore:
         """Released by whoever begins to wait for a change, who holds the lock until it does wait."""
         begun = threading.Semaphore(0)
-        until = self.pool.workers.until
+        until = self.pool.workers.wait_until
 
         def told(is_done: Callable[[], bool]) -> None:
             begun.release()
             until(is_done)
 
-        self.pool.workers.until = told
+        self.pool.workers.wait_until = told
         return begun
 
     def take(self, done: int, newest: int | None = None) -> list[Key]:
         return keys_of(self.pool.take(done, newest))
 
 
-def _ended(run: ProgramRun, end: Future[None]) -> Finished:
+def _ended(run: ProgramRun, end: Future[None]) -> FinishedRun:
     end.result(PATIENCE)
-    return Finished(run, "scored")
+    return FinishedRun(run, "scored")
 
 
 def keys_of(taken: Taken) -> list[Key]:
@@ -116,7 +116,7 @@ def make() -> Iterator[Any]:
     def of(done: int = 0, begin: Outstanding | None = None, at_once: int = 64, **bounds: int) -> Played:
         played = Played()
         asked = {"steps": 4, "per_step": E, "most_extra": 0, "staleness": 0, **bounds}
-        workers = Workers[Finished](at_once, 4 * PATIENCE)
+        workers = Workers[FinishedRun](at_once, 4 * PATIENCE)
         played.pool = Pool(Bounds(**asked), workers, played.ticket, done, begin)
         made.append(played)
         return played
@@ -303,7 +303,7 @@ def test_what_a_run_raises_is_raised_where_a_step_is_waited_for(make: Any) -> No
         target=lambda: played.ends[1, 0][0].set_exception(KeyboardInterrupt()), daemon=True
     ).start()
     with pytest.raises(KeyboardInterrupt):
-        Beside(played.pool.workers, lambda: never.wait(PATIENCE)).result()
+        BackgroundCall(played.pool.workers, lambda: never.wait(PATIENCE)).result()
     never.set()
     with pytest.raises(KeyboardInterrupt):
         played.take(0)
@@ -311,9 +311,9 @@ def test_what_a_run_raises_is_raised_where_a_step_is_waited_for(make: Any) -> No
 
 def test_what_is_waited_for_beside_the_runs_is_given_or_raised(make: Any) -> None:
     played = make()
-    assert Beside(played.pool.workers, lambda: 7).result() == 7
+    assert BackgroundCall(played.pool.workers, lambda: 7).result() == 7
     with pytest.raises(ZeroDivisionError):
-        Beside(played.pool.workers, lambda: 1 / 0).result()
+        BackgroundCall(played.pool.workers, lambda: 1 / 0).result()
 
 
 def test_when_it_ends_no_run_is_under_way_and_what_was_begun_is_told(make: Any) -> None:

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from launcher.client.dspy.programs import NEUTRAL as NEUTRAL_FOR_LMS
+from launcher.client.dspy.programs import NEUTRAL_VALUES as NEUTRAL_FOR_LMS
 from launcher.client.train_kwargs import to_json
 from launcher.config import runtime_config
 from runtime.shared.runtime_config import RuntimeConfig

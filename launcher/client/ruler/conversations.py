@@ -40,7 +40,7 @@ def _message(entry: Any, calls: dict[str, str]) -> dict[str, Any]:
     if asked := get_field(message, "tool_calls"):
         shown["tool_calls"] = [_call(one, calls) for one in asked]
     if (answers := get_field(message, "tool_call_id")) is not None:
-        shown["answers"] = _counted(str(answers), calls)
+        shown["answers"] = _numbered_call(str(answers), calls)
     if name := get_field(message, "name"):
         shown["name"] = str(name)
     return shown
@@ -50,13 +50,13 @@ def _call(call: Any, calls: dict[str, str]) -> dict[str, Any]:
     function = get_field(call, "function") or get_field(call, "custom") or {}
     arguments = get_field(function, "arguments")
     return {
-        "call": _counted(str(get_field(call, "id")), calls),
+        "call": _numbered_call(str(get_field(call, "id")), calls),
         "name": str(get_field(function, "name")),
         "arguments": str(get_field(function, "input") if arguments is None else arguments),
     }
 
 
-def _counted(name: str, calls: dict[str, str]) -> str:
+def _numbered_call(name: str, calls: dict[str, str]) -> str:
     return calls.setdefault(name, f"call {len(calls) + 1}")
 
 
@@ -66,10 +66,10 @@ def _content(content: Any) -> str:
         return content or ""
     if not isinstance(content, Iterable):
         return str(content)
-    return "\n".join(_part(one) for one in content)
+    return "\n".join(_part_text(one) for one in content)
 
 
-def _part(one: Any) -> str:
+def _part_text(one: Any) -> str:
     if isinstance(one, str):
         return one
     text = get_field(one, "text")

@@ -37,7 +37,7 @@ class SendMethod:
 
     @property
     def original(self) -> Callable[..., Any]:
-        """What is there now."""
+        """The method that is there now."""
         return self.owner.__dict__[self.name]
 
 

@@ -22,7 +22,7 @@ DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
 class Url(Protocol):
-    """What the libraries' URLs have in common."""
+    """The attributes that the libraries' URLs have in common."""
 
     @property
     def scheme(self) -> str: ...
@@ -35,7 +35,7 @@ class Url(Protocol):
 
 
 class HttpRequest(Protocol):
-    """What their requests have in common."""
+    """The attributes that their requests have in common."""
 
     method: str
     headers: MutableMapping[str, str]
@@ -62,7 +62,7 @@ class _Patch:
 
     @contextmanager
     def _once(self, request: HttpRequest) -> Iterator[None]:
-        """What one library sends by another is one request."""
+        """A request that one library sends through another is one request."""
         url = request.url
         sent = request.method, url.scheme, url.host, url.port or DEFAULT_PORTS.get(url.scheme), url.path
         if not self._is_active or _sending.get() == sent:

@@ -103,7 +103,7 @@ class Rollout:
 
     @property
     def base_url(self) -> str:
-        """The address that tags what is sent through it with this rollout's name alone, for any client."""
+        """The address that tags every request through it with this rollout's name alone, for any client."""
         return self.run.connection.rollout_url(self.id)
 
     @property
@@ -118,7 +118,7 @@ class Rollout:
 
     @property
     def headers(self) -> dict[str, str]:
-        """What each of its requests carries."""
+        """The headers of each of its requests."""
         headers = {ROLLOUT_HEADER: self.id}
         if self.predictor is not None:
             headers[PREDICTOR_HEADER] = self.predictor
@@ -195,7 +195,7 @@ def _rollouts_in_force() -> Iterator[Rollout]:
 
 
 def is_in_rollout(connection: Connection) -> bool:
-    """Whether what is asked of this run here is tagged: also for `PolicyLM`, which else asks to evaluate."""
+    """Whether requests to this run are tagged here. Elsewhere `PolicyLM` marks its own as evaluation."""
     return any(it.is_open and it.run.root == connection.endpoint.root for it in _rollouts_in_force())
 
 
@@ -264,7 +264,7 @@ def _log_once(run: TracedRun, text: str) -> None:
 def _tag_request(request: HttpRequest) -> Iterator[None]:
     """The request with its rollout's headers while it is sent, and without them again.
 
-    What a redirect makes of it carries nothing of ours then, unless it is for the run as well.
+    A redirected request then carries nothing of ours, unless it goes to the run as well.
     """
     headers = _headers_for(request)
     added = [name for name in headers if name not in request.headers]

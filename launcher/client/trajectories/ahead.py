@@ -34,7 +34,7 @@ _MAX_EXTRA_FACTOR = 3
 
 
 class VersionedRun(Protocol):
-    """What is asked of the run; a Session is one."""
+    """The part of a run that is read here; a Session has it."""
 
     @property
     def version(self) -> int: ...
@@ -187,7 +187,7 @@ class _Ahead:
             await self._changed.wait()
 
     async def end(self) -> None:
-        """Nothing is under way any more; what was begun and is in no step is said."""
+        """End all groups in progress; the groups that were begun and are in no step are logged."""
         self._cancel([*self._open.values()])
         for _, given in self._given if self._closes_unused else ():
             close_unawaited(given)

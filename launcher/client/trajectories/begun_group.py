@@ -46,7 +46,7 @@ class BegunGroup:
             return await gather_group(self.pending, self.after_each)
 
     def leave(self) -> None:
-        """Its gathering counts it no more; what it raises is of no interest."""
+        """Its gathering no longer counts it; its exceptions are ignored."""
         self._part.leave()
         self.task.add_done_callback(lambda task: task.cancelled() or task.exception())
 
@@ -61,7 +61,7 @@ class BegunGroup:
 
     @property
     def groups(self) -> list[TrajectoryGroup]:
-        """What came of it. Raises what a rollout raised that is one too many."""
+        """Its groups. Raises a rollout's exception that is one too many."""
         return self.task.result()
 
     def versions(self) -> Counter[int]:

@@ -1,4 +1,4 @@
-"""What a gathering counts while it goes on, and how that is shown: one line on a terminal, else nothing.
+"""The counts of a gathering in progress, shown as one line on a terminal and not at all elsewhere.
 
 Neighbours: `gathering.py` begins one, the groups that are awaited within it report to it; `members.py` reads
 a trajectory. Knows nothing of groups.
@@ -63,7 +63,7 @@ class GatherContext:
         return f"{self.description}: {self.done}/{self.total} {' '.join(parts)}".rstrip()
 
     def end_line(self) -> None:
-        """What comes from here on has a line of its own, with its own averages."""
+        """Start a new line with its own averages."""
         self.close()
         self.sums.clear()
         self.counts.clear()
@@ -123,7 +123,7 @@ def current_context() -> GatherContext:
 
 @contextlib.contextmanager
 def use_context(context: GatherContext) -> Iterator[GatherContext]:
-    """What is awaited inside reports to `context`."""
+    """Trajectories awaited inside are counted in `context`."""
     token = _current.set(context)
     try:
         yield context

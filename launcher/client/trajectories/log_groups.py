@@ -1,4 +1,4 @@
-"""What a program wants kept of its trajectories: texts and averages in the run's folder, scores in the run.
+"""A program's log of its trajectories: texts and averages in the run's folder, scores in the run.
 
     history.jsonl                   a line for each call: step, split, time, reward, metrics, …
     trajectories/val-000007.jsonl   a line for each group: its JSON, as `TrajectoryGroup(**line)` takes it

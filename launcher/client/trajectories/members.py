@@ -1,4 +1,4 @@
-"""What of trajectories is trained: each one's own answers become a member of a group, the rest is counted.
+"""The members of a group, from trajectories: each one's own answers are trained, the rest is counted.
 
     made, dropped = group_of(trajectories, "scenario-7")
 
@@ -90,7 +90,7 @@ def get_field(thing: Any, name: str) -> Any:
 
 
 def _slipway_field(choice: Any, name: str) -> Any:
-    """What the gateway says of a choice; LiteLLM keeps it among the fields that it does not know."""
+    """A field that the gateway added to a choice; LiteLLM keeps it among the fields that it does not know."""
     said = get_field(choice, "slipway") or get_field(get_field(choice, "provider_specific_fields"), "slipway")
     return get_field(said, name)
 

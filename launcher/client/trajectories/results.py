@@ -1,4 +1,4 @@
-"""What training and logging trajectories come to, awaited or not; and the settings of a step.
+"""The results of training and logging trajectories, awaited or not; and the settings of a step.
 
 Neighbours: `train_groups.py` and `log_groups.py` make these, `session.py` hands them to the program. Knows
 nothing of how.
@@ -15,7 +15,7 @@ from launcher.client.schema import Loss, Normaliser, Overlong, Schedule
 
 
 class TrainSettings(TypedDict, total=False):
-    """What a step does otherwise than the run, by the names of StepSettings."""
+    """Settings of a step that override the run's, by the names of StepSettings."""
 
     learning_rate: float
     schedule: Schedule
@@ -46,7 +46,7 @@ class _AwaitableResult:
 
 @dataclass(frozen=True)
 class StepResult(_AwaitableResult):
-    """What became of everything in the groups: `trained`, and the rest in `dropped` by its reason.
+    """The counts of everything in the groups: `trained`, and the rest in `dropped` by its reason.
 
     The two together are the choices of all trajectories, the trajectories that have none, and the
     exceptions. `step` and `version` are None where nothing could be trained: then no step was taken.
@@ -66,7 +66,7 @@ class StepResult(_AwaitableResult):
 
 @dataclass(frozen=True)
 class Logged(_AwaitableResult):
-    """What was logged: the line of `history.jsonl`, and the folder with it, where the run has one."""
+    """The logged line of `history.jsonl`, and the folder with it, where the run has one."""
 
     line: dict[str, Any] = field(default_factory=dict)
     folder: Path | None = None

@@ -120,7 +120,7 @@ def _step_settings(keywords: Mapping[str, Any]) -> StepSettings | None:
 
 
 def _groups(groups: Any) -> tuple[list[Group], Counter[str]]:
-    """What is sent, and what is left out of it. Raises TypeError for what are no groups."""
+    """The groups to send, and the counts of what is left out. Raises TypeError for what are no groups."""
     is_one = any(get_field(groups, name) is not None for name in ("trajectories", "messages_and_choices"))
     listed = [groups] if is_one else list(groups)
     made: list[Group] = []

@@ -32,7 +32,7 @@ class Raised(BaseModel):
 
     @classmethod
     def of(cls, error: BaseException) -> Raised:
-        """What is known of an exception."""
+        """The exception's type, message and traceback."""
         trace = "".join(traceback.format_exception(error))
         return cls(type=f"{type(error)}", message=str(error), traceback=trace)
 
@@ -133,14 +133,14 @@ class PendingGroup:
 
 
 def close_unawaited(awaited: Any) -> None:
-    """End what nobody awaits any more, so that Python does not say so; what is under way goes on."""
+    """Close a coroutine that nobody awaits any more, so that Python does not warn; a running one goes on."""
     is_new = inspect.iscoroutine(awaited) and inspect.getcoroutinestate(awaited) == inspect.CORO_CREATED
     if is_new or isinstance(awaited, PendingGroup):
         awaited.close()
 
 
 async def gather_or_cancel(awaited: Iterable[Awaitable[_Result]]) -> list[_Result]:
-    """What all of them came to. At the first exception the others are ended, before it is raised."""
+    """The results of all of them. At the first exception the others are cancelled, before it is raised."""
     tasks = [asyncio.ensure_future(one) for one in awaited]
     try:
         return await asyncio.gather(*tasks)
