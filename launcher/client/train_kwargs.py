@@ -101,7 +101,7 @@ def resolve(
     source: str | None = None,
 ) -> ResolvedTrainKwargs:
     """Resolve them on this run; `steps`: how many there will be. Without keywords no request is made.
-    `said_in`: where the program says them, if not where this trainer's programs do.
+    `source`: where the program gives them, if not in the usual place of this trainer's programs.
 
     Raises TypeError for what is no JSON, by its keyword, and TrainingFailed, with the `launch` line that
     would fit, for what the run cannot follow.

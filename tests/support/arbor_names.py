@@ -13,7 +13,7 @@ def unused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing was initialised, nothing was said, no job is known; what a test leaves there goes with it."""
     monkeypatch.setattr(server, "_session", None)
     monkeypatch.setattr(server, "_info", None)
-    monkeypatch.setattr(stderr_log, "_said", set())
+    monkeypatch.setattr(stderr_log, "_logged", set())
     monkeypatch.setattr(jobs, "_jobs", {})
     monkeypatch.setitem(main_thread_config, "callbacks", [])
     # Without a network LiteLLM would wait for its price list.

@@ -73,7 +73,7 @@ def test_no_version_is_scored_beside_a_training_that_is_over(run: SmallRun) -> N
             loops.append(self)
 
     class Keeping(GRPO):
-        _loop = Kept
+        _training_class = Kept
 
     run.answer = plain
     student = dspy.Predict("english -> french")

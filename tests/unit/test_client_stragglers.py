@@ -46,7 +46,7 @@ class Played(Workers[FinishedRun]):
             job.started_at = self.now
             heapq.heappush(self._ends, (self.now + self._seconds_of(job), next(self._order), job))
 
-    def until(self, is_done: Callable[[], bool]) -> None:
+    def wait_until(self, is_done: Callable[[], bool]) -> None:
         while not is_done():
             self._next()
 
@@ -56,7 +56,7 @@ class Played(Workers[FinishedRun]):
             self._next()
         self.now = until
 
-    def let_go(self, jobs: Collection[WorkerTask[FinishedRun]]) -> None:
+    def abandon(self, jobs: Collection[WorkerTask[FinishedRun]]) -> None:
         self._ends = [it for it in self._ends if it[2] not in jobs]
         heapq.heapify(self._ends)
 

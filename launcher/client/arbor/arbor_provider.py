@@ -89,7 +89,7 @@ def _configure_lm(lm: dspy.LM, api_key: str) -> None:
 def _is_sampled_for_training(lm: Any) -> bool:
     """Whether a job of DSPy's own GRPO samples with it: only then its untagged answers are trained."""
     sampling = getattr(lm, "sampling", None)
-    return sampling is not None and not sampling.over
+    return sampling is not None and not sampling.is_over
 
 
 def _has_arbor_provider(lm: Any) -> bool:

@@ -46,7 +46,7 @@ class ArborGRPO(GRPO):
     training; in percent, as dspy.Evaluate has them), `best_validation_score` and `best_validation_step`.
     """
 
-    _loop = StoppableTraining
+    _training_class = StoppableTraining
 
     def __init__(
         self,

@@ -22,7 +22,7 @@ class StoppableTraining(Training):
 
     job: Job | None = None
 
-    def _run_on(self) -> None:
+    def _run_steps(self) -> None:
         try:
             super()._run_steps()
         except _JobCancelled:

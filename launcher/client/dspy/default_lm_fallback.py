@@ -22,13 +22,13 @@ def install(lm: VersionedLM) -> None:
     present: Any = main_thread_config["lm"]
     if present is None or (is_fallback_lm(present) and _root(present) != _root(lm)):
         copied = lm.copy()
-        copied.stands_in = True
+        copied.is_fallback = True
         main_thread_config["lm"] = copied
 
 
 def is_fallback_lm(lm: Any) -> bool:
     """Whether this LM is the fallback, which nobody configured."""
-    return bool(getattr(lm, "stands_in", False))
+    return bool(getattr(lm, "is_fallback", False))
 
 
 def log_once(lm: VersionedLM) -> None:

@@ -96,7 +96,7 @@ class PolicyLM(dspy.LM):
     def unpinned_copy(self) -> PolicyLM:
         """A copy over the same engine that no compile has named."""
         copied = self.copy()
-        copied.compiled = copied.stands_in = False
+        copied.compiled = copied.is_fallback = False
         copied.sampling = None
         return copied
 

@@ -48,7 +48,7 @@ class Taken:
 class Pool:
     """`make` makes a ticket by its key. `done`: the steps that are done. Its user is one thread.
 
-    Only `go_on` may be called from others.
+    Only `begin_allowed` may be called from others.
     """
 
     def __init__(
@@ -103,9 +103,9 @@ class Pool:
         """The tickets of the next step, once there are enough. Raises what a run raises, and `left_out`.
 
         `newest`: the version that the step is trained on; None where nothing was trained that could make one
-        older. `is_served`: it answers already, or else what may be begun after it waits for a `go_on`.
-        `left_out` is called when tickets were left out and there are too few of others: where the newest
-        version is not served any more, all that is begun would be left out, for ever.
+        older. `is_served`: it answers already, or else what may be begun after it waits for a
+        `begin_allowed`. `left_out` is called when tickets were left out and there are too few of others:
+        where the newest version is not served any more, all that is begun would be left out, for ever.
         """
         if is_served:
             self.begin_allowed(done)

@@ -270,7 +270,7 @@ def _model_prefix(lm: Any) -> str:
 
 def _use_version(lm: Any, name: str) -> None:
     if hasattr(lm, "use_version"):
-        lm.name(name)
+        lm.use_version(name)
     else:
         lm.model = _model_prefix(lm) + name
 

@@ -52,7 +52,8 @@ _MAX_EXTRA_FACTOR = 3
 
 @dataclass(frozen=True)
 class Sampling:
-    """How a step is rolled out. `most_extra`: rollouts besides, for examples whose rewards were all equal.
+    """How a step is rolled out. `max_extra_rollouts`: rollouts besides, for examples whose rewards were all
+    equal.
 
     `drops_truncated`: the trainer leaves answers out that were cut off, so they make no variance.
     """
@@ -177,7 +178,7 @@ class Rolling:
         return None if self._pool is None else self._pool.workers
 
     def begin(self, done: int, outstanding: Outstanding | None) -> None:
-        """From here on; nothing is asked before `go_on` or `step`.
+        """From here on; nothing is asked before `begin_allowed` or `step`.
 
         With new ids: a rollout that began on a lost machine must not be mixed with one made on this one.
         """

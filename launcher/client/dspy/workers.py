@@ -32,9 +32,9 @@ _Returned = TypeVar("_Returned")
 
 @dataclass(eq=False)
 class WorkerTask(Generic[Result]):
-    """One thing to do. `order`: the lowest comes first. `result` counts once `has_ended`.
+    """One thing to do. `order`: the lowest comes first. `result` counts once `is_done`.
 
-    `left_behind` is told that nobody waits for it any more, `ended` that it has its result; both while
+    `on_abandoned` is called when nobody waits for it any more, `on_done` when it has its result; both while
     nothing else of the workers changes.
     """
 
