@@ -171,15 +171,15 @@ class _Launch:
 
     def _handle_line(self, line: str) -> None:
         """One line: launch's objects are put in words, what others print is passed on."""
-        said = _parse_event(line)
-        event = said.get("event")
+        parsed = _parse_event(line)
+        event = parsed.get("event")
         if event == "run":
-            self._run_id = said.get("run_id")
+            self._run_id = parsed.get("run_id")
         elif event == "error":
-            self._error = said.get("error") or {}
+            self._error = parsed.get("error") or {}
         elif event == "ready":
             self._ready.set()
-        text = _event_text(said) if event else line
+        text = _event_text(parsed) if event else line
         if text:
             self._last_lines = [*self._last_lines[-_LAST_LINES:], text]
             if not self._quiet:

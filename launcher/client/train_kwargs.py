@@ -81,10 +81,10 @@ class ResolvedTrainKwargs:
 
     def settings_at(self, step: int) -> StepSettings | None:
         """The settings of step `step`, from 0: a schedule counts from the first of these steps."""
-        said = self.settings
-        if said is None or (said.schedule is None and said.warmup_steps is None):
-            return said
-        return said.model_copy(update={"schedule_step": step})
+        settings = self.settings
+        if settings is None or (settings.schedule is None and settings.warmup_steps is None):
+            return settings
+        return settings.model_copy(update={"schedule_step": step})
 
     @property
     def changed_settings(self) -> dict[str, Any]:
@@ -173,8 +173,8 @@ def _to_json(name: str, value: Any, depth_left: int) -> Any:
 def _object_value(value: Any) -> Any:
     """A library object as plain data. Raises TypeError for an unknown type."""
     if hasattr(value, "r") and hasattr(value, "lora_alpha"):
-        said = value.to_dict() if callable(getattr(value, "to_dict", None)) else None
-        return said or {key: getattr(value, key) for key in _LORA_FIELDS if hasattr(value, key)}
+        fields = value.to_dict() if callable(getattr(value, "to_dict", None)) else None
+        return fields or {key: getattr(value, key) for key in _LORA_FIELDS if hasattr(value, key)}
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {it.name: getattr(value, it.name) for it in dataclasses.fields(value)}
     library = type(value).__module__.partition(".")[0]

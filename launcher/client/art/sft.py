@@ -29,8 +29,8 @@ async def sft_steps(
     Raises ValueError where there is no learning rate for each batch.
     """
     examples = [example_of(trajectory) for trajectory in trajectories]
-    said = getattr(config, "batch_size", "auto")
-    size = said if isinstance(said, int) and said > 0 else AUTO_BATCH
+    batch_size = getattr(config, "batch_size", "auto")
+    size = batch_size if isinstance(batch_size, int) and batch_size > 0 else AUTO_BATCH
     batches = [examples[start : start + size] for start in range(0, len(examples), size)]
     rates = _learning_rates(getattr(config, "learning_rate", None), len(batches))
     for batch, rate in zip(batches, rates, strict=True):

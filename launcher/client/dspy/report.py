@@ -170,8 +170,8 @@ class Journal:
         """Every line from here on has this compile's id. Its own line is written once."""
         self._compile = place.id
         if not place.step and not place.superseded:
-            said = {"settings": place.settings} if place.settings else {}
-            work = {**place.work.to_dict(), "steps": self._steps, "step": 0, **said}
+            settings = {"settings": place.settings} if place.settings else {}
+            work = {**place.work.to_dict(), "steps": self._steps, "step": 0, **settings}
             self._write("compile", {"time": round(time.time(), 3), **work})
 
     def note(self, text: str) -> None:

@@ -219,8 +219,8 @@ class Training:
 
     def _report_unparsed(self, parse_rate: float, cut_off_rate: float, outcomes: Mapping[str, int]) -> None:
         if not parse_rate and any(count for name, count in outcomes.items() if name != "crashed"):
-            said = f"no run had answers that could be parsed; {unparsed(cut_off_rate)}"
-            self.journal.note_once("unparsed", said)
+            text = f"no run had answers that could be parsed; {unparsed(cut_off_rate)}"
+            self.journal.note_once("unparsed", text)
 
     def _train(self, rolled: Rolled) -> None:
         """Train the step, while later ones are rolled out.

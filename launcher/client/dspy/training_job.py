@@ -106,8 +106,8 @@ class _SFTSteps:
         self.job, self.session = job, session
         plan = SFTPlan.of(len(examples), train_kwargs)
         self.resolved: ResolvedTrainKwargs = resolve_for_job(session, train_kwargs, self.note, plan.steps)
-        if said := version_pinning.pin_copies_except((), session):
-            self.note(said)
+        if note := version_pinning.pin_copies_except((), session):
+            self.note(note)
         self.place = begin_job("dspy finetune", train_kwargs, session)
         self.examples = finetune_data.load_or_save(session.run_dir, self.place, examples)
         self.plan = SFTPlan.of(len(self.examples), train_kwargs)
@@ -171,8 +171,8 @@ class _SFTSteps:
         self._rewinds = 0
         self.place.step, self.place.trained = step + 1, True
         loss = self.last.metrics.get("loss")
-        said = "" if loss is None else f" · loss {loss:.4f}"
-        self.note(f"step {step + 1}/{self.plan.steps}{said} · v{self.last.version}")
+        loss_text = "" if loss is None else f" · loss {loss:.4f}"
+        self.note(f"step {step + 1}/{self.plan.steps}{loss_text} · v{self.last.version}")
 
     def _rewind(self, rewound: Rewound) -> None:
         self._rewinds += 1

@@ -215,8 +215,8 @@ class Place:
         if not self.step or before == settings:
             return None
         names = [name for name in {**before, **settings} if before.get(name) != settings.get(name)]
-        said = [f"{it} {before.get(it, _BY_RUN)} -> {settings.get(it, _BY_RUN)}" for it in names]
-        return f"train_kwargs are not those of the first {self.step} steps: {', '.join(said)}"
+        changes = [f"{it} {before.get(it, _BY_RUN)} -> {settings.get(it, _BY_RUN)}" for it in names]
+        return f"train_kwargs are not those of the first {self.step} steps: {', '.join(changes)}"
 
     def why_not_resumed(self, state: dict[str, Any] | None) -> str | None:
         """In words why a restarted program does not go on where `state` says; None where none would."""

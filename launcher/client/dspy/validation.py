@@ -176,8 +176,8 @@ def _failed_unanswered(finished: Sequence[FinishedRun]) -> bool:
 def _log_crashes(found: Evaluation) -> None:
     crashed = [it for it in found.finished if it.outcome == "crashed"]
     if crashed:
-        said = f"evaluation: score {found.score:.4g} · crashed {len(crashed)} of {len(found.finished)}"
-        sys.stderr.write(f"slipway: {said} · {sanitized(crashed[0].reason or '')}\n")
+        summary = f"evaluation: score {found.score:.4g} · crashed {len(crashed)} of {len(found.finished)}"
+        sys.stderr.write(f"slipway: {summary} · {sanitized(crashed[0].reason or '')}\n")
         sys.stderr.flush()
 
 
@@ -229,8 +229,8 @@ def _score(finished: FinishedRun, failure_score: float) -> float:
 
 def _by_predictor(finished: list[FinishedRun]) -> dict[str, float]:
     """The mean of what the metric said of single predictors, where it does."""
-    said: dict[str, list[float]] = {}
+    scores: dict[str, list[float]] = {}
     for it in finished:
         for name, value in (it.score.predictors if it.score else {}).items():
-            said.setdefault(name, []).append(value)
-    return {name: statistics.fmean(values) for name, values in said.items()}
+            scores.setdefault(name, []).append(value)
+    return {name: statistics.fmean(values) for name, values in scores.items()}

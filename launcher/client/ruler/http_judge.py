@@ -97,8 +97,8 @@ def chat_body(model: str, messages: Messages, response_format: Mapping[str, Any]
 def parse_response(response: httpx.Response, name: str, api_key: str = "") -> JudgeReply:
     """The reply, or the error that its status means."""
     if response.is_error:
-        said = response.text.replace(api_key, "…") if api_key else response.text
-        raise error_for_status(name, response.status_code, said, _retry_after(response))
+        text = response.text.replace(api_key, "…") if api_key else response.text
+        raise error_for_status(name, response.status_code, text, _retry_after(response))
     try:
         body = response.json()
     except (ValueError, RecursionError):

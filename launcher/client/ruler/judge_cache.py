@@ -61,7 +61,10 @@ class JudgementCache:
             return None
         try:
             kept = json.loads((self._folder / f"{key}.json").read_text())
-            return {name: JudgeScore(float(score), str(said)) for name, (score, said) in kept.items()}
+            return {
+                name: JudgeScore(float(score), str(explanation))
+                for name, (score, explanation) in kept.items()
+            }
         except (OSError, ValueError, TypeError, AttributeError):
             return None
 

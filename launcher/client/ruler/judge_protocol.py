@@ -119,8 +119,8 @@ def headers_for(base_url: str | None) -> dict[str, str]:
 
 def cache_identity(place: str, model: str, extra_params: Mapping[str, Any]) -> str:
     """A judge whose answers may be kept: where it is, its name, how it samples; no key."""
-    told = {name: value for name, value in extra_params.items() if name != "api_key"}
-    return json.dumps([place, model, told], sort_keys=True, default=repr)
+    settings = {name: value for name, value in extra_params.items() if name != "api_key"}
+    return json.dumps([place, model, settings], sort_keys=True, default=repr)
 
 
 def names_fixed_weights(model: str) -> bool:

@@ -85,5 +85,5 @@ def _with_feedback(messages: Messages, problem: str | None) -> Messages:
     if problem is None:
         return messages
     *before, last = messages
-    told = f"{last['content']}\n\nAn earlier answer of yours could not be used: {problem}."
-    return [*before, {**last, "content": told}]
+    content = f"{last['content']}\n\nAn earlier answer of yours could not be used: {problem}."
+    return [*before, {**last, "content": content}]

@@ -62,11 +62,15 @@ def _copy_with(trajectory: Any, **values: Any) -> Any:
 
 
 def _group(
-    group: Any, trajectories: list[Any], raised: list[JudgeFailed], took: Mapping[str, Any], said: Any
+    group: Any,
+    trajectories: list[Any],
+    raised: list[JudgeFailed],
+    usage_metrics: Mapping[str, Any],
+    extra_metadata: Any,
 ) -> Any:
     kept: dict[str, Any] = {
-        "metadata": {**(get_field(group, "metadata") or {}), **said},
-        "metrics": {**(get_field(group, "metrics") or {}), **took},
+        "metadata": {**(get_field(group, "metadata") or {}), **extra_metadata},
+        "metrics": {**(get_field(group, "metrics") or {}), **usage_metrics},
         "logs": [*(get_field(group, "logs") or ())],
     }
     before = [*(get_field(group, "exceptions") or ())]

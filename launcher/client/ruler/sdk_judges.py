@@ -81,10 +81,10 @@ class LiteLLMJudge:
         return parse_completion(response, float(cost) if isinstance(cost, int | float) else None)
 
     def _base_url(self) -> str | None:
-        said = self.extra_params.get("api_base") or self.extra_params.get("base_url")
-        if said is None and self.model.startswith("openai/"):
-            said = os.environ.get("OPENAI_API_BASE") or os.environ.get("OPENAI_BASE_URL")
-        return said
+        base_url = self.extra_params.get("api_base") or self.extra_params.get("base_url")
+        if base_url is None and self.model.startswith("openai/"):
+            base_url = os.environ.get("OPENAI_API_BASE") or os.environ.get("OPENAI_BASE_URL")
+        return base_url
 
 
 def _litellm(model: str) -> Any:
@@ -154,10 +154,10 @@ def _judge_error(name: str, error: Exception, key: Any) -> Exception:
     """An SDK's error by its HTTP status; one that has none is of the connection, or the SDK's own."""
     if isinstance(error, AnswerUnusable):
         return error
-    said = f"{type(error).__name__}: {error}"
+    text = f"{type(error).__name__}: {error}"
     if isinstance(key, str) and key:  # servers repeat what they do not know
-        said = said.replace(key, "…")
+        text = text.replace(key, "…")
     status = getattr(error, "status_code", None)
     if isinstance(status, int):
-        return error_for_status(name, status, said)
-    return RetryableError(said[:200])
+        return error_for_status(name, status, text)
+    return RetryableError(text[:200])

@@ -91,8 +91,8 @@ def get_field(thing: Any, name: str) -> Any:
 
 def _slipway_field(choice: Any, name: str) -> Any:
     """A field that the gateway added to a choice; LiteLLM keeps it among the fields that it does not know."""
-    said = get_field(choice, "slipway") or get_field(get_field(choice, "provider_specific_fields"), "slipway")
-    return get_field(said, name)
+    tags = get_field(choice, "slipway") or get_field(get_field(choice, "provider_specific_fields"), "slipway")
+    return get_field(tags, name)
 
 
 def _members_of(trajectories: Any) -> Iterable[Any]:
@@ -133,6 +133,6 @@ def to_float(reward: Any) -> float | None:
 
 def exception_reason(exception: Any) -> str:
     """An exception by its type, as text such as `<class 'builtins.ValueError'>` has it too."""
-    said = get_field(exception, "type")
-    words = re.findall(r"\w+", said) if isinstance(said, str) else [type(exception).__name__]
+    type_text = get_field(exception, "type")
+    words = re.findall(r"\w+", type_text) if isinstance(type_text, str) else [type(exception).__name__]
     return f"raised {words[-1] if words else 'an error'}"[:MAX_REASON_CHARACTERS]

@@ -113,10 +113,10 @@ def message_of(entry: Any) -> dict[str, Any]:
     if not is_choice(entry):
         return {**_plain(entry), "content": get_field(entry, "content") or ""}
     message = get_field(entry, "message")
-    said: dict[str, Any] = {"role": "assistant", "content": get_field(message, "content") or ""}
+    sent: dict[str, Any] = {"role": "assistant", "content": get_field(message, "content") or ""}
     if calls := get_field(message, "tool_calls"):
-        said["tool_calls"] = [_plain(call) for call in calls]
-    return said
+        sent["tool_calls"] = [_plain(call) for call in calls]
+    return sent
 
 
 def _plain(thing: Any) -> dict[str, Any]:
