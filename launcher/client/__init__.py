@@ -1,4 +1,5 @@
-"""What a program imports: `connect` for its run, `start` to begin one; for DSPy, `PolicyLM` and `GRPO`.
+"""The names that programs import: `connect` for their run, `start` to begin one; for DSPy, `PolicyLM` and
+`GRPO`.
 
 DSPy is imported when one of the names that need it is touched, never before.
 """
@@ -24,13 +25,13 @@ if TYPE_CHECKING:
     from launcher.client import arbor
     from launcher.client.dspy.grpo import GRPO
     from launcher.client.dspy.lm import PolicyLM
-    from launcher.client.dspy.saved import load
+    from launcher.client.dspy.program_loading import load
     from launcher.client.dspy.tagging import rollout
     from launcher.client.dspy.validation import evaluate
     from launcher.client.ruler.score_group import ruler_score_group
     from launcher.client.started_run import start
     from launcher.client.trajectories.ahead import gather_ahead
-    from launcher.client.trajectories.bounded import limit_concurrency, retry
+    from launcher.client.trajectories.concurrency import limit_concurrency, retry
     from launcher.client.trajectories.gathering import gather_trajectories, gather_trajectory_groups
     from launcher.client.trajectories.trajectory import History, Trajectory
     from launcher.client.trajectories.trajectory_group import TrajectoryGroup
@@ -74,9 +75,9 @@ _LATER = {
     "gather_ahead": "trajectories.ahead",
     "gather_trajectories": "trajectories.gathering",
     "gather_trajectory_groups": "trajectories.gathering",
-    "limit_concurrency": "trajectories.bounded",
-    "load": "dspy.saved",
-    "retry": "trajectories.bounded",
+    "limit_concurrency": "trajectories.concurrency",
+    "load": "dspy.program_loading",
+    "retry": "trajectories.concurrency",
     "rollout": "dspy.tagging",
     "ruler_score_group": "ruler.score_group",
     "start": "started_run",

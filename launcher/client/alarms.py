@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from statistics import fmean, pstdev
 
-_WORDS = 4
+_NGRAM = 4
 # The share of the tokens that a lag must have to be judged by itself.
-_LEAST_OF_A_LAG = 0.1
+_MIN_TOKEN_SHARE = 0.1
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class Thresholds:
 
 
 @dataclass(frozen=True)
-class AtLag:
+class StalenessBucket:
     """Of a step's answers of one age, in steps: their trained tokens, those that a bound has stopped, and
     the nats between the policy that sampled and the one that is trained, added up."""
 
@@ -99,12 +99,12 @@ class Observed:
     masked_answers: float | None = None
     ratio_max: float | None = None
     # By how many steps old they are; nothing where no answer is older than the policy.
-    lags: Mapping[int, AtLag] = field(default_factory=dict)
+    lags: Mapping[int, StalenessBucket] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Alarm:
-    """One alarm: what it is called, after how many steps it was raised, and what was seen, in words."""
+    """One alarm: its name, the step after which it was raised, and a sentence about the observation."""
 
     name: str
     step: int
@@ -126,9 +126,9 @@ class Alarms:
         self._steps.append(observed)
         if len(self._steps) < self.thresholds.window:
             return []
-        return self._raise(observed.step, self._looks())
+        return self._raise(observed.step, self._checks())
 
-    def validated(self, step: int, score: float) -> list[Alarm]:
+    def observe_validation(self, step: int, score: float) -> list[Alarm]:
         """The alarms that this held-out score raises for the first time."""
         if math.isfinite(score):
             self._scores.append((len(self._steps), score))
@@ -140,7 +140,7 @@ class Alarms:
         self.raised += found
         return found
 
-    def _looks(self) -> Iterator[tuple[str, Callable[[], str | None]]]:
+    def _checks(self) -> Iterator[tuple[str, Callable[[], str | None]]]:
         yield "flat_groups", self._flat_groups
         yield "length", self._length
         yield "repetition", self._repetition
@@ -156,7 +156,7 @@ class Alarms:
     # ------------------------------------------------------------- one look each
 
     def _flat_groups(self) -> str | None:
-        now = self._now("flat_groups")
+        now = self._recent_mean("flat_groups")
         if now is None or now < self.thresholds.flat_groups:
             return None
         return (
@@ -165,7 +165,7 @@ class Alarms:
         )
 
     def _length(self) -> str | None:
-        start, now = self._start("length"), self._now("length")
+        start, now = self._first_mean("length"), self._recent_mean("length")
         if not start or now is None or now < self.thresholds.length * start:
             return None
         return (
@@ -173,37 +173,37 @@ class Alarms:
         )
 
     def _repetition(self) -> str | None:
-        now = self._now("repetition")
+        now = self._recent_mean("repetition")
         if now is None or now < self.thresholds.repetition:
             return None
         return f"answers repeat themselves: {now:.0%} of their four-word sequences were said before"
 
     def _entropy(self) -> str | None:
-        start, now = self._start("entropy"), self._now("entropy")
+        start, now = self._first_mean("entropy"), self._recent_mean("entropy")
         if not start or now is None or now > self.thresholds.entropy * start:
             return None
         return f"the policy hardly varies its answers any more: entropy {start:.3f} -> {now:.3f} nats a token"
 
     def _truncation(self) -> str | None:
-        now = self._now("truncation")
+        now = self._recent_mean("truncation")
         if now is None or now < self.thresholds.truncation:
             return None
         return f"{now:.0%} of the runs had an answer cut off at the length limit"
 
     def _outside(self) -> str | None:
-        now = self._now("outside")
+        now = self._recent_mean("outside")
         if now is None or now < self.thresholds.outside:
             return None
         return f"another model or a judge failed in {now:.0%} of the runs: they are left out, not scored"
 
     def _kl(self, name: str, other: str) -> str | None:
-        now, limit = self._now(name), getattr(self.thresholds, name)
+        now, limit = self._recent_mean(name), getattr(self.thresholds, name)
         if now is None or now < limit:
             return None
         return f"the policy is {now:.3f} nats a token away from {other} (above {limit:g})"
 
     def _masked(self) -> str | None:
-        now, answers = self._now("masked"), self._now("masked_answers")
+        now, answers = self._recent_mean("masked"), self._recent_mean("masked_answers")
         if now is None or now < self.thresholds.masked:
             return None
         inside = "" if answers is None else f", in {answers:.0%} of the answers,"
@@ -213,27 +213,29 @@ class Alarms:
         )
 
     def _stale(self) -> str | None:
-        found = self._too_old(lambda it: it.stopped, self.thresholds.stale)
+        found = self._oldest_above(lambda it: it.stopped, self.thresholds.stale)
         if found is None:
             return None
         lag, shares = found
         return (
             f"{shares[lag]:.0%} of the tokens {_age(lag)} old are past the clip or train.dual_clip"
-            f"{_younger(lag, shares, '.0%')}: a smaller staleness or learning rate wastes fewer"
+            f"{_values_of_newer(lag, shares, '.0%')}: a smaller staleness or learning rate wastes fewer"
         )
 
     def _kl_behaviour(self) -> str | None:
-        found = self._too_old(lambda it: it.kl, self.thresholds.kl_behaviour)
+        found = self._oldest_above(lambda it: it.kl, self.thresholds.kl_behaviour)
         if found is None:
             return self._kl("kl_behaviour", "the policy that sampled")
         lag, nats = found
         return (
             f"the policy is {nats[lag]:.3f} nats a token away from the one that sampled {_age(lag)} ago"
-            f"{_younger(lag, nats, '.3f')}, above {self.thresholds.kl_behaviour:g}: "
+            f"{_values_of_newer(lag, nats, '.3f')}, above {self.thresholds.kl_behaviour:g}: "
             "a smaller staleness or learning rate keeps it nearer"
         )
 
-    def _too_old(self, of: Callable[[AtLag], float], limit: float) -> tuple[int, dict[int, float]] | None:
+    def _oldest_above(
+        self, total: Callable[[StalenessBucket], float], limit: float
+    ) -> tuple[int, dict[int, float]] | None:
         """The oldest lag whose tokens have so much each, and what those of every lag have.
 
         Only a lag that is in each of the last steps and of any weight: a few tokens say nothing. Where those
@@ -244,11 +246,11 @@ class Alarms:
         sums: dict[int, float] = {}
         for lag, it in (found for lags in steps for found in lags.items()):
             tokens[lag] = tokens.get(lag, 0.0) + it.tokens
-            sums[lag] = sums.get(lag, 0.0) + of(it)
+            sums[lag] = sums.get(lag, 0.0) + total(it)
         each = {lag: sums[lag] / tokens[lag] for lag in sorted(tokens, reverse=True) if tokens[lag]}
         if each.get(0, 0.0) >= limit:
             return None
-        least = _LEAST_OF_A_LAG * sum(tokens.values())
+        least = _MIN_TOKEN_SHARE * sum(tokens.values())
         steady = [lag for lag in each if tokens[lag] >= least and all(lag in lags for lags in steps)]
         return next(((lag, each) for lag in steady if each[lag] >= limit), None)
 
@@ -282,11 +284,11 @@ class Alarms:
 
     # ------------------------------------------------------------- windows
 
-    def _start(self, name: str) -> float | None:
-        return _mean(getattr(it, name) for it in self._steps[: self.thresholds.window])
+    def _first_mean(self, name: str) -> float | None:
+        return _complete_mean(getattr(it, name) for it in self._steps[: self.thresholds.window])
 
-    def _now(self, name: str) -> float | None:
-        return _mean(getattr(it, name) for it in self._steps[-self.thresholds.window :])
+    def _recent_mean(self, name: str) -> float | None:
+        return _complete_mean(getattr(it, name) for it in self._steps[-self.thresholds.window :])
 
     def _rewards(self, begin: int, end: int | None) -> list[float]:
         return [reward for it in self._steps[begin:end] for reward in it.rewards]
@@ -295,7 +297,7 @@ class Alarms:
 def repeated_share(text: str) -> float:
     """The share of a text's four-word sequences that came before in it: 0 for a short or a fresh text."""
     words = text.split()
-    sequences = [tuple(words[i : i + _WORDS]) for i in range(len(words) - _WORDS + 1)]
+    sequences = [tuple(words[i : i + _NGRAM]) for i in range(len(words) - _NGRAM + 1)]
     return 1 - len(set(sequences)) / len(sequences) if sequences else 0.0
 
 
@@ -303,13 +305,13 @@ def _age(lag: int) -> str:
     return f"{lag} step" if lag == 1 else f"{lag} steps"
 
 
-def _younger(lag: int, each: Mapping[int, float], form: str) -> str:
-    """What younger tokens have, the oldest of them first: ` (1 step: 11%, 0 steps: 0%)`."""
+def _values_of_newer(lag: int, each: Mapping[int, float], form: str) -> str:
+    """The values of fresher tokens, the stalest first: ` (1 step: 11%, 0 steps: 0%)`."""
     found = [f"{_age(it)}: {value:{form}}" for it, value in each.items() if it < lag]
     return f" ({', '.join(found)})" if found else ""
 
 
-def _mean(values: Iterable[float | None]) -> float | None:
+def _complete_mean(values: Iterable[float | None]) -> float | None:
     """None unless every one of them was measured."""
     found = list(values)
     if not found or any(it is None or not math.isfinite(it) for it in found):

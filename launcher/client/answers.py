@@ -10,12 +10,12 @@ from typing import Any
 
 import httpx
 
-from launcher.client.bodies import CLIENT_STATE_MAX_BYTES
 from launcher.client.failures import Refused, Rewound
+from launcher.client.schema import CLIENT_STATE_MAX_BYTES
 
 
-def json_of(response: httpx.Response) -> Any:
-    """What an answer says. Raises Refused where that is not JSON."""
+def parse_json(response: httpx.Response) -> Any:
+    """The answer's JSON. Raises Refused where it is not JSON."""
     try:
         return response.json()
     except ValueError:
@@ -27,7 +27,7 @@ def json_of(response: httpx.Response) -> Any:
         ) from None
 
 
-def refusal(method: str, path: str, response: httpx.Response) -> Refused:
+def refused_error(method: str, path: str, response: httpx.Response) -> Refused:
     """The error the runtime answered with, as an exception."""
     try:
         error = dict(response.json()["error"])
@@ -43,7 +43,7 @@ def refusal(method: str, path: str, response: httpx.Response) -> Refused:
     )
 
 
-def check_size(client_state: dict[str, Any]) -> None:
+def check_client_state(client_state: dict[str, Any]) -> None:
     """Raise ValueError for a client_state that no step carries."""
     size = len(json.dumps(client_state).encode())
     if size > CLIENT_STATE_MAX_BYTES:

@@ -10,12 +10,12 @@ from collections.abc import Iterable
 from urllib.parse import quote
 
 from launcher.base.sanitize import one_line as sanitized
-from launcher.client.answers import json_of
-from launcher.client.bodies import CheckpointInfo
+from launcher.client.answers import parse_json
 from launcher.client.connection import Connection
+from launcher.client.schema import CheckpointInfo
 
 
-def kept(connection: Connection) -> list[CheckpointInfo]:
+def list_checkpoints(connection: Connection) -> list[CheckpointInfo]:
     """See `Session.checkpoints`."""
     found = [CheckpointInfo.model_validate(it) for it in connection.get_json("/slipway/checkpoints")]
     return sorted(found, key=lambda it: it.step)
@@ -24,14 +24,14 @@ def kept(connection: Connection) -> list[CheckpointInfo]:
 def pin(connection: Connection, name: str, best_of: str | None) -> CheckpointInfo:
     """See `Session.pin`."""
     named = f"?best_of={quote(best_of, safe='')}" if best_of is not None else ""
-    answer = connection.ask("POST", f"/slipway/checkpoints/{name}/pin{named}")
-    pinned = CheckpointInfo.model_validate(json_of(answer))
+    answer = connection.request("POST", f"/slipway/checkpoints/{name}/pin{named}")
+    pinned = CheckpointInfo.model_validate(parse_json(answer))
     if pinned.let_go:
-        _say_let_go(connection.model, pinned.let_go)
+        _log_unpinned(connection.model, pinned.let_go)
     return pinned
 
 
-def _say_let_go(model: str, checkpoints: Iterable[str]) -> None:
+def _log_unpinned(model: str, checkpoints: Iterable[str]) -> None:
     names = ", ".join(f"{sanitized(model)}@v{int(it.removeprefix('step-'))}" for it in checkpoints)
     sys.stderr.write(
         f"slipway: no longer pinned, because others were pinned since: {names}. Pin again what a program "

@@ -1,6 +1,6 @@
 """A program's connection to its run: its address and key, JSON requests on our routes, and who answers there.
 
-Neighbours: `wire.py` sends and retries, `answers.py` reads what comes back, `bodies.py` has the bodies;
+Neighbours: `wire.py` sends and retries, `answers.py` reads what comes back, `schema.py` has the bodies;
 `steps.py`, `tracing/` and `session.py` stand on it, as do DSPy's engine and the judges. Knows nothing of
 rollouts, training steps or trajectories.
 """
@@ -14,8 +14,8 @@ from urllib.parse import quote
 import httpx
 from pydantic import BaseModel
 
-from launcher.client.answers import json_of, refusal
-from launcher.client.bodies import REQUEST_HEADER, RuntimeStatus
+from launcher.client.answers import parse_json, refused_error
+from launcher.client.schema import REQUEST_HEADER, RuntimeStatus
 from launcher.client.wire import Endpoint, Patience, Wire, new_request_id
 
 _Answer = TypeVar("_Answer", bound=BaseModel)
@@ -56,19 +56,19 @@ class Connection:
         return answer.model_validate(self.get_json(path))
 
     def get_json(self, path: str) -> Any:
-        return json_of(self.ask("GET", path))
+        return parse_json(self.request("GET", path))
 
     def post(self, path: str, body: BaseModel, answer: type[_Answer]) -> _Answer:
-        return answer.model_validate(json_of(self.ask("POST", path, body.model_dump_json().encode())))
+        return answer.model_validate(parse_json(self.request("POST", path, body.model_dump_json().encode())))
 
-    def ask(self, method: str, path: str, content: bytes | None = None) -> httpx.Response:
+    def request(self, method: str, path: str, content: bytes | None = None) -> httpx.Response:
         """The answer, where it is no error."""
         headers = {REQUEST_HEADER: new_request_id()}
         if content is not None:
             headers["content-type"] = "application/json"
         response = self.wire.send(method, path, content, headers)
         if response.is_error:
-            raise refusal(method, path, response)
+            raise refused_error(method, path, response)
         return response
 
     # ------------------------------------------------------------- who answers

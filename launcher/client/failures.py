@@ -1,4 +1,4 @@
-"""What can go wrong between a program and its run; each says why and what to do.
+"""The errors between a program and its run; each says why and what to do.
 
 Neighbours: `wire.py`, `connection.py` and `steps.py` raise these, `grpo.py` adds the optimizer's own.
 
@@ -63,7 +63,7 @@ class Refused(ClientError):
 
     @property
     def code(self) -> str | None:
-        """What a program can tell errors apart by: "nothing_to_train", "queue_full", …"""
+        """The runtime's code of the error: "nothing_to_train", "queue_full", …"""
         return self.error.get("code")
 
 
@@ -72,7 +72,7 @@ class Rewound(Refused):
 
     @property
     def client_state(self) -> dict[str, Any] | None:
-        """That of the last durable step."""
+        """The client_state of the last durable step."""
         return self.error.get("client_state")
 
 

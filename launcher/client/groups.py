@@ -1,6 +1,6 @@
 """Groups for a step: of rollouts that have their rewards with them, or of rewards by rollout id.
 
-Neighbours: `steps.py` sends them, `bodies.py` has what they are. Knows nothing of how a rollout was made.
+Neighbours: `steps.py` sends them, `schema.py` has what they are. Knows nothing of how a rollout was made.
 """
 
 from __future__ import annotations
@@ -8,18 +8,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Protocol, cast
 
-from launcher.client.bodies import Group, Member
+from launcher.client.schema import Group, Member
 
 
-class Rewarded(Protocol):
-    """What has its reward with it, as `Session.rollout` gives."""
+class RewardedRollout(Protocol):
+    """A rollout that has its reward with it, as `Session.rollout` gives."""
 
     def member(self) -> Member: ...
 
 
 def group(
     group_id: str,
-    rewards: Mapping[str, float | str | None] | Iterable[Rewarded],
+    rewards: Mapping[str, float | str | None] | Iterable[RewardedRollout],
     predictor: str | None = None,
 ) -> Group:
     """One group, of rollouts that have their rewards, or of rollout id → reward.

@@ -10,7 +10,7 @@ import copy
 from collections.abc import Mapping
 from typing import Any
 
-from launcher.client.answers import check_size
+from launcher.client.answers import check_client_state
 from launcher.client.steps import TrainingSteps
 
 
@@ -19,7 +19,7 @@ class ProgramState:
 
     def __init__(self, steps: TrainingSteps) -> None:
         self._steps = steps
-        # What was merged since the last step; it is kept with the next one.
+        # The state merged since the last step; it is kept with the next one.
         self.unsaved: dict[str, Any] | None = None
         # How often a step of this program was refused because the machine was lost.
         self.rewinds = 0
@@ -32,7 +32,7 @@ class ProgramState:
             return copy.deepcopy(self.unsaved)
         status = self._steps.settle()
         self._known = None  # a lost machine may have taken steps with it
-        self.saved(status.step, status.client_state)
+        self.mark_saved(status.step, status.client_state)
         return status.client_state or {}
 
     def merge(self, state: Mapping[str, Any]) -> dict[str, Any]:
@@ -43,10 +43,10 @@ class ProgramState:
 
     def overwrite(self, state: Mapping[str, Any]) -> None:
         """See `Session.overwrite_state`. Raises ValueError for what no step can carry."""
-        check_size(dict(state))
+        check_client_state(dict(state))
         self.unsaved = copy.deepcopy(dict(state))
 
-    def next_of(self, state: Mapping[str, Any]) -> tuple[dict[str, Any], int, int | None]:
+    def for_next_step(self, state: Mapping[str, Any]) -> tuple[dict[str, Any], int, int | None]:
         """The state for the next step, the step before it, and the step that has led there, if one has.
 
         An earlier life of the program sent that one and was killed, and it was taken in after this life had
@@ -61,7 +61,7 @@ class ProgramState:
         kept = _merged(now if self.unsaved is None else self.unsaved, state)
         return kept, status.step, None
 
-    def saved(self, step: int, state: Mapping[str, Any] | None) -> None:
+    def mark_saved(self, step: int, state: Mapping[str, Any] | None) -> None:
         """This state is kept with this step, and nothing is to be kept besides.
 
         It may be one of before: what is known of the newest step stays.
@@ -71,7 +71,7 @@ class ProgramState:
             self._known = step, copy.deepcopy(dict(state or {}))
 
     def rewind(self) -> None:
-        """The machine was lost: what is here is of lost rollouts, and the program goes back too."""
+        """The machine was lost: the state here belongs to lost rollouts, and the program goes back too."""
         self.unsaved = self._known = None
         self.rewinds += 1
 

@@ -1,4 +1,4 @@
-"""What a program has of its run: `connect()` gives it, and every part is a method of it.
+"""A program's session with its run: `connect()` gives it, and every part is a method of it.
 
 Neighbours: `connection.py` carries the requests, `steps.py` has the training steps, `checkpoints.py` what is
 kept, `program_state.py` the program's place; `tracing/` tags rollouts, `trajectories/` trains and logs groups
@@ -26,8 +26,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Unpack
 
-from launcher.client import attaching, checkpoints
-from launcher.client.bodies import (
+from launcher.client import checkpoints, run_lookup
+from launcher.client.connection import Connection
+from launcher.client.error_display import install_excepthook
+from launcher.client.failures import NotConnected
+from launcher.client.program_state import ProgramState
+from launcher.client.schema import (
     CheckpointInfo,
     Group,
     RuntimeStatus,
@@ -36,10 +40,6 @@ from launcher.client.bodies import (
     SupervisedExample,
     Validation,
 )
-from launcher.client.connection import Connection
-from launcher.client.failures import NotConnected
-from launcher.client.last_words import say_them
-from launcher.client.program_state import ProgramState
 from launcher.client.steps import TrainingSteps
 from launcher.client.tracing.rollout import Rollout, TracedRun, samples_of
 from launcher.client.trajectories import log_groups, train_groups
@@ -56,9 +56,9 @@ def connect(
     Asks for the run's status, so it raises NotConnected, EndpointLost or Refused now rather than later.
     `patience`: instead of the run's own (`Patience.of_run`).
     """
-    say_them()
+    install_excepthook()
     if base_url and "://" not in base_url:
-        found = attaching.was_requested(base_url)
+        found = run_lookup.find_run(base_url)
         session = Session(found.endpoint, patience or found.patience, found.run_dir)
         session.status()
         return session
@@ -87,13 +87,13 @@ class Session:
     connection: Connection = field(init=False, repr=False)
     _steps: TrainingSteps = field(init=False, repr=False)
     _state: ProgramState = field(init=False, repr=False)
-    _traced: TracedRun = field(init=False, repr=False)
+    _traced_run: TracedRun = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         self.connection = Connection(self.endpoint, self.patience)
         self._steps = TrainingSteps(self.connection)
         self._state = ProgramState(self._steps)
-        self._traced = TracedRun(self.connection)
+        self._traced_run = TracedRun(self.connection)
 
     # ------------------------------------------------------------- where it answers
 
@@ -126,7 +126,7 @@ class Session:
 
         `untrainable="refuse"`: a request whose answer could not be trained is an error at once.
         """
-        return Rollout(self._traced, rollout_id or self.new_rollout(), predictor, purpose, untrainable)
+        return Rollout(self._traced_run, rollout_id or self.new_rollout(), predictor, purpose, untrainable)
 
     def samples_of(self, rollout: str) -> list[dict[str, Any]]:
         """The answers sampled in a rollout's name, in order, each as `sample` (its name), `version`,
@@ -136,7 +136,7 @@ class Session:
     @property
     def astray(self) -> int:
         """Requests of this process that were in no `rollout` while one was open: no reward reaches them."""
-        return self._traced.astray
+        return self._traced_run.untagged_requests
 
     @property
     def run_dir(self) -> Path | None:
@@ -167,7 +167,7 @@ class Session:
 
     @property
     def client_state(self) -> dict[str, Any] | None:
-        """What the last committed step carried, or None."""
+        """The state that the last committed step carried, or None."""
         return self.status().client_state
 
     def metrics(self, after: int = 0) -> list[dict[str, Any]]:
@@ -175,8 +175,8 @@ class Session:
         return self.connection.get_json(f"/slipway/metrics?after={after}")
 
     def validated(self, validation: Validation) -> None:
-        """Keep a held-out score beside what is trained: it comes home, and is in `launch report`."""
-        log_groups.keep_score(self.connection, validation)
+        """Record a held-out score in the run: it comes home, and is in `launch report`."""
+        log_groups.send_score(self.connection, validation)
 
     # ------------------------------------------------------------- training
 
@@ -279,13 +279,13 @@ class Session:
 
     def checkpoints(self) -> list[CheckpointInfo]:
         """The committed checkpoints that are kept, oldest first."""
-        return checkpoints.kept(self.connection)
+        return checkpoints.list_checkpoints(self.connection)
 
     def pin(self, name: str, best_of: str | None = None) -> CheckpointInfo:
         """Keep this checkpoint, or that of a version's name, until 32 others have been pinned since.
 
-        What goes then is said by name. `best_of`: a name (letters, digits, `_.-`) of the work whose best it
-        is; the one that was named so last comes home as `results/best`, and goes last.
+        Checkpoints that are unpinned then are logged by name. `best_of`: a name (letters, digits, `_.-`) of
+        the work whose best it is; the one that was named so last comes home as `results/best`, and goes last.
         """
         return checkpoints.pin(self.connection, name, best_of)
 

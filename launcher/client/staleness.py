@@ -8,18 +8,18 @@ from __future__ import annotations
 from launcher.client.failures import TrainingFailed
 
 
-def check_whole(**asked: int) -> None:
+def check_integers(**values: int) -> None:
     """Raise ValueError for one that is no whole number: a program need not have types."""
-    for name, value in asked.items():
+    for name, value in values.items():
         if isinstance(value, bool) or not isinstance(value, int):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ValueError(f"{name} is a whole number, not {value!r}")
 
 
-def check_staleness(asked: int, most: int | None) -> None:
+def check_staleness(staleness: int, max_staleness: int | None) -> None:
     """Raise TrainingFailed where the run leaves out what is so old; `most`: None where it does not say."""
-    if most is not None and asked > most:
+    if max_staleness is not None and staleness > max_staleness:
         raise TrainingFailed(
-            f"This run cannot train with staleness={asked}",
-            why=f"it leaves out what was sampled more than {most} steps ago",
-            hint=f"a run that fits starts with `launch --set max_staleness={asked} -- python PROGRAM`",
+            f"This run cannot train with staleness={staleness}",
+            why=f"it leaves out what was sampled more than {max_staleness} steps ago",
+            hint=f"a run that fits starts with `launch --set max_staleness={staleness} -- python PROGRAM`",
         )

@@ -18,7 +18,7 @@ from typing import Any
 
 from launcher.base.module_command import module_command
 from launcher.base.sanitize import plain_text as sanitized
-from launcher.client import attaching
+from launcher.client import run_lookup
 from launcher.client.failures import ClientError, NotConnected
 from launcher.client.holder import DONE
 from launcher.client.session import Session
@@ -27,7 +27,7 @@ _LAST_LINES = 20
 
 
 class StartRefused(ClientError):  # noqa: N818 - as the client's other errors
-    """What was asked for may not be started from Python."""
+    """These arguments may not start a run from Python."""
 
     exit_code = 2
 
@@ -70,17 +70,17 @@ def start(
     bounds it. Raises StartRefused, and NotConnected with launch's own words where the run does not come up.
     What launch says goes to stderr, unless `quiet`.
     """
-    _refuse_unbounded(gpus, options, max=max, budget=budget, yes=yes)
+    _check_price_bound(gpus, options, max=max, budget=budget, yes=yes)
     words = [*_options(model=model, gpus=gpus, name=name, max=max, budget=budget)]
     words += [f"--from={from_run}"] if from_run else []
     words += [f"--set={key}={_text(value)}" for key, value in (settings or {}).items()]
     words += ["--yes"] if yes else []
     launch = _Launch([*words, *options], quiet)
-    found = attaching.was_requested(launch.wait_until_ready())
+    found = run_lookup.find_run(launch.wait_until_ready())
     return StartedRun(found.endpoint, found.patience, found.run_dir, launch)
 
 
-def _refuse_unbounded(gpus: str | None, options: Sequence[str], **given: Any) -> None:
+def _check_price_bound(gpus: str | None, options: Sequence[str], **given: Any) -> None:
     """Money is agreed to with its maximum, here as on the command line."""
     rented = any(word.split("=")[0] in ("--gpus", "--infra", "--yes", "-y") for word in options)
     if rented:
@@ -115,7 +115,7 @@ class _Launch:
     def __init__(self, options: Sequence[str], quiet: bool) -> None:
         theirs, self._pipe = os.pipe()
         program = module_command("launcher.client.holder")
-        launch = [*attaching.LAUNCH, "--json", *options, "--", *program]
+        launch = [*run_lookup.LAUNCH_COMMAND, "--json", *options, "--", *program]
         self._process = subprocess.Popen(
             [*program, "--pipe", str(theirs), "--", *launch],
             stdin=subprocess.DEVNULL,
@@ -130,7 +130,7 @@ class _Launch:
         self._quiet = quiet
         self._run_id: str | None = None
         self._error: Mapping[str, Any] = {}
-        self._last: list[str] = []
+        self._last_lines: list[str] = []
         self._ready = threading.Event()
         self._reader = threading.Thread(target=self._read, name="launch", daemon=True)
         self._reader.start()
@@ -144,7 +144,7 @@ class _Launch:
             raise
         if self._run_id is None or self._process.poll() is not None or self._error:
             self.end()
-            why = self._error.get("why") or "\n".join(self._last[-_LAST_LINES:]) or None
+            why = self._error.get("why") or "\n".join(self._last_lines[-_LAST_LINES:]) or None
             message = self._error.get("message") or "the run did not start"
             raise NotConnected(str(message), why=why, hint=self._error.get("hint") or "launch doctor")
         return self._run_id
@@ -165,29 +165,29 @@ class _Launch:
         assert self._process.stdout is not None  # a pipe, as asked for
         try:
             for line in self._process.stdout:
-                self._take(line.rstrip("\n"))
+                self._handle_line(line.rstrip("\n"))
         finally:
             self._ready.set()
 
-    def _take(self, line: str) -> None:
+    def _handle_line(self, line: str) -> None:
         """One line: launch's objects are put in words, what others print is passed on."""
-        said = _parsed(line)
-        event = said.get("event")
+        parsed = _parse_event(line)
+        event = parsed.get("event")
         if event == "run":
-            self._run_id = said.get("run_id")
+            self._run_id = parsed.get("run_id")
         elif event == "error":
-            self._error = said.get("error") or {}
+            self._error = parsed.get("error") or {}
         elif event == "ready":
             self._ready.set()
-        words = _words(said) if event else line
-        if words:
-            self._last = [*self._last[-_LAST_LINES:], words]
+        text = _event_text(parsed) if event else line
+        if text:
+            self._last_lines = [*self._last_lines[-_LAST_LINES:], text]
             if not self._quiet:
-                sys.stderr.write(f"{sanitized(words)}\n")
+                sys.stderr.write(f"{sanitized(text)}\n")
                 sys.stderr.flush()
 
 
-def _parsed(line: str) -> dict[str, Any]:
+def _parse_event(line: str) -> dict[str, Any]:
     try:
         found = json.loads(line)
     except ValueError:
@@ -195,15 +195,15 @@ def _parsed(line: str) -> dict[str, Any]:
     return found if isinstance(found, dict) and "schema" in found else {}
 
 
-def _words(said: Mapping[str, Any]) -> str:
-    """What is worth a line to whoever waits."""
-    match said.get("event"):
+def _event_text(event: Mapping[str, Any]) -> str:
+    """The line that an event is worth to a waiting user."""
+    match event.get("event"):
         case "run":
-            return f"{said.get('run_id')}: starting"
-        case "phase" if said.get("state") == "end":
-            return f"  {said.get('phase'):<9} {said.get('seconds')} s"
+            return f"{event.get('run_id')}: starting"
+        case "phase" if event.get("state") == "end":
+            return f"  {event.get('phase'):<9} {event.get('seconds')} s"
         case "ready":
-            return f"ready: {said.get('base_url')}"
+            return f"ready: {event.get('base_url')}"
         case "warning":
-            return str(said.get("text"))
+            return str(event.get("text"))
     return ""

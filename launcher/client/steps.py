@@ -1,7 +1,7 @@
 """Training steps: one is sent once under its key, and waited for until its version is served.
 
 Neighbours: `connection.py` carries them, `session.py` and `trajectories/train_groups.py` make them,
-`left_out.py` is told of each that ends. Knows nothing of how the groups in them were made.
+`dropped_samples.py` is told of each that ends. Knows nothing of how the groups in them were made.
 """
 
 from __future__ import annotations
@@ -11,8 +11,11 @@ import uuid
 from collections.abc import Iterable
 from typing import Any
 
-from launcher.client.answers import check_size
-from launcher.client.bodies import (
+from launcher.client.answers import check_client_state
+from launcher.client.connection import Connection
+from launcher.client.dropped_samples import DroppedSampleWarnings
+from launcher.client.failures import EndpointLost, StepFailed
+from launcher.client.schema import (
     Group,
     RestoreRequest,
     RuntimeStatus,
@@ -21,14 +24,11 @@ from launcher.client.bodies import (
     StepStatus,
     SupervisedExample,
 )
-from launcher.client.connection import Connection
-from launcher.client.failures import EndpointLost, StepFailed
-from launcher.client.left_out import LeftOut
 
 _LONG_POLL_SECONDS = 30
 # A step's own time; the endpoint may be away meanwhile, once for all of its patience.
 _STEP_SECONDS = 3600.0
-_SETTLED = ("published", "failed")
+_FINAL_STATES = ("published", "failed")
 
 
 class TrainingSteps:
@@ -36,7 +36,7 @@ class TrainingSteps:
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
-        self._left_out = LeftOut()
+        self._dropped_samples = DroppedSampleWarnings()
 
     def step(
         self,
@@ -51,7 +51,7 @@ class TrainingSteps:
     ) -> StepStatus:
         """See `Session.step`."""
         if client_state is not None:
-            check_size(client_state)
+            check_client_state(client_state)
         request = StepRequest(
             key=key or uuid.uuid4().hex,
             groups=[Group.model_validate(it, from_attributes=True) for it in groups],
@@ -72,23 +72,23 @@ class TrainingSteps:
     ) -> StepStatus:
         """See `Session.restore`."""
         if client_state is not None:
-            check_size(client_state)
+            check_client_state(client_state)
         request = RestoreRequest(key=key or uuid.uuid4().hex, client_state=client_state)
         status = self.connection.post(f"/slipway/checkpoints/{name}/restore", request, StepStatus)
         return self.wait(status.id, timeout_seconds) if wait else status
 
     def wait(self, step: int, timeout_seconds: float | None = None, committed: bool = False) -> StepStatus:
         """See `Session.wait`."""
-        timeout_seconds = self._bound(timeout_seconds)
+        timeout_seconds = self._timeout(timeout_seconds)
         deadline = time.monotonic() + timeout_seconds
         while True:
             until = "&until=committed" if committed else ""
             path = f"/slipway/steps/{step}?wait={_LONG_POLL_SECONDS}{until}"
             status = self.connection.get(path, StepStatus)
             if status.state == "failed":
-                raise self._failed(status)
-            if status.state in _SETTLED or (committed and status.state == "committed"):
-                self._left_out.tell(status.id, status.counts)
+                raise self._step_failed(status)
+            if status.state in _FINAL_STATES or (committed and status.state == "committed"):
+                self._dropped_samples.report_step(status.id, status.counts)
                 return status
             if time.monotonic() > deadline:
                 raise StepFailed(
@@ -99,7 +99,7 @@ class TrainingSteps:
 
     def settle(self, timeout_seconds: float | None = None) -> RuntimeStatus:
         """See `Session.settle`."""
-        timeout_seconds = self._bound(timeout_seconds)
+        timeout_seconds = self._timeout(timeout_seconds)
         deadline = time.monotonic() + timeout_seconds
         while (status := self.connection.status()).steps_queued:
             if time.monotonic() > deadline:
@@ -110,12 +110,12 @@ class TrainingSteps:
             time.sleep(0.2)
         return status
 
-    def _bound(self, timeout_seconds: float | None) -> float:
+    def _timeout(self, timeout_seconds: float | None) -> float:
         if timeout_seconds is None:
             return _STEP_SECONDS + self.connection.patience.away_seconds
         return timeout_seconds
 
-    def _failed(self, status: StepStatus) -> StepFailed:
+    def _step_failed(self, status: StepStatus) -> StepFailed:
         hint = "the policy before it is still served; see the trainer's log"
         if status.version is not None:
             hint = (

@@ -1,4 +1,4 @@
-"""What a program's `train_kwargs` are on its run: sent as plain JSON, answered as settings of its steps.
+"""A program's `train_kwargs`, resolved by its run: sent as plain JSON, answered as settings of its steps.
 
 Neighbours: the runtime's `shared/train_kwargs/` has the one table of keywords and answers;
 `dspy/grpo.py` asks before it rolls anything out. Knows no keyword itself, but which are secrets.
@@ -17,26 +17,35 @@ from typing import Any, Literal
 
 from pydantic import ValidationError
 
-from launcher.client.bodies import REQUEST_HEADER, Answer, Body, StepSettings
 from launcher.client.connection import Connection
 from launcher.client.failures import Refused, TrainingFailed
+from launcher.client.schema import REQUEST_HEADER, RequestBody, ResponseBody, StepSettings
 from launcher.client.wire import new_request_id
 
 _PATH = "/slipway/train_kwargs"
 # Their values are no business of the run's.
 _SECRET = re.compile(r"(?i)(^|_)(token|password|secret|api_?key)$")
-_HIDDEN = "(not sent)"
+_REDACTED = "(not sent)"
 # Of a LoRA configuration that cannot say itself what it has.
-_LORA = ("r", "lora_alpha", "target_modules", "lora_dropout", "bias", "use_rslora", "use_dora", "task_type")
-_DEEPEST = 8
+_LORA_FIELDS = (
+    "r",
+    "lora_alpha",
+    "target_modules",
+    "lora_dropout",
+    "bias",
+    "use_rslora",
+    "use_dora",
+    "task_type",
+)
+_MAX_DEPTH = 8
 
 # Whose keywords they are.
 Trainer = Literal["trl", "art"]
 # Where a program says them.
-_SAID_IN: dict[Trainer, str] = {"trl": "train_kwargs", "art": "train()"}
+_SOURCES: dict[Trainer, str] = {"trl": "train_kwargs", "art": "train()"}
 
 
-class TrainKwargs(Body):
+class TrainKwargs(RequestBody):
     """The question, as the runtime has it."""
 
     train_kwargs: dict[str, Any]
@@ -45,7 +54,7 @@ class TrainKwargs(Body):
     trainer: Trainer = "trl"
 
 
-class Refusal(Answer):
+class Refusal(ResponseBody):
     """A keyword that this run cannot follow: why, and the options of `launch` with which one could."""
 
     key: str
@@ -53,7 +62,7 @@ class Refusal(Answer):
     launch: str = ""
 
 
-class TrainKwargsRead(Answer):
+class TrainKwargsRead(ResponseBody):
     """The answer, as the runtime has it."""
 
     settings: StepSettings = StepSettings()
@@ -63,43 +72,43 @@ class TrainKwargsRead(Answer):
 
 
 @dataclass(frozen=True)
-class Meant:
-    """What each step does otherwise than the run, how is sampled for it, and what is to be said once."""
+class ResolvedTrainKwargs:
+    """The step settings that differ from the run's, the sampling for them, and notes to log once."""
 
     settings: StepSettings | None = None
     sampling: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
-    def at(self, step: int) -> StepSettings | None:
+    def settings_at(self, step: int) -> StepSettings | None:
         """The settings of step `step`, from 0: a schedule counts from the first of these steps."""
-        said = self.settings
-        if said is None or (said.schedule is None and said.warmup_steps is None):
-            return said
-        return said.model_copy(update={"schedule_step": step})
+        settings = self.settings
+        if settings is None or (settings.schedule is None and settings.warmup_steps is None):
+            return settings
+        return settings.model_copy(update={"schedule_step": step})
 
     @property
-    def recorded(self) -> dict[str, Any]:
-        """What was said of the steps, as JSON has it."""
+    def changed_settings(self) -> dict[str, Any]:
+        """The settings that were given, as JSON."""
         return self.settings.model_dump(exclude_none=True) if self.settings is not None else {}
 
 
-def ask(
+def resolve(
     connection: Connection,
     train_kwargs: Mapping[str, Any],
     steps: int | None = None,
     strict: bool = True,
     trainer: Trainer = "trl",
-    said_in: str | None = None,
-) -> Meant:
-    """What they are on this run; `steps`: how many will be made. Nothing is asked where nothing is said.
-    `said_in`: where the program says them, if not where this trainer's programs do.
+    source: str | None = None,
+) -> ResolvedTrainKwargs:
+    """Resolve them on this run; `steps`: how many there will be. Without keywords no request is made.
+    `source`: where the program gives them, if not in the usual place of this trainer's programs.
 
     Raises TypeError for what is no JSON, by its keyword, and TrainingFailed, with the `launch` line that
     would fit, for what the run cannot follow.
     """
     if not train_kwargs:
-        return Meant()
-    asked = TrainKwargs(train_kwargs=plain(train_kwargs), strict=strict, steps=steps, trainer=trainer)
+        return ResolvedTrainKwargs()
+    asked = TrainKwargs(train_kwargs=to_json(train_kwargs), strict=strict, steps=steps, trainer=trainer)
     content = json.dumps(asked.model_dump()).encode()
     headers = {REQUEST_HEADER: new_request_id(), "content-type": "application/json"}
     response = connection.wire.send("POST", _PATH, content, headers)
@@ -108,20 +117,20 @@ def ask(
     except ValidationError:
         what = "The run does not say what train_kwargs mean"
         raise Refused(what, response.status_code, why=response.text[:300]) from None
-    said_in = said_in or _SAID_IN[trainer]
+    source = source or _SOURCES[trainer]
     if answer.refusals:
-        raise _failure(answer.refusals, said_in)
+        raise _refusal_error(answer.refusals, source)
     settings = answer.settings if answer.settings != StepSettings() else None
-    return Meant(settings, answer.sampling, tuple(f"{said_in}: {note}" for note in answer.notes))
+    return ResolvedTrainKwargs(settings, answer.sampling, tuple(f"{source}: {note}" for note in answer.notes))
 
 
-def _failure(refusals: list[Refusal], said_in: str) -> TrainingFailed:
+def _refusal_error(refusals: list[Refusal], source: str) -> TrainingFailed:
     options = " ".join(dict.fromkeys(it.launch for it in refusals if it.launch))
     fits = f"a run that fits starts with `launch {options} -- python PROGRAM`" if options else None
     take_out = [it.key for it in refusals if not it.launch]
-    change = f"change {', '.join(take_out)} in {said_in}" if take_out else None
+    change = f"change {', '.join(take_out)} in {source}" if take_out else None
     return TrainingFailed(
-        f"This run cannot train as {said_in} asks",
+        f"This run cannot train as {source} asks",
         why="; ".join(f"{it.key}: {it.why}" for it in refusals),
         hint="; ".join(it for it in (change, fits) if it),
     )
@@ -130,42 +139,42 @@ def _failure(refusals: list[Refusal], said_in: str) -> TrainingFailed:
 # ------------------------------------------------------------------ as plain JSON
 
 
-def plain(train_kwargs: Mapping[str, Any]) -> dict[str, Any]:
+def to_json(train_kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """The keywords as JSON has them, LoRA configurations and numbers of NumPy too. Raises TypeError."""
     found = {}
     for name, value in train_kwargs.items():
         try:
-            found[str(name)] = _plain(str(name), value, _DEEPEST)
+            found[str(name)] = _to_json(str(name), value, _MAX_DEPTH)
         except TypeError as error:
             raise TypeError(f"train_kwargs: {name}: {error}") from None
     return found
 
 
-def _plain(name: str, value: Any, deepest: int) -> Any:
-    if deepest == 0:
+def _to_json(name: str, value: Any, depth_left: int) -> Any:
+    if depth_left == 0:
         raise TypeError("it is nested too deep")
     if isinstance(value, Enum):
-        return _plain(name, value.value, deepest - 1)
+        return _to_json(name, value.value, depth_left - 1)
     if isinstance(value, str):
-        return _HIDDEN if _SECRET.search(name) else str(value)
+        return _REDACTED if _SECRET.search(name) else str(value)
     if value is None or isinstance(value, (bool, int, float)):
         return value
     if isinstance(value, PurePath):
         return str(value)
     if isinstance(value, Mapping):
-        return {str(key): _plain(str(key), its, deepest - 1) for key, its in value.items()}
+        return {str(key): _to_json(str(key), its, depth_left - 1) for key, its in value.items()}
     if isinstance(value, Set):
-        return sorted((_plain(name, it, deepest - 1) for it in value), key=str)
+        return sorted((_to_json(name, it, depth_left - 1) for it in value), key=str)
     if isinstance(value, (list, tuple)):
-        return [_plain(name, it, deepest - 1) for it in value]
-    return _plain(name, _of_object(value), deepest - 1)
+        return [_to_json(name, it, depth_left - 1) for it in value]
+    return _to_json(name, _object_value(value), depth_left - 1)
 
 
-def _of_object(value: Any) -> Any:
-    """What an object of somebody's library comes to. Raises TypeError for what nobody could know."""
+def _object_value(value: Any) -> Any:
+    """A library object as plain data. Raises TypeError for an unknown type."""
     if hasattr(value, "r") and hasattr(value, "lora_alpha"):
-        said = value.to_dict() if callable(getattr(value, "to_dict", None)) else None
-        return said or {key: getattr(value, key) for key in _LORA if hasattr(value, key)}
+        fields = value.to_dict() if callable(getattr(value, "to_dict", None)) else None
+        return fields or {key: getattr(value, key) for key in _LORA_FIELDS if hasattr(value, key)}
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {it.name: getattr(value, it.name) for it in dataclasses.fields(value)}
     library = type(value).__module__.partition(".")[0]

@@ -20,22 +20,22 @@ from dataclasses import dataclass
 
 import httpx
 
-from launcher.client.bodies import REQUEST_HEADER
 from launcher.client.failures import EndpointLost, NotConnected
+from launcher.client.schema import REQUEST_HEADER
 
 # Answers that say "not now": the link or an engine is away (502, 503, 504), the queue is full (429).
-_NOT_NOW = frozenset({429, 502, 503, 504})
-_FIRST_PAUSE_SECONDS = 0.25
-_LONGEST_PAUSE_SECONDS = 8.0
+_RETRYABLE_STATUSES = frozenset({429, 502, 503, 504})
+_INITIAL_BACKOFF_SECONDS = 0.25
+_MAX_BACKOFF_SECONDS = 8.0
 _CONNECT_SECONDS = 10.0
 # The launcher's own copies of these are in `launcher/base/timeout_budget.py`.
 PATIENCE_VARIABLE = "LAUNCH_PATIENCE_SECONDS"
 # Of a rented run with the usual lease: for a program that was given an address and nothing else.
-_USUAL_SECONDS = 900.0
+_DEFAULT_AWAY_SECONDS = 900.0
 # What the runtime itself gives the sampling of one answer.
-_LONGEST_ANSWER_SECONDS = 1800.0
+_MAX_SAMPLING_SECONDS = 1800.0
 # The run's door takes connections while the run lives, whatever its runtime does.
-_REFUSED_SECONDS = 30.0
+_CONNECTION_REFUSED_SECONDS = 30.0
 
 
 @dataclass(frozen=True)
@@ -71,20 +71,20 @@ class Patience:
 
     @classmethod
     def of_run(cls, environ: Mapping[str, str] = os.environ) -> Patience:
-        """That of the run this program is in. Raises NotConnected for a variable that is no number.
+        """The patience for the run this program is in. Raises NotConnected for a variable that is no number.
 
         The door asks for so long after a loss; before a step it may wait as long to say which answers
         arrived; and all the while the runtime may be at work on the answer.
         """
-        said = environ.get(PATIENCE_VARIABLE, _USUAL_SECONDS)
+        value = environ.get(PATIENCE_VARIABLE, _DEFAULT_AWAY_SECONDS)
         try:
-            seconds = float(said)
+            seconds = float(value)
         except ValueError:
             raise NotConnected(
-                f"{PATIENCE_VARIABLE} is not a number of seconds: {said}",
+                f"{PATIENCE_VARIABLE} is not a number of seconds: {value}",
                 hint='eval "$(launch env RUN)" sets it',
             ) from None
-        return cls(_LONGEST_ANSWER_SECONDS + 2 * seconds, seconds)
+        return cls(_MAX_SAMPLING_SECONDS + 2 * seconds, seconds)
 
     @property
     def timeout(self) -> httpx.Timeout:
@@ -96,7 +96,7 @@ def new_request_id() -> str:
     return uuid.uuid4().hex
 
 
-class _Away:
+class _RetryState:
     """Counts one request's failures; says how long to pause, or that patience has ended.
 
     A door that is shut is given up soon, however long an absent runtime is waited for.
@@ -108,40 +108,42 @@ class _Away:
         self._since: float | None = None
         self._refused_since: float | None = None
         self._attempt = 0
-        self.last = "no answer"
+        self.last_failure = "no answer"
 
     def pause(self, asked_seconds: float | None = None) -> float:
-        pause = min(_FIRST_PAUSE_SECONDS * 2**self._attempt, _LONGEST_PAUSE_SECONDS)
+        pause = min(_INITIAL_BACKOFF_SECONDS * 2**self._attempt, _MAX_BACKOFF_SECONDS)
         pause *= 1 + random.random() / 4  # 64 threads that failed together should not come back together
         if asked_seconds is not None:
-            pause = max(pause, min(asked_seconds, _LONGEST_PAUSE_SECONDS))
+            pause = max(pause, min(asked_seconds, _MAX_BACKOFF_SECONDS))
         self._attempt += 1
         now = time.monotonic()
         if self._since is None:  # a slow answer is not an absent one: patience starts at the first failure
             self._since = now
         self._give_up_after(self._since + self._seconds, now + pause, self._seconds)
         if self._refused_since is not None:
-            self._give_up_after(self._refused_since + _REFUSED_SECONDS, now + pause, _REFUSED_SECONDS)
+            self._give_up_after(
+                self._refused_since + _CONNECTION_REFUSED_SECONDS, now + pause, _CONNECTION_REFUSED_SECONDS
+            )
         return pause
 
     def _give_up_after(self, deadline: float, until: float, seconds: float) -> None:
         if until > deadline:
             raise EndpointLost(
                 f"No answer from the run at {self._root} for {seconds:.0f} s",
-                why=self.last,
+                why=self.last_failure,
                 hint="`launch status` shows the run; its log says why it is gone",
             )
 
-    def after(self, response: httpx.Response) -> float | None:
+    def pause_after(self, response: httpx.Response) -> float | None:
         """Seconds to pause before asking again, or None when this answer stands."""
         self._refused_since = None
-        if response.status_code not in _NOT_NOW:
+        if response.status_code not in _RETRYABLE_STATUSES:
             return None
-        self.last = f"HTTP {response.status_code}: {response.text[:300]}"
+        self.last_failure = f"HTTP {response.status_code}: {response.text[:300]}"
         return self.pause(_retry_after_seconds(response))
 
-    def after_error(self, error: httpx.TransportError) -> float:
-        self.last = f"{type(error).__name__}: {error}".rstrip(": ")
+    def pause_after_error(self, error: httpx.TransportError) -> float:
+        self.last_failure = f"{type(error).__name__}: {error}".rstrip(": ")
         if not _is_refused(error):
             self._refused_since = None
         elif self._refused_since is None:
@@ -194,14 +196,14 @@ class Wire:
         self, method: str, path: str, content: bytes | None = None, headers: Mapping[str, str] | None = None
     ) -> httpx.Response:
         """The answer, whatever its status except "not now". Raises EndpointLost when patience ends."""
-        away = _Away(self.endpoint, self.patience)
+        retries = _RetryState(self.endpoint, self.patience)
         headers = _request_headers(headers)
         while True:
             try:
                 response = self._client.request(method, path, content=content, headers=headers)
-                pause = away.after(response)
+                pause = retries.pause_after(response)
             except httpx.TransportError as error:
-                pause = away.after_error(error)
+                pause = retries.pause_after_error(error)
             else:
                 if pause is None:
                     return response
@@ -246,16 +248,16 @@ class AsyncWire:
         self, method: str, path: str, content: bytes | None = None, headers: Mapping[str, str] | None = None
     ) -> httpx.Response:
         """See `Wire.send`."""
-        away = _Away(self.endpoint, self.patience)
+        retries = _RetryState(self.endpoint, self.patience)
         headers = _request_headers(headers)
         while True:
             try:
                 response = await (await self._client()).request(
                     method, path, content=content, headers=headers
                 )
-                pause = away.after(response)
+                pause = retries.pause_after(response)
             except httpx.TransportError as error:
-                pause = away.after_error(error)
+                pause = retries.pause_after_error(error)
             else:
                 if pause is None:
                     return response

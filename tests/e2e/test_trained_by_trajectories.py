@@ -20,7 +20,7 @@ from launcher.client import (
     gather_trajectory_groups,
 )
 from launcher.client.trajectories.ahead import StepGroups
-from launcher.client.trajectories.members import OTHERS
+from launcher.client.trajectories.members import OTHER_MODEL
 from launcher.client.trajectories.results import StepResult
 from launcher.client.trajectories.trajectory_group import PendingGroup
 from runtime.tiny.chat import messages, parse
@@ -90,7 +90,7 @@ def test_b10_two_steps_of_gathered_trajectories_with_every_answer_counted(run: S
         result = run.train(groups, learning_rate=1e-6, state={"trajectories": number + 1})
         assert result.step == result.version == before.step + number + 1 == run.version
         assert result.dropped.pop("raised TimeoutError") == 1
-        assert result.dropped.pop(OTHERS) == 2
+        assert result.dropped.pop(OTHER_MODEL) == 2
         assert result.trained + sum(result.dropped.values()) == 2 * 7
         assert result.trained > 0
         # The second turn of each of the 7 goes on from the first, or begins a sequence of its own.
@@ -146,7 +146,7 @@ def test_c39_three_steps_rolled_out_ahead_with_the_versions_that_answered_as_rec
         lags = Counter(before + number - version for version in trained)
         assert set(lags) <= {0, 1} and lags <= Counter(groups.lags)
         assert lags.total() == result.trained > 0
-        choices = sum(groups.lags.values()) + result.dropped[OTHERS]
+        choices = sum(groups.lags.values()) + result.dropped[OTHER_MODEL]
         assert choices == result.trained + sum(result.dropped.values())
         assert all(number - done_at[it] <= 1 for it in groups.numbers)
     assert min(done_at[it] for it in steps[1].numbers) == 0 and steps[1].lags[1] > 0

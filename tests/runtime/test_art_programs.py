@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from launcher.client.art import SlipwayBackend
-from launcher.client.art.art_steps import TrainResult
+from launcher.client.art.art_training import TrainResult
 from launcher.client.failures import Refused, TrainingFailed
 from launcher.proxy.relay import Relay
 from tests.runtime.gateway_process import TOKEN

@@ -13,7 +13,7 @@ from openai import AsyncOpenAI, OpenAI
 from openai.types.chat.chat_completion import Choice
 
 from launcher.client import Session, StepFailed, Trajectory, TrajectoryGroup, gather_trajectory_groups
-from launcher.client.trajectories.members import EMPTY, NO_REWARD, OTHERS, TWICE
+from launcher.client.trajectories.members import NAMED_TWICE, NO_ANSWER, NO_REWARD, OTHER_MODEL
 from launcher.client.trajectories.results import StepResult
 from tests.runtime.queue_run import QueueRun
 from tests.support.small_counts import FLAT
@@ -168,7 +168,7 @@ def test_b12_a_group_of_exceptions_alone_takes_no_step_and_counts_each(session: 
 def test_b12_a_trajectory_twice_is_trained_once(run: QueueRun, session: Session, client: OpenAI) -> None:
     good, bad = talk(client, 1.0, turns=2), talk(client, 0.0)
     result = session.train([TrajectoryGroup([good, bad, good]), TrajectoryGroup([bad])])
-    assert figures(result) == (3, 1, {TWICE: 3})
+    assert figures(result) == (3, 1, {NAMED_TWICE: 3})
     assert sorted(run.trained()[1]) == sorted(named(good, bad))
 
 
@@ -198,7 +198,7 @@ def test_b12_another_models_turn_in_a_history_is_context_and_only_ours_is_traine
     judged, plain = talk(client, 1.0), talk(client, 0.0)
     judged.messages_and_choices += [{"role": "user", "content": "Is that so?"}, OTHER]
     result = session.train([TrajectoryGroup([judged, plain, Trajectory(reward=1.0)])])
-    assert figures(result) == (2, 0, {OTHERS: 1, EMPTY: 1})
+    assert figures(result) == (2, 0, {OTHER_MODEL: 1, NO_ANSWER: 1})
     assert sorted(run.trained()[1]) == sorted(named(judged, plain))
 
 
@@ -230,7 +230,7 @@ def test_b12_additional_histories_are_trained_with_their_trajectory_each_answer_
     )
     other = talk(client, 0.0)
     result = session.train([TrajectoryGroup([whole, other])])
-    assert figures(result) == (4, 1, {OTHERS: 1, TWICE: 1})
+    assert figures(result) == (4, 1, {OTHER_MODEL: 1, NAMED_TWICE: 1})
     assert sorted(run.trained()[1]) == sorted(named(main, helper, other))
 
 
@@ -245,7 +245,7 @@ def test_b12_everything_at_once_adds_up(session: Session, client: OpenAI) -> Non
     ]
     result = session.train(groups)
     assert figures(result) == (
-        3, 1, {OTHERS: 1, "reward not finite": 1, "raised KeyError": 1, FLAT: 1, EMPTY: 1},
+        3, 1, {OTHER_MODEL: 1, "reward not finite": 1, "raised KeyError": 1, FLAT: 1, NO_ANSWER: 1},
     )  # fmt: skip
     choices = len(named(*groups[0], *groups[1])) + 1
     assert result.trained + sum(result.dropped.values()) == choices + 1 + 1

@@ -157,7 +157,9 @@ class History:
         assert set(members.values()) == {program.ROLLOUTS}
         for it in self.rollouts.values():
             step, index = it.ticket
-            example = sampler.at(step)[index] if index < own else sampler.others(step, index - own + 1)[-1]
+            example = (
+                sampler.at(step)[index] if index < own else sampler.extra_examples(step, index - own + 1)[-1]
+            )
             assert it.english in (f"{example} cats", None), it.name
         begun = {it.ticket for it in self.rollouts.values()}
         for step, index in self.trained_tickets:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from launcher.client.dspy.starting import _compiles
+from launcher.client.dspy.compile_start import _compiles
 from launcher.client.dspy.training_place import PROGRAM_VARIABLE
 
 RUN = "slip-0a1b2c3d"

@@ -208,7 +208,7 @@ def test_a03_watch_job_follows_the_steps_until_the_job_ends(
     watching = threading.Thread(target=arbor.watch_job, args=("a1b2", 60, 0.05))
     watching.start()
     history += [STEP, VALIDATION]
-    job.over.set()
+    job.is_over.set()
     watching.join(30)
     assert not watching.is_alive()
     said = capsys.readouterr().out
@@ -251,7 +251,7 @@ def test_a03_shutdown_job_stops_that_job_and_asks_the_run_for_nothing(run: Small
     asked = len(run.posted)
     assert arbor.shutdown_job("a1b2") == {"type": "training_job", "status": "cancelled", "job_id": "a1b2"}
     assert job.is_cancelled.is_set() and not other.is_cancelled.is_set()
-    other.over.set()
+    other.is_over.set()
     assert arbor.shutdown_job("c3d4")["status"] == "succeeded", "it had ended"
     assert len(run.posted) == asked
     assert arbor.shutdown_job(run.hub_name)["status"] == "running", "a model stays served"

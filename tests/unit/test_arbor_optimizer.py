@@ -16,7 +16,7 @@ import pytest
 from dspy.teleprompt import grpo as dspys
 
 from launcher.client import GRPO, PolicyLM, Refused, arbor
-from launcher.client.arbor import best_copy, jobs
+from launcher.client.arbor import adapter_copy, jobs
 from launcher.client.arbor.arbor_provider import ArborProvider
 from launcher.client.arbor.optimizer import ArborGRPO
 from tests.support.arbor_names import unused
@@ -191,9 +191,9 @@ def test_a06_where_no_adapter_comes_home_it_is_said_and_nothing_is_made_up(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "out"
-    assert not best_copy.copy_best(folder, None, tmp_path)
-    assert not best_copy.copy_best(folder, "step-000001", None)
-    assert not best_copy.copy_best(folder, "step-000001", tmp_path, seconds=0)
+    assert not adapter_copy.copy_best_adapter(folder, None, tmp_path)
+    assert not adapter_copy.copy_best_adapter(folder, "step-000001", None)
+    assert not adapter_copy.copy_best_adapter(folder, "step-000001", tmp_path, seconds=0)
     assert said(capsys, str(folder)) == 3 and not folder.exists()
 
 
@@ -366,10 +366,10 @@ def test_the_runs_key_is_for_the_runs_address_and_arbors_lms_alone(run: SmallRun
 
 @pytest.mark.process
 def test_while_dspys_own_loop_samples_with_the_lm_its_answers_are_not_evaluations(run: SmallRun) -> None:
-    asked, sampling = lm(run), SimpleNamespace(over=False)
+    asked, sampling = lm(run), SimpleNamespace(is_over=False)
     asked.sampling = sampling  # as a ReinforceJob does
     asked("hello")
-    sampling.over = True
+    sampling.is_over = True
     asked("hello")
     assert [it.tag("purpose") for it in run.asked] == [None, "eval"]
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from launcher.client.art import LocalBackend, SkyPilotBackend, SlipwayBackend, art_notes
-from launcher.client.art.art_steps import MOST_UNTRAINED
+from launcher.client.art import LocalBackend, SkyPilotBackend, SlipwayBackend, stderr_log
+from launcher.client.art.art_training import MAX_EMPTY_STEPS
 from launcher.client.failures import NotConnected, TrainingFailed
 from tests.support.small_run import SmallRun
 
@@ -44,7 +44,7 @@ class Group:
 
 @pytest.fixture
 def backend(run: SmallRun, monkeypatch: pytest.MonkeyPatch) -> SlipwayBackend:
-    monkeypatch.setattr(art_notes, "_said", set())
+    monkeypatch.setattr(stderr_log, "_logged", set())
     run.refuse_empty = False  # it knows no samples by their ids
     return SlipwayBackend()
 
@@ -86,7 +86,7 @@ def test_b07_what_cannot_be_trained_is_no_step_and_said_and_not_for_ever(
     run: SmallRun, backend: SlipwayBackend, capfd: pytest.CaptureFixture[str]
 ) -> None:
     silent = Group([Trajectory([{"role": "user", "content": "a question"}]) for _ in range(2)])
-    for _ in range(MOST_UNTRAINED - 1):
+    for _ in range(MAX_EMPTY_STEPS - 1):
         result = train(backend, silent)
         assert (result.trained, result.step) == (False, 0)
     assert capfd.readouterr().err.count("2 × no answer in its trajectory") == 1

@@ -11,7 +11,7 @@ import dspy
 import pytest
 
 from launcher.client import GRPO, TrainingFailed
-from launcher.client.alarms import Alarms, AtLag, Observed, Thresholds, repeated_share
+from launcher.client.alarms import Alarms, Observed, StalenessBucket, Thresholds, repeated_share
 from tests.support.abuses import Asked, answering, length, member, predict
 from tests.support.small_run import CUT_OFF, SmallRun
 
@@ -32,18 +32,22 @@ def healthy(step: int) -> dict[str, Any]:
         "masked": 1e-4,
         "masked_answers": 0.02,
         "ratio_max": 8.0,
-        "lags": {0: AtLag(300, 0, 0.0), 1: AtLag(500, 15, 3.0), 2: AtLag(400, 20, 8.0)},
+        "lags": {
+            0: StalenessBucket(300, 0, 0.0),
+            1: StalenessBucket(500, 15, 3.0),
+            2: StalenessBucket(400, 20, 8.0),
+        },
     }
 
 
 def raised(changes: Callable[[int], dict[str, Any]], held_out: Callable[[int], float] = float) -> Alarms:
     """A training of STEPS steps with a validation before the first and after each third."""
     alarms = Alarms()
-    alarms.validated(0, held_out(0))
+    alarms.observe_validation(0, held_out(0))
     for step in range(1, STEPS + 1):
         alarms.observe(Observed(step, **{**healthy(step), **changes(step)}))
         if step % 3 == 0:
-            alarms.validated(step, held_out(step))
+            alarms.observe_validation(step, held_out(step))
     return alarms
 
 
@@ -77,17 +81,32 @@ def test_a_training_that_goes_well_raises_none() -> None:
         ),
         (
             "stale",
-            lambda step: {"lags": {0: AtLag(300, 0), 1: AtLag(500, 55), 2: AtLag(400, 125)}},
+            lambda step: {
+                "lags": {
+                    0: StalenessBucket(300, 0),
+                    1: StalenessBucket(500, 55),
+                    2: StalenessBucket(400, 125),
+                }
+            },
             "31% of the tokens 2 steps old are past the clip or train.dual_clip (1 step: 11%, 0 steps: 0%)",
         ),
         (
             "kl_behaviour",
-            lambda step: {"lags": {0: AtLag(300, 0), 1: AtLag(500, 15, 15.0), 2: AtLag(400, 30, 40.0)}},
+            lambda step: {
+                "lags": {
+                    0: StalenessBucket(300, 0),
+                    1: StalenessBucket(500, 15, 15.0),
+                    2: StalenessBucket(400, 30, 40.0),
+                }
+            },
             "0.100 nats a token away from the one that sampled 2 steps ago (1 step: 0.030, 0 steps: 0.000)",
         ),
         (
             "kl_behaviour",  # an engine far from the trainer: it is not their age
-            lambda step: {"kl_behaviour": 0.1, "lags": {0: AtLag(300, 0, 30.0), 2: AtLag(400, 30, 40.0)}},
+            lambda step: {
+                "kl_behaviour": 0.1,
+                "lags": {0: StalenessBucket(300, 0, 30.0), 2: StalenessBucket(400, 30, 40.0)},
+            },
             "0.100 nats a token away from the policy that sampled",
         ),
     ],
@@ -117,7 +136,7 @@ def test_what_was_not_measured_raises_nothing() -> None:
     alarms = Alarms()
     for step in range(5):
         assert alarms.observe(Observed(step, entropy=float("nan"))) == []
-    assert alarms.validated(5, float("nan")) == []
+    assert alarms.observe_validation(5, float("nan")) == []
 
 
 def test_a_single_odd_step_is_no_alarm() -> None:
@@ -129,17 +148,23 @@ def test_a_single_odd_step_is_no_alarm() -> None:
     ("lags", "says"),
     [
         # A few tokens say nothing, and what is no longer there is over.
-        (lambda step: {1: AtLag(900, 20), 2: AtLag(40, 30)}, ""),
-        (lambda step: {2: AtLag(400, 200)} if step % 3 else {1: AtLag(400, 8)}, ""),
-        (lambda step: {2: AtLag(400, 0 if step % 3 else 200)}, ""),
+        (lambda step: {1: StalenessBucket(900, 20), 2: StalenessBucket(40, 30)}, ""),
+        (lambda step: {2: StalenessBucket(400, 200)} if step % 3 else {1: StalenessBucket(400, 8)}, ""),
+        (lambda step: {2: StalenessBucket(400, 0 if step % 3 else 200)}, ""),
         # Of the policy's own answers nothing is too old, whatever their bounds do.
-        (lambda step: {0: AtLag(900, 400), 1: AtLag(400, 20)}, ""),
-        (lambda step: {1: AtLag(900, 300), 2: AtLag(40, 30)}, "33% of the tokens 1 step old are past"),
-        (lambda step: {1: AtLag(400, 100), 4: AtLag(400, 20)}, "25% of the tokens 1 step old are past"),
+        (lambda step: {0: StalenessBucket(900, 400), 1: StalenessBucket(400, 20)}, ""),
+        (
+            lambda step: {1: StalenessBucket(900, 300), 2: StalenessBucket(40, 30)},
+            "33% of the tokens 1 step old are past",
+        ),
+        (
+            lambda step: {1: StalenessBucket(400, 100), 4: StalenessBucket(400, 20)},
+            "25% of the tokens 1 step old are past",
+        ),
     ],
 )
 def test_c50_a_lag_is_judged_where_it_is_steady_and_of_weight(
-    lags: Callable[[int], dict[int, AtLag]], says: str
+    lags: Callable[[int], dict[int, StalenessBucket]], says: str
 ) -> None:
     found = raised(lambda step: {"lags": lags(step)}).raised
     assert [it.name for it in found] == (["stale"] if says else [])

@@ -8,7 +8,7 @@ import dspy
 import pytest
 
 from launcher.client import GRPO, evaluate
-from launcher.client.dspy.comparing import comparable, gain, kept
+from launcher.client.dspy.score_comparison import is_comparable, mean_gain, rounded
 from tests.support import abuses as a
 from tests.support.small_run import SmallRun, answering
 
@@ -102,8 +102,8 @@ def test_what_two_evaluations_differ_by_is_of_the_examples_both_scored(run: Smal
 
 
 def test_gain_is_the_mean_difference_of_pairs_and_nothing_below_a_share() -> None:
-    assert gain([1.0, 2.0, None], [0.0, None, 5.0]) is None
-    assert gain([1.0, 2.0, None], [0.0, 4.0, 5.0]) == pytest.approx(-0.5)
-    assert gain(kept([0.1, 0.2, 0.3]), kept([0.3, 0.1, 0.2])) == 0.0
-    assert not comparable([None, None, 1.0]) and not comparable([])
-    assert kept([1 / 3, None]) == [0.333333, None]
+    assert mean_gain([1.0, 2.0, None], [0.0, None, 5.0]) is None
+    assert mean_gain([1.0, 2.0, None], [0.0, 4.0, 5.0]) == pytest.approx(-0.5)
+    assert mean_gain(rounded([0.1, 0.2, 0.3]), rounded([0.3, 0.1, 0.2])) == 0.0
+    assert not is_comparable([None, None, 1.0]) and not is_comparable([])
+    assert rounded([1 / 3, None]) == [0.333333, None]

@@ -14,8 +14,8 @@ from dspy.dsp.utils.settings import main_thread_config
 from dspy.streaming import StreamListener, StreamResponse
 
 from launcher.client import GRPO, PolicyLM, TrainingFailed, evaluate
-from launcher.client.dspy import standing_in
-from launcher.client.dspy.rollouts import MOST_AT_ONCE, RolloutLimits
+from launcher.client.dspy import default_lm_fallback
+from launcher.client.dspy.rollouts import DEFAULT_CONCURRENCY, RolloutLimits
 from tests.support import abuses as a
 from tests.support.small_run import CUT_OFF, Asked, SmallRun, answering
 
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.usefixtures("warm")
 def run(run: SmallRun, monkeypatch: pytest.MonkeyPatch) -> SmallRun:
     run.answer = a.varied
     monkeypatch.setitem(main_thread_config, "lm", None)
-    standing_in._said.clear()
+    default_lm_fallback._logged.clear()
     return run
 
 
@@ -213,5 +213,5 @@ def test_all_rollouts_of_a_step_and_of_an_evaluation_are_under_way_at_once(run: 
 
 
 def test_a_large_step_is_bounded_and_a_number_that_is_asked_for_is_kept() -> None:
-    assert RolloutLimits().at_once(10_000) == MOST_AT_ONCE
-    assert RolloutLimits(threads=200).at_once(10_000) == 200
+    assert RolloutLimits().concurrency(10_000) == DEFAULT_CONCURRENCY
+    assert RolloutLimits(threads=200).concurrency(10_000) == 200

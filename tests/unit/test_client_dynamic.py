@@ -11,12 +11,12 @@ import dspy
 import pytest
 
 from launcher.client import GRPO, PolicyLM, TrainingFailed
-from launcher.client.bodies import Group, Member
 from launcher.client.dspy.predictors import Predictors
-from launcher.client.dspy.program_rollout import Answered, ProgramRollout
-from launcher.client.dspy.rolling import flat_examples
-from launcher.client.dspy.rollouts import Finished, ProgramRun
+from launcher.client.dspy.program_rollout import AnswerRecord, ProgramRollout
+from launcher.client.dspy.rolling import zero_variance_examples
+from launcher.client.dspy.rollouts import FinishedRun, ProgramRun
 from launcher.client.dspy.sampler import EpochSampler
+from launcher.client.schema import Group, Member
 from tests.support.lives import begin_life
 from tests.support.small_counts import FLAT
 from tests.support.small_run import CUT_OFF, Asked, SmallRun
@@ -84,7 +84,7 @@ def test_a22_examples_without_variance_are_rolled_out_again_as_others_until_ther
     again = 0
     for step, taken in examples_of(run).items():
         assert taken[:E] == sampler.at(step)
-        assert taken[E:] == sampler.others(step, len(taken) - E)
+        assert taken[E:] == sampler.extra_examples(step, len(taken) - E)
         assert sum(it in VARIED for it in taken) == E == len(set(taken) & VARIED)
         again += len(taken) - E
         groups = run.requests[step + 1].groups
@@ -99,7 +99,7 @@ def test_a22_examples_without_variance_are_rolled_out_again_as_others_until_ther
     assert report.dropped == {FLAT: again * K}
     lines = [json.loads(it) for it in (tmp_path / "grpo.jsonl").read_text().splitlines()]
     assert sum(it["groups_again"] for it in lines if it["kind"] == "step") == again
-    assert staleness or f"re-rolled {len(examples_of(run)[0]) - E} group" in capsys.readouterr().err
+    assert staleness or f"resampled {len(examples_of(run)[0]) - E} group" in capsys.readouterr().err
 
 
 def test_a22_no_two_of_a_steps_rollouts_have_one_seed_or_one_id(run: SmallRun) -> None:
@@ -186,21 +186,21 @@ def test_a22_others_come_before_any_again_and_more_begin_with_fewer() -> None:
     sampler = EpochSampler(7, 3, 5)
     for step in range(5):
         own = sampler.at(step)
-        others = sampler.others(step, 20)
+        others = sampler.extra_examples(step, 20)
         assert set(others[: 7 - len(set(own))]) == set(range(7)) - set(own)
         assert set(others[:7]) == set(range(7))
         assert others[:7] == others[7:14]
-        assert sampler.others(step, 4) == others[:4]
-    assert sampler.others(0, 7) != EpochSampler(7, 3, 6).others(0, 7)
-    assert EpochSampler(1, 2, 0).others(0, 3) == [0, 0, 0]
+        assert sampler.extra_examples(step, 4) == others[:4]
+    assert sampler.extra_examples(0, 7) != EpochSampler(7, 3, 6).extra_examples(0, 7)
+    assert EpochSampler(1, 2, 0).extra_examples(0, 3) == [0, 0, 0]
 
 
-def a_run(index: int, number: int, cut_off: bool) -> Finished:
+def a_run(index: int, number: int, cut_off: bool) -> FinishedRun:
     predictors = Predictors(dspy.Predict("english -> french"))
     rollout = ProgramRollout(f"r{index}-{number}", predictors)
     call = rollout.next_call("self")
-    rollout.note_answer(call, Answered(version=1, empty=False, cut_off=cut_off, tokens=1, repeated=0.0))
-    return Finished(ProgramRun(dspy.Example(), index, rollout), "scored")
+    rollout.note_answer(call, AnswerRecord(version=1, empty=False, cut_off=cut_off, tokens=1, repeated=0.0))
+    return FinishedRun(ProgramRun(dspy.Example(), index, rollout), "scored")
 
 
 def test_a22_an_answer_that_the_trainer_leaves_out_makes_no_variance() -> None:
@@ -211,8 +211,8 @@ def test_a22_an_answer_that_the_trainer_leaves_out_makes_no_variance() -> None:
         for it, reward in zip(finished, rewards, strict=True)
     ]
     groups = [Group(id="g", predictor="self", members=members)]
-    assert flat_examples(finished, groups, leaves_out_cut_off=True) == {0}
-    assert flat_examples(finished, groups, leaves_out_cut_off=False) == set()
+    assert zero_variance_examples(finished, groups, drops_truncated=True) == {0}
+    assert zero_variance_examples(finished, groups, drops_truncated=False) == set()
 
 
 def test_a22_whether_cut_off_answers_count_is_what_the_run_says(run: SmallRun) -> None:

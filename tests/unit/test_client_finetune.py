@@ -16,9 +16,9 @@ import pytest
 from dspy.clients.utils_finetune import TrainDataFormat, TrainingStatus
 
 from launcher.client import PolicyLM, StepFailed, TrainingFailed, load
-from launcher.client.bodies import MOST_EXAMPLES
 from launcher.client.dspy.provider import SlipwayProvider
-from launcher.client.dspy.supervised_plan import SupervisedPlan
+from launcher.client.dspy.sft_plan import SFTPlan
+from launcher.client.schema import MOST_EXAMPLES
 from tests.support import abuses as a
 from tests.support.environment import REPOSITORY
 from tests.support.lives import be_another_process, begin_life
@@ -85,12 +85,12 @@ def test_a14_defaults_are_those_of_dspys_local_trainer(run: SmallRun) -> None:
 
 
 def test_a14_each_epoch_has_every_example_once_in_an_order_of_its_own() -> None:
-    plan = SupervisedPlan.of(10, {"num_train_epochs": 3, "gradient_accumulation_steps": 4, "seed": 7})
+    plan = SFTPlan.of(10, {"num_train_epochs": 3, "gradient_accumulation_steps": 4, "seed": 7})
     steps = [plan.at(step) for step in range(plan.steps)]
     epochs = [[it for step in steps[at : at + 3] for it in step] for at in range(0, 9, 3)]
     assert all(sorted(epoch) == list(range(10)) for epoch in epochs)
     assert len({tuple(epoch) for epoch in epochs}) == 3
-    again = SupervisedPlan.of(10, {"num_train_epochs": 3, "gradient_accumulation_steps": 4, "seed": 8})
+    again = SFTPlan.of(10, {"num_train_epochs": 3, "gradient_accumulation_steps": 4, "seed": 8})
     assert again.at(0) != plan.at(0)
 
 
@@ -104,7 +104,7 @@ def test_a14_each_epoch_has_every_example_once_in_an_order_of_its_own() -> None:
     ],
 )
 def test_a14_how_much_is_trained(train_kwargs: dict[str, Any], steps: int, per_step: int) -> None:
-    plan = SupervisedPlan.of(10, train_kwargs)
+    plan = SFTPlan.of(10, train_kwargs)
     assert (plan.steps, plan.per_step) == (steps, per_step)
 
 

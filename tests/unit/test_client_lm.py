@@ -15,7 +15,7 @@ import pytest
 from dspy.utils.exceptions import LMAuthError, LMInvalidRequestError, LMServerError, LMTransportError
 
 from launcher.client import PolicyLM, Session, connect, rollout
-from launcher.client.dspy.predictors import OTHER
+from launcher.client.dspy.predictors import UNNAMED_PREDICTOR
 from launcher.client.dspy.programs import strict_adapter
 from launcher.client.wire import Patience
 from tests.support.small_run import TOKEN, Asked, SmallRun, answering
@@ -141,7 +141,7 @@ def test_a_deep_copy_run_inside_another_module_keeps_its_predictors_names(
 def test_a_predictor_made_on_the_spot_is_tagged_as_other(run: SmallRun, session: Session) -> None:
     with dspy.context(lm=PolicyLM(session)), rollout(dspy.Predict("a -> b")):
         dspy.Predict("english -> french")(english="hello")
-    assert run.asked[0].tag("predictor") == OTHER
+    assert run.asked[0].tag("predictor") == UNNAMED_PREDICTOR
 
 
 def test_rollouts_in_threads_keep_their_tags_apart(run: SmallRun, session: Session) -> None:
@@ -175,9 +175,9 @@ def test_threads_of_the_programs_own_count_as_astray_unless_the_context_is_copie
     program.lm = lm
     with rollout(program, "r1"), ThreadPoolExecutor(1) as pool:
         pool.submit(program, english="astray").result()
-        assert lm.policy.astray == 1
+        assert lm.policy.untagged_requests == 1
         pool.submit(copy_context().run, lambda: program(english="kept")).result()
-    assert lm.policy.astray == 1
+    assert lm.policy.untagged_requests == 1
     assert [it.tag("rollout") for it in run.asked] == [None, "r1"]
 
 
@@ -220,7 +220,7 @@ def test_errors_are_real_errors_at_once(run: SmallRun, session: Session) -> None
         run.answer = error(status)
         with rollout() as it, pytest.raises(kind, match="because"):
             lm("hello")
-        assert it.lost == [f"HTTP {status}: because"]
+        assert it.endpoint_errors == [f"HTTP {status}: because"]
     assert len(run.asked) == 3
 
 
@@ -240,7 +240,7 @@ def test_c22_what_a_program_asks_in_vain_is_not_lost_but_what_an_engine_fails_at
     run.answer = lambda asked: (status, {"error": error})
     with rollout() as it, pytest.raises(LMInvalidRequestError, match="because"):
         PolicyLM(session)("hello")
-    assert (bool(it.lost), it.gone) == (is_lost, False)
+    assert (bool(it.endpoint_errors), it.is_unreachable) == (is_lost, False)
 
 
 def test_a_lost_endpoint_raises_and_the_rollout_remembers(run: SmallRun) -> None:
@@ -248,7 +248,7 @@ def test_a_lost_endpoint_raises_and_the_rollout_remembers(run: SmallRun) -> None
     run.break_next += [503] * 20
     with rollout() as it, pytest.raises(LMTransportError, match="No answer from the run"):
         lm("hello")
-    assert it.lost
+    assert it.endpoint_errors
 
 
 def test_a_rollout_is_never_answered_from_a_cache(run: SmallRun, session: Session) -> None:
@@ -304,7 +304,7 @@ def test_a_plain_lm_becomes_a_policy_with_the_same_settings(run: SmallRun, sessi
         max_tokens=7,
         repetition_penalty=1.1,
     )
-    PolicyLM.like(plain, session)("hello")
+    PolicyLM.from_lm(plain, session)("hello")
     body = run.asked[0].body
     assert (body["temperature"], body["max_tokens"], body["repetition_penalty"]) == (0.5, 7, 1.1)
 

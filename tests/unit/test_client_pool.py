@@ -12,14 +12,14 @@ from typing import Any
 import dspy
 import pytest
 
-from launcher.client.dspy.grouping import Grouped
+from launcher.client.dspy.grouping import GroupingResult
 from launcher.client.dspy.outstanding import Key, Outstanding
 from launcher.client.dspy.pool import Bounds, Pool, Taken
 from launcher.client.dspy.predictors import Predictors
-from launcher.client.dspy.program_rollout import Answered, ProgramRollout
-from launcher.client.dspy.rollouts import Finished, ProgramRun
+from launcher.client.dspy.program_rollout import AnswerRecord, ProgramRollout
+from launcher.client.dspy.rollouts import FinishedRun, ProgramRun
 from launcher.client.dspy.tickets import Ended, Ticket
-from launcher.client.dspy.workers import Beside, Workers, WorkerTask
+from launcher.client.dspy.workers import BackgroundCall, Workers, WorkerTask
 
 E, K = 2, 2
 PREDICTOR = "self"
@@ -58,13 +58,13 @@ class Played:
 
     def _judged(self, key: Key) -> Ended:
         ticket = self.tickets[key]
-        finished = [job.result for job in ticket.jobs if isinstance(job.result, Finished)]
-        return Ended(finished, Grouped(), key in self.flat, ticket.oldest())
+        finished = [job.result for job in ticket.jobs if isinstance(job.result, FinishedRun)]
+        return Ended(finished, GroupingResult(), key in self.flat, ticket.oldest())
 
     def answer(self, *keys: Key, version: int) -> None:
         """The runs of these have asked, and this version has answered."""
         for run in (run for key in keys for run in self.tickets[key].runs):
-            run.rollout.note_answer(run.rollout.next_call(PREDICTOR), Answered(version))
+            run.rollout.note_answer(run.rollout.next_call(PREDICTOR), AnswerRecord(version))
 
     def finish(self, *keys: Key, version: int | None = None) -> None:
         """These end, one after the other."""
@@ -75,7 +75,9 @@ class Played:
                 end.set_result(None)
             # A step waited for beside this may have left it out as soon as it had its answer.
             ticket = self.tickets[key]
-            self.pool.workers.until(lambda: ticket.ended is not None or ticket.left_out)  # noqa: B023 - waited for
+            self.pool.workers.wait_until(
+                lambda: ticket.ended is not None or ticket.left_out  # noqa: B023 - waited for
+            )
 
     def taking(self, done: int, newest: int) -> Future[Taken]:
         """What leaves, waited for by a thread of its own."""
@@ -86,22 +88,22 @@ class Played:
     def waits(self) -> threading.Semaphore:
         """Released by whoever begins to wait for a change, who holds the lock until it does wait."""
         begun = threading.Semaphore(0)
-        until = self.pool.workers.until
+        until = self.pool.workers.wait_until
 
         def told(is_done: Callable[[], bool]) -> None:
             begun.release()
             until(is_done)
 
-        self.pool.workers.until = told
+        self.pool.workers.wait_until = told
         return begun
 
     def take(self, done: int, newest: int | None = None) -> list[Key]:
         return keys_of(self.pool.take(done, newest))
 
 
-def _ended(run: ProgramRun, end: Future[None]) -> Finished:
+def _ended(run: ProgramRun, end: Future[None]) -> FinishedRun:
     end.result(PATIENCE)
-    return Finished(run, "scored")
+    return FinishedRun(run, "scored")
 
 
 def keys_of(taken: Taken) -> list[Key]:
@@ -116,7 +118,7 @@ def make() -> Iterator[Any]:
     def of(done: int = 0, begin: Outstanding | None = None, at_once: int = 64, **bounds: int) -> Played:
         played = Played()
         asked = {"steps": 4, "per_step": E, "most_extra": 0, "staleness": 0, **bounds}
-        workers = Workers[Finished](at_once, 4 * PATIENCE)
+        workers = Workers[FinishedRun](at_once, 4 * PATIENCE)
         played.pool = Pool(Bounds(**asked), workers, played.ticket, done, begin)
         made.append(played)
         return played
@@ -136,32 +138,32 @@ def step(index: int) -> list[Key]:
 def test_c59_at_staleness_0_a_step_is_begun_when_the_one_before_it_is_done(make: Any) -> None:
     played = make()
     assert played.begun == []
-    played.pool.go_on(0)
+    played.pool.begin_allowed(0)
     assert played.begun == step(0)
     played.finish(*step(0))
     assert played.take(0) == step(0)
     assert played.begun == step(0), "the step that left is not trained yet"
-    played.pool.go_on(1)
+    played.pool.begin_allowed(1)
     assert played.begun == step(0) + step(1)
 
 
 def test_c39_no_more_steps_are_begun_than_staleness_allows_and_than_there_are(make: Any) -> None:
     played = make(staleness=2)
-    played.pool.go_on(0)
+    played.pool.begin_allowed(0)
     assert played.begun == step(0) + step(1) + step(2)
     played.finish(*step(0))
     played.take(0)
     assert len(played.begun) == 3 * E
-    played.pool.go_on(1)
-    played.pool.go_on(1)
+    played.pool.begin_allowed(1)
+    played.pool.begin_allowed(1)
     assert played.begun[3 * E :] == step(3)
-    played.pool.go_on(2)
+    played.pool.begin_allowed(2)
     assert len(played.begun) == 4 * E, "the training has four steps"
 
 
 def test_a_step_leaves_with_the_first_that_are_done_and_the_oldest_of_these(make: Any) -> None:
     played = make(staleness=2)
-    played.pool.go_on(0)
+    played.pool.begin_allowed(0)
     played.finish((2, 1), (1, 1), (0, 0), (2, 0))
     assert played.take(0) == [(0, 0), (1, 1)]
     played.finish((0, 1))
@@ -170,14 +172,14 @@ def test_a_step_leaves_with_the_first_that_are_done_and_the_oldest_of_these(make
 
 def test_c39_what_would_be_too_old_is_left_out_by_name_whether_it_is_done_or_not(make: Any) -> None:
     played = make(staleness=1, steps=6)
-    played.pool.go_on(0)
+    played.pool.begin_allowed(0)
     played.answer((0, 1), version=0)  # and goes on
     played.finish((0, 0), (1, 0), (1, 1), version=0)
     assert played.take(0, newest=None) == [(0, 0), (1, 0)]
-    played.pool.go_on(1)
+    played.pool.begin_allowed(1)
     played.finish((2, 0), version=1)
     assert played.take(1, newest=1) == [(1, 1), (2, 0)], "of version 0, as one step ago"
-    played.pool.go_on(2)
+    played.pool.begin_allowed(2)
     assert (4, 0) not in played.begun
     played.finish((2, 1), version=1)
     played.finish((3, 0), version=2)
@@ -192,7 +194,7 @@ def test_c39_what_would_be_too_old_is_left_out_by_name_whether_it_is_done_or_not
 
 def test_c39_one_that_is_done_too_late_is_left_out_while_its_step_waits(make: Any) -> None:
     played = make(staleness=1, done=2)
-    played.pool.go_on(2)
+    played.pool.begin_allowed(2)
     played.answer((3, 1), version=3)
     waits = played.waits()
     taken = played.taking(2, newest=5)
@@ -207,13 +209,13 @@ def test_c39_one_that_is_done_too_late_is_left_out_while_its_step_waits(make: An
 
 def test_a_straggler_gives_up_its_place_to_other_runs_once_it_is_left_out(make: Any) -> None:
     played = make(staleness=1, at_once=2 * K)
-    played.pool.go_on(0)
+    played.pool.begin_allowed(0)
     played.answer((0, 0), version=0)  # and hangs, with half of the places
     played.finish((0, 1), (1, 0), (1, 1), version=0)
     played.take(0, newest=None)
-    played.pool.go_on(2)
+    played.pool.begin_allowed(2)
     taken = played.taking(2, newest=2)
-    played.pool.workers.until(lambda: played.tickets[2, 1].begun == K)
+    played.pool.workers.wait_until(lambda: played.tickets[2, 1].begun == K)
     played.finish((2, 0), (2, 1), version=2)
     assert [it.key for it in taken.result(PATIENCE).stale] == [(0, 0), (1, 1)]
 
@@ -221,7 +223,7 @@ def test_a_straggler_gives_up_its_place_to_other_runs_once_it_is_left_out(make: 
 def test_a22_a_flat_one_makes_room_for_another_of_the_step_it_was_planned_for(make: Any) -> None:
     played = make(staleness=1, most_extra=2)
     played.flat |= {(0, 0), (1, 0), (0, 2)}
-    played.pool.go_on(0)
+    played.pool.begin_allowed(0)
     played.finish((0, 0), (1, 0))
     assert played.begun[2 * E :] == [(0, 2), (1, 2)]
     assert not played.pool._is_enough(None), "both their places are still to be filled"
@@ -236,7 +238,7 @@ def test_a22_a_flat_one_makes_room_for_another_of_the_step_it_was_planned_for(ma
 def test_a22_where_no_more_may_be_rolled_out_a_flat_one_fills_its_place(make: Any) -> None:
     played = make(most_extra=1)
     played.flat |= {(0, 0), (0, 1), (0, 2)}
-    played.pool.go_on(0)
+    played.pool.begin_allowed(0)
     played.finish((0, 0), (0, 1), (0, 2))
     assert played.take(0) == [(0, 0), (0, 1), (0, 2)]
 
@@ -246,21 +248,21 @@ def test_a22_where_no_more_may_be_rolled_out_a_flat_one_fills_its_place(make: An
 
 def test_what_comes_by_itself_is_not_outstanding(make: Any) -> None:
     played = make(staleness=2)
-    played.pool.go_on(0)
+    played.pool.begin_allowed(0)
     played.finish(*step(0))
     assert played.pool.take(0, None).outstanding is None
 
 
 def test_c43_a_pool_begun_at_a_place_rolls_out_what_was_outstanding_there_and_no_more(make: Any) -> None:
     played = make(staleness=2)
-    played.pool.go_on(0)
+    played.pool.begin_allowed(0)
     played.finish((0, 1), (2, 0))
     outstanding = played.pool.take(0, None).outstanding
     assert outstanding is not None
     assert outstanding == Outstanding.of(outstanding.to_dict())
     assert outstanding.tickets == ((0, 0), (1, 0), (1, 1))
     again = make(done=1, begin=outstanding, staleness=2)
-    again.pool.go_on(1)
+    again.pool.begin_allowed(1)
     assert again.begun == [(0, 0), (1, 0), (1, 1), (2, 1), (3, 0), (3, 1)]
     again.finish(*again.begun)
     assert [again.take(done) for done in (1, 2, 3)] == [[(0, 0), (1, 0)], [(1, 1), (2, 1)], [(3, 0), (3, 1)]]
@@ -270,13 +272,13 @@ def test_c43_a_pool_begun_at_a_place_rolls_out_what_was_outstanding_there_and_no
 def test_c43_examples_rolled_out_in_place_of_flat_ones_are_outstanding_too(make: Any) -> None:
     played = make(staleness=1, most_extra=3)
     played.flat |= {(0, 0), (1, 0)}
-    played.pool.go_on(0)
+    played.pool.begin_allowed(0)
     played.finish((0, 0), (1, 0), (0, 1), (1, 1))
     outstanding = played.pool.take(0, None).outstanding
     assert outstanding == Outstanding(4, ((0, 2), (1, 2)), {0: 1, 1: 1})
     again = make(done=1, begin=outstanding, staleness=1, most_extra=3)
     again.flat.add((0, 2))
-    again.pool.go_on(1)
+    again.pool.begin_allowed(1)
     assert again.begun == [(0, 2), (1, 2), (2, 0), (2, 1)]
     again.finish((0, 2))
     assert again.begun[4:] == [(0, 3)], "after those that were rolled out before"
@@ -284,7 +286,7 @@ def test_c43_examples_rolled_out_in_place_of_flat_ones_are_outstanding_too(make:
 
 def test_c43_what_was_left_out_is_not_rolled_out_again(make: Any) -> None:
     played = make(staleness=1)
-    played.pool.go_on(0)
+    played.pool.begin_allowed(0)
     played.finish((1, 1), version=0)
     played.finish((0, 0), (0, 1), version=2)
     taken = played.pool.take(0, 2)
@@ -297,13 +299,13 @@ def test_c43_what_was_left_out_is_not_rolled_out_again(make: Any) -> None:
 
 def test_what_a_run_raises_is_raised_where_a_step_is_waited_for(make: Any) -> None:
     played = make(staleness=1)
-    played.pool.go_on(0)
+    played.pool.begin_allowed(0)
     never = threading.Event()
     threading.Thread(
         target=lambda: played.ends[1, 0][0].set_exception(KeyboardInterrupt()), daemon=True
     ).start()
     with pytest.raises(KeyboardInterrupt):
-        Beside(played.pool.workers, lambda: never.wait(PATIENCE)).result()
+        BackgroundCall(played.pool.workers, lambda: never.wait(PATIENCE)).result()
     never.set()
     with pytest.raises(KeyboardInterrupt):
         played.take(0)
@@ -311,14 +313,14 @@ def test_what_a_run_raises_is_raised_where_a_step_is_waited_for(make: Any) -> No
 
 def test_what_is_waited_for_beside_the_runs_is_given_or_raised(make: Any) -> None:
     played = make()
-    assert Beside(played.pool.workers, lambda: 7).result() == 7
+    assert BackgroundCall(played.pool.workers, lambda: 7).result() == 7
     with pytest.raises(ZeroDivisionError):
-        Beside(played.pool.workers, lambda: 1 / 0).result()
+        BackgroundCall(played.pool.workers, lambda: 1 / 0).result()
 
 
 def test_when_it_ends_no_run_is_under_way_and_what_was_begun_is_told(make: Any) -> None:
     played = make(staleness=1)
-    played.pool.go_on(0)
+    played.pool.begin_allowed(0)
     played.finish(*step(0))
     played.take(0)
     assert [it.key for it in played.pool.end()] == step(1)

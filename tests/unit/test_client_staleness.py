@@ -195,7 +195,7 @@ def test_slow_ones_that_gather_in_one_step_do_not_end_the_training(
     def checked(finished: Any, *given: Any) -> None:
         if all(it.outcome == "overdue" for it in finished):
             left.set()
-        validation.check_answered(finished, *given)
+        validation.raise_if_unanswered(finished, *given)
 
     def answer(asked: Asked) -> Any:
         step = ticket_of(asked.tag("rollout") or "")[0] if of_training(asked) else 0
@@ -204,7 +204,7 @@ def test_slow_ones_that_gather_in_one_step_do_not_end_the_training(
         return plain(asked)
 
     run.answer = answer
-    monkeypatch.setattr(rolling, "check_answered", checked)
+    monkeypatch.setattr(rolling, "raise_if_unanswered", checked)
     grpo = train(run, staleness=1, num_train_steps=4, valset=0, num_threads=E * K, rollout_seconds=3)
     assert grpo.report.outcomes == {"scored": 3 * E * K, "overdue": E * K}
     assert (grpo.report.steps, grpo.report.empty_steps) == (3, 1)

@@ -182,7 +182,7 @@ def test_a11_no_group_that_dspys_loop_rolls_out_is_left_untrained(
 def test_a11_more_groups_than_are_listed_at_first_are_trained_in_the_end(
     run: SmallRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("launcher.client.dspy.reinforce_job._LISTED", 2)
+    monkeypatch.setattr("launcher.client.dspy.reinforce_job._PENDING_IDS", 2)
     stock(num_train_steps=6).compile(student(run), trainset=examples())
     assert sum(len(it.groups) for it in run.requests.values()) == 6 * 3
 

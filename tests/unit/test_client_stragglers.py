@@ -16,12 +16,12 @@ from itertools import pairwise
 import dspy
 import pytest
 
-from launcher.client.dspy.grouping import Grouped
+from launcher.client.dspy.grouping import GroupingResult
 from launcher.client.dspy.outstanding import Key
 from launcher.client.dspy.pool import Bounds, Pool, Taken
 from launcher.client.dspy.predictors import Predictors
-from launcher.client.dspy.program_rollout import Answered, ProgramRollout
-from launcher.client.dspy.rollouts import Finished, ProgramRun
+from launcher.client.dspy.program_rollout import AnswerRecord, ProgramRollout
+from launcher.client.dspy.rollouts import FinishedRun, ProgramRun
 from launcher.client.dspy.tickets import Ended, Ticket
 from launcher.client.dspy.workers import Workers, WorkerTask
 
@@ -31,22 +31,22 @@ PREDICTOR = "self"
 RUN_SECONDS, STRAGGLER_SECONDS, TRAINING_SECONDS = 1.0, 30.0, 2.0
 
 
-class Played(Workers[Finished]):
+class Played(Workers[FinishedRun]):
     """Every job is under way at once, and its seconds pass when somebody waits."""
 
-    def __init__(self, seconds_of: Callable[[WorkerTask[Finished]], float]) -> None:
+    def __init__(self, seconds_of: Callable[[WorkerTask[FinishedRun]], float]) -> None:
         super().__init__(1, 1.0)
         self.now = 0.0
         self._seconds_of = seconds_of
         self._order = itertools.count()
-        self._ends: list[tuple[float, int, WorkerTask[Finished]]] = []
+        self._ends: list[tuple[float, int, WorkerTask[FinishedRun]]] = []
 
-    def add(self, jobs: Sequence[WorkerTask[Finished]]) -> None:
+    def add(self, jobs: Sequence[WorkerTask[FinishedRun]]) -> None:
         for job in jobs:
-            job.began = self.now
+            job.started_at = self.now
             heapq.heappush(self._ends, (self.now + self._seconds_of(job), next(self._order), job))
 
-    def until(self, is_done: Callable[[], bool]) -> None:
+    def wait_until(self, is_done: Callable[[], bool]) -> None:
         while not is_done():
             self._next()
 
@@ -56,14 +56,14 @@ class Played(Workers[Finished]):
             self._next()
         self.now = until
 
-    def let_go(self, jobs: Collection[WorkerTask[Finished]]) -> None:
+    def abandon(self, jobs: Collection[WorkerTask[FinishedRun]]) -> None:
         self._ends = [it for it in self._ends if it[2] not in jobs]
         heapq.heapify(self._ends)
 
     def _next(self) -> None:
         self.now, _, job = heapq.heappop(self._ends)
-        job.result, job.has_ended = job.do(), True
-        job.ended()
+        job.result, job.is_done = job.run(), True
+        job.on_done()
 
 
 @dataclass
@@ -85,7 +85,7 @@ class Trained:
         self.workers = Played(self._seconds_of)
         self.pool = Pool(Bounds(STEPS, E, 0, self.staleness), self.workers, self._ticket, 0)
         for done in range(STEPS):  # as `training.py` has it
-            self.pool.go_on(done)
+            self.pool.begin_allowed(done)
             self._note(self.pool.take(done, self.version or None))
             self.workers.pass_seconds(TRAINING_SECONDS)
             self.version = done + 1
@@ -97,7 +97,7 @@ class Trained:
         answered = [it.run.rollout.versions_of({PREDICTOR}) for it in _finished(taken.tickets)]
         self.ages.append(Counter(self.version - version for it in answered for version in it))
 
-    def _seconds_of(self, job: WorkerTask[Finished]) -> float:
+    def _seconds_of(self, job: WorkerTask[FinishedRun]) -> float:
         step, index, member = job.order
         return STRAGGLER_SECONDS if self.slow[step, index][member] else RUN_SECONDS
 
@@ -111,23 +111,23 @@ class Trained:
         ticket = Ticket(key, runs, jobs, lambda: _judged(ticket), frozenset({PREDICTOR}))
         return ticket
 
-    def _answering(self, run: ProgramRun, version: int) -> Callable[[], Finished]:
+    def _answering(self, run: ProgramRun, version: int) -> Callable[[], FinishedRun]:
         """What was served when the run began answers it, however long that takes."""
 
-        def do() -> Finished:
-            run.rollout.note_answer(run.rollout.next_call(PREDICTOR), Answered(version))
-            return Finished(run, "scored")
+        def do() -> FinishedRun:
+            run.rollout.note_answer(run.rollout.next_call(PREDICTOR), AnswerRecord(version))
+            return FinishedRun(run, "scored")
 
         return do
 
 
-def _finished(tickets: Sequence[Ticket]) -> list[Finished]:
+def _finished(tickets: Sequence[Ticket]) -> list[FinishedRun]:
     return [it for ticket in tickets if ticket.ended for it in ticket.ended.finished]
 
 
 def _judged(ticket: Ticket) -> Ended:
-    finished = [job.result for job in ticket.jobs if isinstance(job.result, Finished)]
-    return Ended(finished, Grouped(), False, ticket.oldest())
+    finished = [job.result for job in ticket.jobs if isinstance(job.result, FinishedRun)]
+    return Ended(finished, GroupingResult(), False, ticket.oldest())
 
 
 def never() -> bool:

@@ -444,7 +444,7 @@ def test_b03_whoever_wraps_the_clients_meanwhile_is_left_in_peace(
 def test_b03_a_library_that_cannot_be_tagged_is_said_and_nothing_is_touched(
     station: Station, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(http_libraries, "_SENDING", "_of_another_release")
+    monkeypatch.setattr(http_libraries, "_HTTPX_SEND", "_of_another_release")
     with pytest.raises(ClientError, match="httpx") as raised, station.session().rollout():
         raise AssertionError("not entered")
     assert raised.value.hint and "rollout_url" in raised.value.hint

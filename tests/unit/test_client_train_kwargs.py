@@ -12,7 +12,7 @@ import pytest
 
 from launcher.client import GRPO, PolicyLM, TrainingFailed
 from launcher.client import train_kwargs as client
-from launcher.client.dspy import starting
+from launcher.client.dspy import compile_start
 from runtime.shared.train_kwargs import bodies
 from tests.support import abuses as a
 from tests.support.small_run import TOKEN, Asked, SmallRun, answering
@@ -113,7 +113,7 @@ def test_c60_they_are_in_the_compiles_line_and_in_the_state_of_each_step(
 
 
 def begin_life(monkeypatch: pytest.MonkeyPatch, resumed_after: int) -> None:
-    monkeypatch.setattr(starting, "_compiles", type(starting._compiles)(list))
+    monkeypatch.setattr(compile_start, "_compiles", type(compile_start._compiles)(list))
     monkeypatch.setenv("LAUNCH_PROGRAM", f"slip-1@{resumed_after}")
 
 

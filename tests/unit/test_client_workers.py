@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from launcher.client.dspy.workers import Late, Workers, WorkerTask
+from launcher.client.dspy.workers import NoResult, Workers, WorkerTask
 
 
 @pytest.fixture
@@ -27,11 +27,11 @@ def work_off(
     seconds: float,
     hopeless: Callable[[Any], bool] = lambda result: False,
     left_behind: Callable[[int], None] = lambda index: None,
-) -> list[Any | Late]:
+) -> list[Any | NoResult]:
     """The results of these jobs, of workers of their own."""
     workers = Workers[Any](min(threads, len(jobs)), seconds, hopeless)
     made = [WorkerTask(do, (index,), partial(left_behind, index)) for index, do in enumerate(jobs)]
-    return workers.all_of(made)
+    return workers.run_all(made)
 
 
 def hanging(never: threading.Event) -> Callable[[], str]:

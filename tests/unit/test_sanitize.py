@@ -20,11 +20,11 @@ import pytest
 from launcher.base import sanitize
 from launcher.base.errors import JobFailed
 from launcher.base.home import Home
-from launcher.client.bodies import StepCounts, StepStatus
+from launcher.client.dropped_samples import DroppedSampleWarnings
 from launcher.client.dspy.report import Journal
+from launcher.client.error_display import install_excepthook
 from launcher.client.failures import StepFailed
-from launcher.client.last_words import say_them
-from launcher.client.left_out import LeftOut
+from launcher.client.schema import StepCounts, StepStatus
 from launcher.console import sanitized_command
 from launcher.console.output import LiveStatus, Output
 from launcher.records.records import RecordStore
@@ -239,7 +239,7 @@ def test_p09_what_a_training_says_of_a_machine_and_a_model() -> None:
 
 
 def test_p09_what_a_program_is_told_of_its_run(capsys: pytest.CaptureFixture[str]) -> None:
-    LeftOut().tell(1, StepCounts(samples=1, dropped={HOSTILE: 1}))
+    DroppedSampleWarnings().report_step(1, StepCounts(samples=1, dropped={HOSTILE: 1}))
     _is_harmless(capsys.readouterr().err)
     failed = StepStatus(id=1, key="k", state="failed", error=f"{HOSTILE}\nand more")
     _is_harmless(f"{failed!r}{failed}")
@@ -251,7 +251,7 @@ def test_p09_the_last_words_of_a_program_wherever_it_stands(
 ) -> None:
     """Its folder was removed meanwhile: where the error came from is said all the same."""
     monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)
-    say_them()
+    install_excepthook()
     folder = tmp_path / "folder"
     folder.mkdir()
     monkeypatch.chdir(folder)

@@ -1,4 +1,4 @@
-"""started_run.py, holder.py, attaching.py: a run that a Python process starts, and what ends it."""
+"""started_run.py, holder.py, run_lookup.py: a run that a Python process starts, and what ends it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from launcher.client import attaching, connect, start
+from launcher.client import connect, run_lookup, start
 from launcher.client.failures import ClientError, NotConnected
 from launcher.client.holder import DONE
 from tests.support.waiting import wait_until
@@ -65,7 +65,7 @@ def test_b19_a_run_that_cannot_start_says_so_in_launchs_own_words(
 @pytest.mark.process
 def test_b07_a_python_without_launch_is_told_how_to_find_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """As in the environment of an agent or of ART, where our client is and what `launch` needs is not."""
-    monkeypatch.setattr(attaching, "LAUNCH", (sys.executable, "-S", "-P", "-m", "launcher.cli.main"))
+    monkeypatch.setattr(run_lookup, "LAUNCH_COMMAND", (sys.executable, "-S", "-P", "-m", "launcher.cli.main"))
     with pytest.raises(NotConnected, match="cannot ask `launch` for the run 'dev'") as caught:
         connect("dev")
     assert caught.value.hint and caught.value.hint.startswith('eval "$(launch env dev)"')

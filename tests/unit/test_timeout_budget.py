@@ -35,8 +35,8 @@ LEASES = (MIN_LEASE_SECONDS, 60.0, USUAL_LEASE, 4 * 3600.0)
 
 def test_the_program_and_launch_call_it_the_same() -> None:
     assert wire.PATIENCE_VARIABLE == timeout_budget.VARIABLE
-    assert timeout_budget.seconds(USUAL_LEASE, rented=True) == wire._USUAL_SECONDS
-    assert wire._LONGEST_ANSWER_SECONDS == engine_client._COMPLETION_SECONDS
+    assert timeout_budget.seconds(USUAL_LEASE, rented=True) == wire._DEFAULT_AWAY_SECONDS
+    assert wire._MAX_SAMPLING_SECONDS == engine_client._COMPLETION_SECONDS
 
 
 @pytest.mark.parametrize("lease_seconds", LEASES)
@@ -58,8 +58,8 @@ def test_g17_a_client_waits_longer_than_the_door_may_take_to_answer(
     # Before rewards the door says which answers arrived; then it asks, and the runtime samples.
     assert client.answer_seconds >= door + door + engine_client._COMPLETION_SECONDS
     waiting = TrainingSteps(Connection(Endpoint("http://127.0.0.1:1", "token"), client))
-    assert waiting._bound(None) > door, "a step may meet a link that is away"
-    assert waiting._bound(0.0) == 0.0
+    assert waiting._timeout(None) > door, "a step may meet a link that is away"
+    assert waiting._timeout(0.0) == 0.0
 
 
 @pytest.mark.parametrize("rented", [False, True])
@@ -118,7 +118,7 @@ def test_g23_a_door_that_is_shut_is_given_up_soon_however_long_a_runtime_is_wait
     how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The run is over: `launch` has closed its door, and a program in another terminal asks on."""
-    monkeypatch.setattr("launcher.client.wire._REFUSED_SECONDS", 0.4)
+    monkeypatch.setattr("launcher.client.wire._CONNECTION_REFUSED_SECONDS", 0.4)
     with socket.socket() as shut:  # bound, and nobody listens
         shut.bind(("127.0.0.1", 0))
         endpoint = Endpoint(f"http://127.0.0.1:{shut.getsockname()[1]}", "token")

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from launcher.client.dspy.programs import NEUTRAL as NEUTRAL_FOR_LMS
-from launcher.client.train_kwargs import plain
+from launcher.client.dspy.programs import NEUTRAL_VALUES as NEUTRAL_FOR_LMS
+from launcher.client.train_kwargs import to_json
 from launcher.config import runtime_config
 from runtime.shared.runtime_config import RuntimeConfig
 from runtime.shared.train_config import Loss
@@ -414,7 +414,7 @@ class _StandIn:
 
 @pytest.mark.parametrize("lora", [_Dictated(), _StandIn()])
 def test_a04_an_object_like_pefts_is_read(lora: Any) -> None:
-    sent = plain({"lora_config": lora})["lora_config"]
+    sent = to_json({"lora_config": lora})["lora_config"]
     assert {name: sent[name] for name in ("r", "lora_alpha", "target_modules", "lora_dropout", "bias")} == {
         "r": 8, "lora_alpha": 16, "target_modules": ["q_proj", "v_proj"], "lora_dropout": 0.05,
         "bias": "none",
@@ -426,7 +426,7 @@ def test_a04_an_object_like_pefts_is_read(lora: Any) -> None:
 def test_a04_numbers_of_numpy_are_numbers_and_secrets_stay_at_home() -> None:
     import numpy as np
 
-    sent = plain(
+    sent = to_json(
         {
             "learning_rate": np.float32(0.5),
             "seed": np.int64(3),
@@ -444,11 +444,11 @@ def test_a04_numbers_of_numpy_are_numbers_and_secrets_stay_at_home() -> None:
 
 def test_a04_what_is_no_json_is_refused_by_its_keyword() -> None:
     with pytest.raises(TypeError, match="train_kwargs: callbacks: a object cannot be sent to the run"):
-        plain({"callbacks": [object()]})
+        to_json({"callbacks": [object()]})
     endless: list[Any] = []
     endless.append(endless)
     with pytest.raises(TypeError, match="nested too deep"):
-        plain({"reward_weights": endless})
+        to_json({"reward_weights": endless})
 
 
 def test_s02_a_clip_that_the_run_was_told_stands_beside_a_loss_type() -> None:

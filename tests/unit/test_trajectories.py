@@ -232,11 +232,11 @@ def test_b10_progress_is_a_line_on_a_terminal_and_nothing_elsewhere(
 
 
 def test_b10_the_line_has_the_averages_of_all_metrics_or_of_so_many() -> None:
-    context = GatherContext(total=2, shown_as="gather")
+    context = GatherContext(total=2, description="gather")
     context.add(Trajectory(reward=1.0, metrics={"moves": 4, "won": True}))
     context.add(Trajectory(metrics={"moves": 5}))
     assert context.line() == "gather: 2/2 reward=1 moves=4.5 won=1"
-    assert gather_context.current().max_exceptions == 0
+    assert gather_context.current_context().max_exceptions == 0
 
 
 @pytest.mark.parametrize(("given", "named"), [(None, "nothing"), (1.0, "a float")])
@@ -255,7 +255,7 @@ def test_b10_a_rollout_that_returns_no_trajectory_is_said(given: Any, named: str
 
 
 def test_b10_a_metric_that_is_no_number_is_in_no_average() -> None:
-    context = GatherContext(total=1, shown_as="gather")
+    context = GatherContext(total=1, description="gather")
     one = Trajectory(reward=1.0, metrics={"moves": 4})
     one.metrics |= {"winner": "x", "length": None}  # type: ignore[dict-item]
     context.add(one)

@@ -10,7 +10,14 @@ from typing import Any
 import pytest
 from openai.types.chat.chat_completion import Choice
 
-from launcher.client.trajectories.members import EMPTY, NO_REWARD, OTHERS, TWICE, group_of, version_of
+from launcher.client.trajectories.members import (
+    NAMED_TWICE,
+    NO_ANSWER,
+    NO_REWARD,
+    OTHER_MODEL,
+    group_of,
+    version_of,
+)
 
 
 def choice(sample: str | None, text: str = "yes") -> Choice:
@@ -43,7 +50,7 @@ def test_b12_another_models_answer_in_the_history_is_counted_and_not_named() -> 
     made, dropped = group_of([trajectory("a", None, "b", None)], "g")
     assert made is not None
     assert made.members[0].samples == ["a", "b"]
-    assert dropped == Counter({OTHERS: 2})
+    assert dropped == Counter({OTHER_MODEL: 2})
 
 
 def test_b12_a_written_assistant_message_is_context_and_counted_nowhere() -> None:
@@ -58,16 +65,16 @@ def test_b12_additional_histories_are_trained_and_what_stands_in_two_is_named_on
     made, dropped = group_of([trajectory("a", "b", additional_histories=more)], "g")
     assert made is not None
     assert made.members[0].samples == ["a", "b", "c", "d"]
-    assert dropped == Counter({TWICE: 1, OTHERS: 1})
+    assert dropped == Counter({NAMED_TWICE: 1, OTHER_MODEL: 1})
 
 
 @pytest.mark.parametrize(
     ("trajectories", "counted"),
     [
         ([], {}),
-        ([{"messages_and_choices": [], "reward": 1.0}], {EMPTY: 1}),
-        ([{"messages_and_choices": [ASKED], "reward": 1.0}], {EMPTY: 1}),
-        ([trajectory(None, None)], {OTHERS: 2}),
+        ([{"messages_and_choices": [], "reward": 1.0}], {NO_ANSWER: 1}),
+        ([{"messages_and_choices": [ASKED], "reward": 1.0}], {NO_ANSWER: 1}),
+        ([trajectory(None, None)], {OTHER_MODEL: 2}),
         ([ValueError("no"), TimeoutError()], {"raised ValueError": 1, "raised TimeoutError": 1}),
     ],
 )
@@ -120,5 +127,5 @@ def test_b12_litellm_keeps_a_choices_name_in_a_place_of_its_own() -> None:
                said | {"provider_specific_fields": None}]  # fmt: skip
     made, dropped = group_of([{"messages_and_choices": choices, "reward": 1}], "g")
     assert made is not None
-    assert (made.members[0].samples, dropped) == (["a"], Counter({OTHERS: 2}))
+    assert (made.members[0].samples, dropped) == (["a"], Counter({OTHER_MODEL: 2}))
     assert [version_of(it) for it in choices] == [3, None, None]

@@ -10,7 +10,7 @@ from typing import Any, get_type_hints
 import pytest
 
 from launcher.client import Refused, Rewound, Session, Trajectory, TrajectoryGroup
-from launcher.client.bodies import StepSettings
+from launcher.client.schema import StepSettings
 from launcher.client.trajectories.results import TrainSettings
 from tests.support.small_run import SmallRun
 

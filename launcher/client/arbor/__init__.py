@@ -1,6 +1,6 @@
 """Arbor's names, for programs that were written for it: `from launcher.client import arbor` is all.
 
-What a name does here is its Arbor meaning on the run that `launch` started: nothing of it starts or ends a
+Each name has its Arbor meaning on the run that `launch` started: nothing of it starts or ends a
 machine. Under `launch --arbor` the folder `on_path` is on the program's path, and `import arbor` is this too.
 DSPy is imported when one of the names that need it is touched, never before.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from launcher.client.arbor.following import shutdown_job, watch_job
+from launcher.client.arbor.job_watching import shutdown_job, watch_job
 from launcher.client.arbor.server import get_client, init, shutdown, start, start_server, status, stop
 
 if TYPE_CHECKING:

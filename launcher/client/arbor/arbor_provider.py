@@ -21,12 +21,12 @@ from dspy.dsp.utils.settings import main_thread_config
 from dspy.utils.callback import BaseCallback
 
 from launcher.client.arbor import server
-from launcher.client.arbor.said import say_once
-from launcher.client.bodies import PURPOSE_HEADER
-from launcher.client.dspy.addressed import points_at
+from launcher.client.arbor.stderr_log import log_once
 from launcher.client.dspy.lm import PolicyLM
+from launcher.client.dspy.lm_endpoint import targets_run
 from launcher.client.dspy.provider import SlipwayProvider
 from launcher.client.failures import NotConnected
+from launcher.client.schema import PURPOSE_HEADER
 from launcher.client.session import Session
 
 
@@ -38,7 +38,7 @@ class ArborProvider(SlipwayProvider):
 
     def __init__(self, session: Session | None = None) -> None:
         super().__init__(session)
-        _answer_directly()
+        _install_callback()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return ArborProvider, ()  # as its base: the run that it is unpickled in
@@ -55,10 +55,10 @@ class ArborProvider(SlipwayProvider):
     @staticmethod
     def kill(lm: dspy.LM, launch_kwargs: dict[str, Any] | None = None) -> None:
         """The run goes on: other programs, and this one's next lines, may ask it."""
-        say_once("kill() ends nothing: the run ends with this program, or by `launch down`")
+        log_once("kill() ends nothing: the run ends with this program, or by `launch down`")
 
 
-class _Direct(BaseCallback):
+class _DirectCalls(BaseCallback):
     """Before a request of an LM with Arbor's provider: the run's key, no cache, the mark of an evaluation.
 
     No cache, because the weights behind the name change. The mark (`x-slipway-purpose: eval`), because what
@@ -66,19 +66,19 @@ class _Direct(BaseCallback):
     """
 
     def on_lm_start(self, call_id: str, instance: Any, inputs: dict[str, Any]) -> None:
-        if not _is_arbors(instance):
+        if not _has_arbor_provider(instance):
             return
         try:
-            held = server.session()
+            session = server.session()
         except NotConnected:
             return  # the request itself says what is wrong
-        if points_at(instance, held.connection):
-            _set_up(instance, held.api_key)
+        if targets_run(instance, session.connection):
+            _configure_lm(instance, session.api_key)
 
 
-def _set_up(lm: dspy.LM, api_key: str) -> None:
+def _configure_lm(lm: dspy.LM, api_key: str) -> None:
     headers = {**(lm.kwargs.get("extra_headers") or {}), PURPOSE_HEADER: "eval"}
-    if _is_trained_now(lm):
+    if _is_sampled_for_training(lm):
         del headers[PURPOSE_HEADER]
     wanted = {"api_key": api_key, "extra_headers": headers}
     if lm.cache or any(lm.kwargs.get(name) != value for name, value in wanted.items()):
@@ -86,21 +86,21 @@ def _set_up(lm: dspy.LM, api_key: str) -> None:
         lm.kwargs |= wanted
 
 
-def _is_trained_now(lm: Any) -> bool:
+def _is_sampled_for_training(lm: Any) -> bool:
     """Whether a job of DSPy's own GRPO samples with it: only then its untagged answers are trained."""
     sampling = getattr(lm, "sampling", None)
-    return sampling is not None and not sampling.over
+    return sampling is not None and not sampling.is_over
 
 
-def _is_arbors(lm: Any) -> bool:
+def _has_arbor_provider(lm: Any) -> bool:
     is_plain = isinstance(lm, dspy.LM) and not isinstance(lm, PolicyLM)
     return is_plain and isinstance(lm.provider, ArborProvider)
 
 
-_DIRECT = _Direct()
+_DIRECT_CALLS = _DirectCalls()
 
 
-def _answer_directly() -> None:
+def _install_callback() -> None:
     present = main_thread_config["callbacks"] or []
-    if _DIRECT not in present:
-        main_thread_config["callbacks"] = [*present, _DIRECT]
+    if _DIRECT_CALLS not in present:
+        main_thread_config["callbacks"] = [*present, _DIRECT_CALLS]

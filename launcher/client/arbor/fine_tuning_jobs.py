@@ -1,6 +1,6 @@
 """A job of the run's `/v1/fine_tuning/jobs`, begun by `client.fine_tuning.jobs.create(…)` of OpenAI's SDK.
 
-Neighbour: `following.py` follows and cancels it by its id. Knows nothing of what such a job trains.
+Neighbour: `job_watching.py` follows and cancels it by its id. Knows nothing of what such a job trains.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote
 
-from launcher.client.bodies import REQUEST_HEADER
 from launcher.client.connection import Connection
+from launcher.client.schema import REQUEST_HEADER
 from launcher.client.wire import new_request_id
 
-_EVENTS = 100
+_MAX_EVENTS = 100
 
 
 @dataclass
@@ -28,14 +28,14 @@ class FineTuningJob:
 
     def is_known(self) -> bool:
         """Whether the run has a job of this id."""
-        return self._asked("GET") is not None
+        return self._request("GET") is not None
 
     def status(self) -> str:
         """In OpenAI's words."""
-        return str((self._asked("GET") or {}).get("status", "unknown"))
+        return str((self._request("GET") or {}).get("status", "unknown"))
 
     def entries(self) -> Sequence[dict[str, Any]]:
-        found = self._asked("GET", f"/events?limit={_EVENTS}") or {}
+        found = self._request("GET", f"/events?limit={_MAX_EVENTS}") or {}
         for event in reversed(found.get("data", [])):
             self._events.setdefault(event["id"], {"kind": "event", "text": event["message"]})
         return list(self._events.values())
@@ -45,9 +45,9 @@ class FineTuningJob:
 
     def cancel(self) -> str:
         """Have it take no more steps; its status then."""
-        return str((self._asked("POST", "/cancel") or {}).get("status") or self.status())
+        return str((self._request("POST", "/cancel") or {}).get("status") or self.status())
 
-    def _asked(self, method: str, what: str = "") -> dict[str, Any] | None:
-        path = f"/v1/fine_tuning/jobs/{quote(self.job_id, safe=':')}{what}"
+    def _request(self, method: str, suffix: str = "") -> dict[str, Any] | None:
+        path = f"/v1/fine_tuning/jobs/{quote(self.job_id, safe=':')}{suffix}"
         answer = self.connection.wire.send(method, path, None, {REQUEST_HEADER: new_request_id()})
         return None if answer.is_error else answer.json()

@@ -1,6 +1,6 @@
 """The trainings of this process as Arbor's jobs: each has an id, can be followed, and can be told to stop.
 
-Neighbours: `optimizer.py` makes one a compile and ends it, `following.py` finds it by its id.
+Neighbours: `optimizer.py` makes one a compile and ends it, `job_watching.py` finds it by its id.
 Knows nothing of DSPy or HTTP.
 """
 
@@ -26,13 +26,13 @@ class Job:
     last_checkpoint: str | None = None
     # Somebody wants no more steps.
     is_cancelled: threading.Event = field(default_factory=threading.Event, repr=False)
-    over: threading.Event = field(default_factory=threading.Event, repr=False)
+    is_over: threading.Event = field(default_factory=threading.Event, repr=False)
     failure: str | None = None
 
     @property
     def status(self) -> str:
         """In OpenAI's words, as Arbor has them."""
-        if not self.over.is_set():
+        if not self.is_over.is_set():
             return "running"
         if self.failure is not None:
             return "failed"

@@ -1,7 +1,8 @@
 """Arbor's optimizer by its name: our GRPO with Arbor's own defaults and spellings.
 
-What a spelling means here is in `spellings.py`, each said once; `loop.py` lets the job be shut down,
-`best_copy.py` brings the best adapter to a folder of the user's. The training is `client/dspy/grpo.py`'s.
+`arguments.py` translates Arbor's arguments and logs each once; `stoppable_training.py` lets the job be shut
+down, `adapter_copy.py` brings the best adapter to a folder of the user's. The training is
+`client/dspy/grpo.py`'s.
 """
 
 from __future__ import annotations
@@ -12,20 +13,20 @@ from typing import Any
 import dspy
 
 from launcher.client.arbor import jobs, server
+from launcher.client.arbor.adapter_copy import copy_best_adapter
 from launcher.client.arbor.arbor_provider import ArborProvider
-from launcher.client.arbor.best_copy import copy_best
-from launcher.client.arbor.jobs import Job
-from launcher.client.arbor.loop import StoppableTraining
-from launcher.client.arbor.said import say
-from launcher.client.arbor.spellings import (
+from launcher.client.arbor.arguments import (
     ByLM,
-    check_as_arbor_does,
-    grouping_as_here,
-    keep_as_here,
-    of_program,
-    rollouts_as_here,
-    say_of_multitask,
+    check_arbor_arguments,
+    resolve_checkpoint,
+    resolve_grouping,
+    resolve_multitask,
+    resolve_num_rollouts,
+    value_for_program,
 )
+from launcher.client.arbor.jobs import Job
+from launcher.client.arbor.stderr_log import log
+from launcher.client.arbor.stoppable_training import StoppableTraining
 from launcher.client.arbor.validations import ArborValidations
 from launcher.client.dspy.grpo import GRPO
 from launcher.client.dspy.parameters import check_train_kwargs
@@ -45,7 +46,7 @@ class ArborGRPO(GRPO):
     training; in percent, as dspy.Evaluate has them), `best_validation_score` and `best_validation_step`.
     """
 
-    _loop = StoppableTraining
+    _training_class = StoppableTraining
 
     def __init__(
         self,
@@ -69,33 +70,35 @@ class ArborGRPO(GRPO):
         *,
         multitask: bool | None = None,
         num_samples_per_input: int | None = None,
-        **of_grpo: Any,
+        **grpo_kwargs: Any,
     ) -> None:
-        check_as_arbor_does(metric, exclude_demos, use_train_as_val, report_train_scores)
-        keep, self._folder = keep_as_here(checkpoint)
+        check_arbor_arguments(metric, exclude_demos, use_train_as_val, report_train_scores)
+        keep, self._folder = resolve_checkpoint(checkpoint)
         self._train_kwargs, self._adapter = train_kwargs, adapter
         self.job: Job | None = None
         super().__init__(
             metric,  # pyright: ignore[reportArgumentType] - checked above
-            train_kwargs=of_program(train_kwargs, None),
-            adapter=of_program(adapter, None),
+            train_kwargs=value_for_program(train_kwargs, None),
+            adapter=value_for_program(adapter, None),
             exclude_demos=exclude_demos,
-            multitask=say_of_multitask(multitask),
+            multitask=resolve_multitask(multitask),
             num_threads=num_threads,
             num_train_steps=num_train_steps,
             seed=seed,
             num_dspy_examples_per_grpo_step=num_dspy_examples_per_grpo_step,
-            num_rollouts_per_grpo_step=rollouts_as_here(num_rollouts_per_grpo_step, num_samples_per_input),
+            num_rollouts_per_grpo_step=resolve_num_rollouts(
+                num_rollouts_per_grpo_step, num_samples_per_input
+            ),
             use_train_as_val=use_train_as_val,
             num_steps_for_val=num_steps_for_val,
             report_train_scores=report_train_scores,
             failure_score=failure_score,
             format_failure_score=format_failure_score,
-            variably_invoked_predictor_grouping_mode=grouping_as_here(
+            variably_invoked_predictor_grouping_mode=resolve_grouping(
                 variably_invoked_predictor_grouping_mode, variably_invoked_predictor_fill_strategy
             ),
             checkpoint=keep,
-            **of_grpo,
+            **grpo_kwargs,
         )
 
     def compile(  # pyright: ignore[reportIncompatibleMethodOverride] - positional too, as Arbor's is
@@ -109,9 +112,9 @@ class ArborGRPO(GRPO):
         """As `GRPO.compile`; the LM's model must be the run's. The best adapter is copied at the end."""
         self.job = None
         lms = _lms(student)
-        self.train_kwargs = of_program(self._train_kwargs, lms) or {}
+        self.train_kwargs = value_for_program(self._train_kwargs, lms) or {}
         check_train_kwargs(self.train_kwargs)
-        self.adapter = of_program(self._adapter, lms)
+        self.adapter = value_for_program(self._adapter, lms)
         self.session = self.session or server.session()
         for name in {it.model for it in lms if isinstance(getattr(it, "provider", None), ArborProvider)}:
             server.check_model(self.session, name)
@@ -122,7 +125,7 @@ class ArborGRPO(GRPO):
             raise
         self._end_job(None)
         if self._folder is not None:
-            copy_best(self._folder, self._best_checkpoint(), self.session.run_dir)
+            copy_best_adapter(self._folder, self._best_checkpoint(), self.session.run_dir)
         return program
 
     # ------------------------------------------------------------- what Arbor's users read
@@ -150,7 +153,7 @@ class ArborGRPO(GRPO):
         assert isinstance(training, StoppableTraining)
         training.job = self.job
         jobs.add(self.job)
-        say(f"job {self.job.id} (arbor.watch_job(…) follows it, arbor.shutdown_job(…) ends it)")
+        log(f"job {self.job.id} (arbor.watch_job(…) follows it, arbor.shutdown_job(…) ends it)")
         return training
 
     def _end_job(self, failure: str | None) -> None:
@@ -160,7 +163,7 @@ class ArborGRPO(GRPO):
         job.checkpoints = self._validations.checkpoints(self.checkpoint)
         job.last_checkpoint = next(reversed(job.checkpoints), None)
         job.failure = failure
-        job.over.set()
+        job.is_over.set()
 
     @property
     def _validations(self) -> ArborValidations:

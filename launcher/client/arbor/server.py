@@ -1,7 +1,7 @@
 """Arbor's server by its names: here it is the run that this program was started in.
 
 `launch` started it and `launch` ends it, so `init` finds it and `shutdown` ends nothing. Neighbours:
-`following.py` has the jobs, `arbor_provider.py` the LMs; `session.py` talks to the run. Knows no DSPy.
+`job_watching.py` has the jobs, `arbor_provider.py` the LMs; `session.py` talks to the run. Knows no DSPy.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlsplit
 
-from launcher.client.arbor.said import say, say_once
-from launcher.client.bodies import REQUEST_HEADER
+from launcher.client.arbor.stderr_log import log, log_once
 from launcher.client.failures import NotConnected, Refused
+from launcher.client.schema import REQUEST_HEADER
 from launcher.client.session import Session, connect
 from launcher.client.wire import new_request_id
 
@@ -35,21 +35,21 @@ def init(
     storage_path: str | None = None,
     auto_config: bool = True,
     silent: bool = False,
-    **others: Any,
+    **ignored: Any,
 ) -> dict[str, Any]:
     """The run as Arbor describes its server: `host, port, storage_path, config_path, base_url`, no more.
 
-    The run decides all of it; what is asked for otherwise is said once. A second call gives the same. Raises
+    The run decides all of it; an argument that differs is logged once. A second call gives the same. Raises
     NotConnected outside a run, with the line that starts one.
     """
     global _info
     with _lock:
         is_new = _info is None
-        found = _info or _described(session())
+        found = _info or _server_info(session())
         _info = found
-    _say_what_differs(found, host, port, storage_path, others)
+    _log_ignored(found, host, port, storage_path, ignored)
     if is_new and not silent:
-        say(f"using the run at {found['base_url']}; its results are in {found['storage_path']}")
+        log(f"using the run at {found['base_url']}; its results are in {found['storage_path']}")
     return dict(found)
 
 
@@ -63,7 +63,7 @@ def start_server(model: str | None = None, **named: Any) -> dict[str, Any]:
 
     Raises Refused where the run has another one.
     """
-    say_once("start_server() is an old name; arbor.init() is enough, because the run has its model already")
+    log_once("start_server() is an old name; arbor.init() is enough, because the run has its model already")
     found = init(**named)
     if model is not None:
         check_model(session(), model)
@@ -71,14 +71,14 @@ def start_server(model: str | None = None, **named: Any) -> dict[str, Any]:
 
 
 def shutdown() -> None:
-    """Nothing ends: the run is `launch`'s. It is said how it ends."""
+    """Nothing ends: the run is `launch`'s. A line says how to end it."""
     global _info, _session
     with _lock:
-        held, _info, _session = _session, None, None
-    if held is None:
-        say("init() was not called, so there is nothing to shut down")
+        run, _info, _session = _session, None, None
+    if run is None:
+        log("init() was not called, so there is nothing to shut down")
         return
-    say(f"the run goes on until this program ends, or until you end it: launch down {_run_name(held)}")
+    log(f"the run goes on until this program ends, or until you end it: launch down {_run_name(run)}")
 
 
 def stop() -> None:
@@ -87,7 +87,7 @@ def stop() -> None:
 
 
 def status() -> dict[str, Any] | None:
-    """What `init` gave, or None before it and after `shutdown`."""
+    """The result of `init`, or None before it and after `shutdown`."""
     with _lock:
         return dict(_info) if _info is not None else None
 
@@ -100,8 +100,8 @@ def get_client() -> Any:
         raise ImportError(
             "arbor.get_client() needs the package openai, which is not installed here: pip install openai"
         ) from error
-    held = session()
-    return openai.OpenAI(base_url=f"{held.base_url}/", api_key=held.api_key)
+    run = session()
+    return openai.OpenAI(base_url=f"{run.base_url}/", api_key=run.api_key)
 
 
 def session() -> Session:
@@ -112,15 +112,15 @@ def session() -> Session:
             try:
                 _session = connect()
             except NotConnected as error:
-                raise NotConnected(error.message, _WHY, _start_line()) from None
+                raise NotConnected(error.message, _WHY, _launch_command()) from None
         return _session
 
 
-def check_model(held: Session, name: str) -> None:
+def check_model(run: Session, name: str) -> None:
     """Raise Refused where this name (a hub name, `openai/arbor:…`) is not the run's model."""
     plain = name.removeprefix("openai/").removeprefix("arbor:")
     path = f"/v1/models/{quote(f'arbor:{plain}', safe='/:@+')}"
-    answer = held.connection.wire.send("GET", path, None, {REQUEST_HEADER: new_request_id()})
+    answer = run.connection.wire.send("GET", path, None, {REQUEST_HEADER: new_request_id()})
     if not answer.is_error:
         return
     try:
@@ -128,55 +128,58 @@ def check_model(held: Session, name: str) -> None:
     except (ValueError, KeyError, TypeError):
         error = {}
     why = str(error.get("message") or answer.text[:300])
-    hint = f"launch --arbor --model {shlex.quote(plain)} -- {_program()}"
+    hint = f"launch --arbor --model {shlex.quote(plain)} -- {_program_command()}"
     raise Refused(f"The run does not train {plain}", answer.status_code, error, why, hint)
 
 
 _WHY = "arbor.init() starts no server here: it finds the run that launch has started"
 
 
-def _start_line() -> str:
+def _launch_command() -> str:
     """The line that starts a run with this very program in it."""
     if "ipykernel" in sys.modules:
         return 'launch --arbor --name dev  # and, before the notebook starts: eval "$(launch env dev)"'
-    return f"launch --arbor -- {_program()}"
+    return f"launch --arbor -- {_program_command()}"
 
 
-def _program() -> str:
+def _program_command() -> str:
     """This program as it was typed."""
     return shlex.join(["python", *sys.orig_argv[1:]])
 
 
-def _described(held: Session) -> dict[str, Any]:
-    address = urlsplit(held.base_url)
+def _server_info(run: Session) -> dict[str, Any]:
+    address = urlsplit(run.base_url)
     config = _CONFIG.expanduser()
     return {
         "host": address.hostname,
         "port": address.port,
-        "storage_path": str(held.run_dir) if held.run_dir else None,
+        "storage_path": str(run.run_dir) if run.run_dir else None,
         "config_path": str(config) if config.is_file() else None,
-        "base_url": f"{held.base_url}/",
+        "base_url": f"{run.base_url}/",
     }
 
 
-def _say_what_differs(
+def _log_ignored(
     found: dict[str, Any], host: str, port: int | None, storage_path: str | None, others: dict[str, Any]
 ) -> None:
-    """What was asked for and is the run's to decide, a line each."""
+    """Log each argument that the run decides, a line each."""
     if host not in {found["host"], *_LOOPBACK} or port not in (None, found["port"]):
-        say_once(
+        log_once(
             f"init(host={host!r}, port={port!r}) changes nothing: the run answers on "
             f"{found['host']}:{found['port']}, and only on this computer"
         )
-    asked = {"init(storage_path=…)": storage_path, found["config_path"]: _configured(found["config_path"])}
+    asked = {
+        "init(storage_path=…)": storage_path,
+        found["config_path"]: _configured_storage(found["config_path"]),
+    }
     for whose, folder in asked.items():
         if folder is not None and folder != found["storage_path"]:
-            say_once(f"{whose} names {folder}; the results are in the run's folder, {found['storage_path']}")
+            log_once(f"{whose} names {folder}; the results are in the run's folder, {found['storage_path']}")
     if others:
-        say_once(f"init() has no use for {', '.join(sorted(others))}: the run was started with its settings")
+        log_once(f"init() has no use for {', '.join(sorted(others))}: the run was started with its settings")
 
 
-def _configured(config: str | None) -> str | None:
+def _configured_storage(config: str | None) -> str | None:
     """The `storage_path` in Arbor's own configuration: the one key of it that means anything here."""
     if config is None:
         return None
@@ -191,5 +194,5 @@ def _configured(config: str | None) -> str | None:
     return None
 
 
-def _run_name(held: Session) -> str:
-    return os.environ.get("LAUNCH_RUN_ID") or held.run_id
+def _run_name(run: Session) -> str:
+    return os.environ.get("LAUNCH_RUN_ID") or run.run_id

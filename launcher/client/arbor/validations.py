@@ -51,9 +51,9 @@ class ArborValidations:
             names, kept = ["model_checkpoint_best"] * len(kept[-1:]), kept[-1:]
         else:
             names = [f"model_checkpoint_step_{it['step']}" for it in kept]
-        return {name: self._described(name, it) for name, it in zip(names, kept, strict=True)}
+        return {name: self._checkpoint_info(name, it) for name, it in zip(names, kept, strict=True)}
 
-    def _described(self, name: str, entry: dict[str, Any]) -> dict[str, Any]:
+    def _checkpoint_info(self, name: str, entry: dict[str, Any]) -> dict[str, Any]:
         score = _percent(entry["score"])
         folder = str(self.run_dir / "durable" / entry["checkpoint"]) if self.run_dir else entry["checkpoint"]
         return {

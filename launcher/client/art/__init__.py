@@ -7,7 +7,7 @@
 ART itself is never imported here: what it hands over is taken as it is, whichever release made it.
 """
 
-from launcher.client.art.art_steps import TrainResult
+from launcher.client.art.art_training import TrainResult
 from launcher.client.art.backend import SlipwayBackend
 
 # What ART calls its own.

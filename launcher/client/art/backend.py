@@ -2,7 +2,7 @@
 
 `launch` started the run and `launch` ends it, so nothing here does. What a program calls itself is public;
 what begins with `_` is what ART's own model asks of a backend, as its release 0.5 does.
-Neighbours: `art_steps.py` and `supervised.py` make steps; `session.py` talks to the run, whose gateway knows
+Neighbours: `art_training.py` and `sft.py` make steps; `session.py` talks to the run, whose gateway knows
 the model by the name it is registered under. Knows nothing of trajectories.
 """
 
@@ -13,16 +13,18 @@ from collections.abc import AsyncIterator, Iterable, Mapping
 from typing import Any, Self
 
 from launcher.client import train_kwargs
-from launcher.client.art import supervised
-from launcher.client.art.art_notes import say_once
-from launcher.client.art.art_steps import ArtTraining, TrainResult
-from launcher.client.art.run_routes import ask
+from launcher.client.art import sft
+from launcher.client.art.art_training import ArtTraining, TrainResult
+from launcher.client.art.run_requests import post
+from launcher.client.art.stderr_log import log_once
 from launcher.client.failures import Refused
 from launcher.client.session import Session, connect
 
-_GOES_ON = "the run goes on until this program ends, or until you end it with `launch down`"
-_COMES_HOME = "nothing is copied there: what is trained comes home with the run, and `launch export` gives it"
-_BEGUN = "the run is begun by launch"
+_RUN_CONTINUES = "the run goes on until this program ends, or until you end it with `launch down`"
+_RESULTS_DOWNLOADED = (
+    "nothing is copied there: what is trained comes home with the run, and `launch export` gives it"
+)
+_STARTED_BY_LAUNCH = "the run is begun by launch"
 # A model's own configuration; its LoRA and its length are compared with the run's.
 _CONFIG = "_internal_config"
 
@@ -37,7 +39,7 @@ class SlipwayBackend:
         self.session: Session = connect(run)
         self._training = ArtTraining(self.session)
         for name in others:
-            say_once(f"{name} has no effect: where a run is, and on what, is said to `launch`")
+            log_once(f"{name} has no effect: `launch` decides where a run is, and on which machine")
 
     @classmethod
     async def initialize_cluster(cls, cluster_name: str | None = None, **others: Any) -> Self:
@@ -45,14 +47,14 @@ class SlipwayBackend:
         asked = "".join(
             f", {name}={value!r}" for name, value in others.items() if name in ("gpu", "resources")
         )
-        say_once(f"the run is launch's, and so is its cluster (asked for was {cluster_name!r}{asked})")
+        log_once(f"the run is launch's, and so is its cluster (asked for was {cluster_name!r}{asked})")
         return await asyncio.to_thread(cls)
 
     # ------------------------------------------------------------------ what ends nothing
 
     async def close(self) -> None:
-        """Nothing ends: it is said how the run does."""
-        say_once(_GOES_ON)
+        """Nothing ends: a line says how the run ends."""
+        log_once(_RUN_CONTINUES)
 
     async def down(self) -> None:
         """The same as `close`."""
@@ -68,7 +70,7 @@ class SlipwayBackend:
         return self
 
     def __exit__(self, *ended: object) -> None:
-        say_once(_GOES_ON)
+        log_once(_RUN_CONTINUES)
 
     # ------------------------------------------------------------------ a model
 
@@ -82,22 +84,25 @@ class SlipwayBackend:
             await asyncio.to_thread(self._register, model)
 
     def _register(self, model: Any) -> None:
-        said = getattr(model, "_internal_config", None) or {}
-        config = {name: value for name, value in said.items() if value is not None}
+        model_config = getattr(model, "_internal_config", None) or {}
+        config = {name: value for name, value in model_config.items() if value is not None}
         compared = {"peft_args": config.pop("peft_args")} if "peft_args" in config else {}
         if isinstance(init := config.pop("init_args", None), Mapping) and init.get("max_seq_length"):
             compared["max_seq_length"] = init["max_seq_length"]
-        meant = train_kwargs.ask(
-            self.session.connection, compared, strict=False, trainer="art", said_in=_CONFIG
+        resolved = train_kwargs.resolve(
+            self.session.connection, compared, strict=False, trainer="art", source=_CONFIG
         )
-        for note in (*meant.notes, *(f"{_CONFIG}: {name} has no effect: {_BEGUN}" for name in config)):
-            say_once(note)
-        ask(self.session, "/slipway/policy_name", {"name": model.name, "base_model": model.base_model})
+        for note in (
+            *resolved.notes,
+            *(f"{_CONFIG}: {name} has no effect: {_STARTED_BY_LAUNCH}" for name in config),
+        ):
+            log_once(note)
+        post(self.session, "/slipway/policy_name", {"name": model.name, "base_model": model.base_model})
 
     async def _prepare_backend_for_training(self, model: Any, config: Any = None) -> tuple[str, str]:
         """Where the model is asked, and with which key."""
         if config:
-            say_once("the server's own configuration has no effect: the run is served as `launch` began it")
+            log_once("the server's own configuration has no effect: the run is served as `launch` began it")
         return self.session.base_url, self.session.api_key
 
     def _model_inference_name(self, model: Any, step: int | None = None) -> str:
@@ -115,8 +120,9 @@ class SlipwayBackend:
     async def train(self, model: Any, trajectory_groups: Iterable[Any], **keywords: Any) -> TrainResult:
         """One step on these groups, until it is served. The keywords are those of ART's `LocalBackend`.
 
-        What is not said is as the run says. Where nothing can be trained there is no step, and why is
-        said. Raises TrainingFailed for a keyword that the run cannot follow, or nothing to train for long.
+        A keyword that is not given has the run's value. Where nothing can be trained there is no step, and a
+        line says why. Raises TrainingFailed for a keyword that the run cannot follow, or nothing to train for
+        long.
         """
         return await asyncio.to_thread(self._training.step, list(trajectory_groups), keywords)
 
@@ -129,7 +135,7 @@ class SlipwayBackend:
         verbose: bool = False,
     ) -> AsyncIterator[dict[str, float]]:
         """Steps that learn the answers of trajectories, a batch each; what each measured."""
-        return supervised.steps(self.session, trajectories, config)
+        return sft.sft_steps(self.session, trajectories, config)
 
     # ------------------------------------------------------------------ what is kept
 
@@ -137,23 +143,23 @@ class SlipwayBackend:
         """Keep these. The run keeps its newest, and of older ones those that are pinned: none is deleted."""
         newest = await self._get_step(model)
         for step in {int(step) for step in steps_to_keep} - {0, newest}:
-            await asyncio.to_thread(self._keep, step)
+            await asyncio.to_thread(self._pin, step)
 
-    def _keep(self, step: int) -> None:
+    def _pin(self, step: int) -> None:
         try:
             self.session.pin(f"{self.session.model}@v{step}", best_of="art")
         except Refused as refused:
             if refused.status != 404:
                 raise
-            say_once(f"step {step} is the best, and no longer kept: delete_checkpoints() earlier pins it")
+            log_once(f"step {step} is the best, and no longer kept: delete_checkpoints() earlier pins it")
 
     async def _experimental_push_to_s3(self, model: Any, **others: Any) -> None:
         """Nothing is copied."""
-        say_once(_COMES_HOME)
+        log_once(_RESULTS_DOWNLOADED)
 
     async def _experimental_pull_from_s3(self, model: Any, **others: Any) -> None:
         """Nothing is copied."""
-        say_once("nothing is fetched: the run goes on where it is, and `launch --resume` takes one up again")
+        log_once("nothing is fetched: the run goes on where it is, and `launch --resume` takes one up again")
 
 
 def _is_trainable(model: Any) -> bool:

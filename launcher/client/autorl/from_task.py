@@ -6,8 +6,8 @@
 Inputs are written by a language model, each is answered several times with the task as the system prompt,
 RULER scores the answers, and the step is trained. At the end the held-out inputs are answered again and
 compared with the answers from before. A program that begins again in the same run goes on where it was, with
-the same inputs. Neighbours: `scenario_writing.py`, `before_after.py`, `launcher/client/ruler/`. Knows nothing
-of engines or trainers.
+the same inputs. Neighbours: `scenario_generation.py`, `pairwise_comparison.py`, `launcher/client/ruler/`.
+Knows nothing of engines or trainers.
 """
 
 from __future__ import annotations
@@ -22,32 +22,32 @@ from pathlib import Path
 from typing import Any
 
 from launcher.base.sanitize import plain_text as sanitized
-from launcher.client.autorl.answering import Answering
-from launcher.client.autorl.before_after import HELD_OUT_RUBRIC, BeforeAfter, Pair, compared
-from launcher.client.autorl.scenario_writing import Scenarios, scenarios
-from launcher.client.bodies import Validation
+from launcher.client.autorl.pairwise_comparison import HELD_OUT_RUBRIC, AnswerPair, BeforeAfter, compare
+from launcher.client.autorl.policy_sampling import PolicySampler
+from launcher.client.autorl.scenario_generation import Scenarios, scenarios
 from launcher.client.failures import TrainingFailed
-from launcher.client.ruler.judge_asking import Tries
 from launcher.client.ruler.judge_prompt import DEFAULT_RUBRIC
+from launcher.client.ruler.judge_retries import Tries
 from launcher.client.ruler.judge_usage import Usage
-from launcher.client.ruler.judges import judge_of
+from launcher.client.ruler.judges import resolve_judge
 from launcher.client.ruler.score_group import DEFAULT_JUDGE, ruler_score_group
+from launcher.client.schema import Validation
 from launcher.client.session import Session, connect
 from launcher.client.trajectories.gathering import gather_trajectory_groups
 from launcher.client.trajectories.results import StepResult, TrainSettings
 from launcher.client.trajectories.trajectory_group import TrajectoryGroup
 
 # In the run's folder: the inputs, and what the held-out ones were answered with before.
-KEPT = "autorl.json"
+START_FILE = "autorl.json"
 # In the program's state: how many steps were asked for.
-STATE = "autorl_step"
+STEP_KEY = "autorl_step"
 # Steps in a row for which nothing could be trained.
-_MOST_VAIN = 3
+_MAX_EMPTY_STEPS = 3
 
 
 @dataclass(frozen=True)
 class AutoRL:
-    """What came of it. `steps` are those that this program took."""
+    """The result. `steps` are those that this program took."""
 
     scenarios: Scenarios
     steps: list[StepResult]
@@ -55,8 +55,8 @@ class AutoRL:
 
 
 @dataclass(frozen=True)
-class Begun:
-    """What is settled before the first step."""
+class AutoRLStart:
+    """The scenarios and the held-out answers from before the first step."""
 
     asked: list[Any]
     scenarios: Scenarios
@@ -93,37 +93,37 @@ async def autorl(
         raise ValueError("held_out_rubric must be another text than rubric: it would find what was rewarded")
     run = run or await asyncio.to_thread(connect)
     tries = tries or Tries()
-    answering = Answering(run, task, at_once)
+    answering = PolicySampler(run, task, at_once)
     state = await asyncio.to_thread(run.read_state)
-    begun = _kept(run.run_dir, asked := [task, n, validation, seed])
+    begun = _load_start(run.run_dir, asked := [task, n, validation, seed])
     if begun is None:
         sampled = {"extra_litellm_params": extra_litellm_params, "tries": tries}
         wrote = await scenarios(task, n, judge, validation=validation, seed=seed, **sampled)
-        begun = Begun(asked, wrote, await answering.held_out(wrote.validation))
-        _keep(run.run_dir, begun)
+        begun = AutoRLStart(asked, wrote, await answering.greedy_answers(wrote.validation))
+        _save_start(run.run_dir, begun)
         state = {}
-    score = _Scoring(judge, extra_litellm_params, rubric, tries)
+    score = _RulerScorer(judge, extra_litellm_params, rubric, tries)
     taken: list[StepResult] = []
-    for step in range(state.get(STATE, 0), steps):
-        chosen = chosen_for(step, begun.scenarios.train, groups_per_step, seed)
+    for step in range(state.get(STEP_KEY, 0), steps):
+        chosen = scenarios_for_step(step, begun.scenarios.train, groups_per_step, seed)
         groups = await gather_trajectory_groups(
             [TrajectoryGroup(answering.rollout(one) for _ in range(rollouts)) for one in chosen],
             pbar_desc=f"step {step + 1}",
             after_each=score.group,
         )
-        taken.append(await run.train_async(groups, state={STATE: step + 1}, **settings))
+        taken.append(await run.train_async(groups, state={STEP_KEY: step + 1}, **settings))
         await asyncio.to_thread(run.log, groups, "train")
-        _check_not_vain(taken)
-    after = await answering.held_out(begun.scenarios.validation)
-    pairs = [Pair(*them) for them in zip(begun.scenarios.validation, begun.before, after, strict=True)]
-    verdict = await compared(
-        pairs, task, judge_of(judge, extra_litellm_params), held_out_rubric, tries, at_once
+        _raise_if_nothing_trained(taken)
+    after = await answering.greedy_answers(begun.scenarios.validation)
+    pairs = [AnswerPair(*them) for them in zip(begun.scenarios.validation, begun.before, after, strict=True)]
+    verdict = await compare(
+        pairs, task, resolve_judge(judge, extra_litellm_params), held_out_rubric, tries, at_once
     )
-    await asyncio.to_thread(_tell, run, verdict)
+    await asyncio.to_thread(_report_verdict, run, verdict)
     return AutoRL(begun.scenarios, taken, verdict)
 
 
-def chosen_for(step: int, inputs: Sequence[str], count: int, seed: int) -> list[str]:
+def scenarios_for_step(step: int, inputs: Sequence[str], count: int, seed: int) -> list[str]:
     """The inputs of a step: all of them once, in an order of the seed's, before any comes again."""
     chosen: list[str] = []
     for place in range(step * count, (step + 1) * count):
@@ -135,27 +135,27 @@ def chosen_for(step: int, inputs: Sequence[str], count: int, seed: int) -> list[
 
 
 @dataclass(frozen=True)
-class _Scoring:
+class _RulerScorer:
     judge: Any
-    more: Mapping[str, Any] | None
+    extra_params: Mapping[str, Any] | None
     rubric: str
     tries: Tries
 
     async def group(self, group: TrajectoryGroup) -> TrajectoryGroup:
-        return await ruler_score_group(group, self.judge, self.more, self.rubric, tries=self.tries)
+        return await ruler_score_group(group, self.judge, self.extra_params, self.rubric, tries=self.tries)
 
 
-def _check_not_vain(taken: Sequence[StepResult]) -> None:
-    last = taken[-_MOST_VAIN:]
-    if len(last) == _MOST_VAIN and all(it.step is None for it in last):
+def _raise_if_nothing_trained(taken: Sequence[StepResult]) -> None:
+    last = taken[-_MAX_EMPTY_STEPS:]
+    if len(last) == _MAX_EMPTY_STEPS and all(it.step is None for it in last):
         raise TrainingFailed(
-            f"Nothing could be trained {_MOST_VAIN} times in a row",
+            f"Nothing could be trained {_MAX_EMPTY_STEPS} times in a row",
             ", ".join(f"{count} × {reason}" for reason, count in sorted(last[-1].dropped.items())),
-            "a judge that fails is the most likely reason: what it said is above",
+            "a judge that fails is the most likely reason: its errors are above",
         )
 
 
-def _tell(run: Session, verdict: BeforeAfter) -> None:
+def _report_verdict(run: Session, verdict: BeforeAfter) -> None:
     sys.stderr.write(f"slipway: AutoRL: {sanitized(str(verdict))}\n")
     sys.stderr.flush()
     if verdict.share is not None:
@@ -172,21 +172,21 @@ def _tell(run: Session, verdict: BeforeAfter) -> None:
         )
 
 
-def _kept(folder: Path | None, asked: list[Any]) -> Begun | None:
-    """What an earlier life of this program began with, if it was asked for the same."""
+def _load_start(folder: Path | None, asked: list[Any]) -> AutoRLStart | None:
+    """The start of an earlier life of this program, if its arguments were the same."""
     try:
-        said = json.loads((folder / KEPT).read_text()) if folder is not None else None
+        saved = json.loads((folder / START_FILE).read_text()) if folder is not None else None
     except (OSError, ValueError):
         return None
-    if said is None or said["asked"] != asked:
+    if saved is None or saved["asked"] != asked:
         return None
-    wrote = said["scenarios"]
-    return Begun(asked, Scenarios(**wrote | {"usage": Usage(**wrote["usage"])}), said["before"])
+    wrote = saved["scenarios"]
+    return AutoRLStart(asked, Scenarios(**wrote | {"usage": Usage(**wrote["usage"])}), saved["before"])
 
 
-def _keep(folder: Path | None, begun: Begun) -> None:
+def _save_start(folder: Path | None, begun: AutoRLStart) -> None:
     if folder is None:
         return
-    part = folder / f".{KEPT}"
+    part = folder / f".{START_FILE}"
     part.write_text(json.dumps(asdict(begun), indent=1))
-    part.replace(folder / KEPT)
+    part.replace(folder / START_FILE)

@@ -1,6 +1,6 @@
 """All that needs DSPy: the policy as an LM, the optimizer GRPO."""
 
-from launcher.client.dspy import ast_in_threads, dspy_names
+from launcher.client.dspy import ast_parse_retry, dspy_compat
 
-ast_in_threads.mend()
-dspy_names.say()
+ast_parse_retry.install()
+dspy_compat.log_warnings()

@@ -11,7 +11,7 @@ from typing import Any
 import dspy
 
 
-def checked(name: str, items: Iterable[Any] | None) -> list[dspy.Example]:
+def check_examples(name: str, items: Iterable[Any] | None) -> list[dspy.Example]:
     """`items` as a list of examples with inputs. Raises TypeError or ValueError, with the place and a fix."""
     try:
         examples = list(items or ())
@@ -20,7 +20,7 @@ def checked(name: str, items: Iterable[Any] | None) -> list[dspy.Example]:
     for place, example in enumerate(examples):
         if not isinstance(example, dspy.Example):
             raise TypeError(
-                f"{name}[{place}] is {_a(example)}, not a dspy.Example: "
+                f"{name}[{place}] is {_type_name(example)}, not a dspy.Example: "
                 "dspy.Example(**fields).with_inputs('question')"
             )
         try:
@@ -34,8 +34,8 @@ def checked(name: str, items: Iterable[Any] | None) -> list[dspy.Example]:
     return examples
 
 
-def oddities(trainset: list[dspy.Example], valset: list[dspy.Example], per_step: int) -> list[str]:
-    """What is allowed and yet seldom meant, in words."""
+def example_warnings(trainset: list[dspy.Example], valset: list[dspy.Example], per_step: int) -> list[str]:
+    """Warnings for what is allowed and yet seldom intended."""
     notes = []
     if per_step > len(trainset):
         notes.append(
@@ -56,5 +56,5 @@ def oddities(trainset: list[dspy.Example], valset: list[dspy.Example], per_step:
     return notes
 
 
-def _a(value: Any) -> str:
+def _type_name(value: Any) -> str:
     return f"a {type(value).__name__}"

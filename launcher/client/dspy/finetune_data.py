@@ -11,11 +11,11 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from launcher.client.bodies import SupervisedExample
 from launcher.client.dspy.training_place import Place
+from launcher.client.schema import SupervisedExample
 
 
-def kept(
+def load_or_save(
     folder: Path | None, place: Place, examples: Sequence[SupervisedExample]
 ) -> Sequence[SupervisedExample]:
     """Those that the job at this place began with; these, where it begins now or where none are found."""

@@ -6,7 +6,7 @@
 
 Its parameters are those of dspy.GRPO and ArborGRPO, each with its meaning or refused by name; the loop is
 our own, because theirs trains re-rendered text and throws rollouts away. Neighbours: `parameters.py` says
-what may be asked for, `starting.py` where it begins, `training.py` is the loop. Knows nothing of HTTP.
+what may be asked for, `compile_start.py` where it begins, `training.py` is the loop. Knows nothing of HTTP.
 """
 
 from __future__ import annotations
@@ -20,34 +20,40 @@ import dspy
 from dspy.teleprompt import Teleprompter
 
 from launcher.client.alarms import Thresholds
-from launcher.client.dspy import earlier
-from launcher.client.dspy.examples import checked, oddities
-from launcher.client.dspy.grouping import Grouping, Rules
-from launcher.client.dspy.held_out import Keep
-from launcher.client.dspy.naming import version_in
+from launcher.client.dspy import version_pinning
+from launcher.client.dspy.compile_start import CompileStart, begin_compile, record_version
+from launcher.client.dspy.examples import check_examples, example_warnings
+from launcher.client.dspy.grouping import Grouping, RewardRules
+from launcher.client.dspy.held_out import CheckpointMode
 from launcher.client.dspy.parameters import (
     DEFAULT_ROLLOUTS,
+    check_parameters,
     check_sampling,
     check_train_kwargs,
-    check_values,
-    for_policy,
-    older_names,
-    rollouts_by_either_name,
+    deprecated_name_warnings,
+    resolve_num_rollouts,
+    value_for_policy,
 )
-from launcher.client.dspy.programs import Trained, attach, sampling_notes, strict_adapter, with_own_lms
-from launcher.client.dspy.report import Journal, Report, counted
-from launcher.client.dspy.rolling import Sampling, described, most_extra
+from launcher.client.dspy.programs import (
+    TrainedPredictors,
+    attach_policy,
+    sampling_warnings,
+    strict_adapter,
+    with_own_lms,
+)
+from launcher.client.dspy.report import Journal, Report, plural
+from launcher.client.dspy.rolling import Sampling, max_extra_rollouts, sampling_notes
 from launcher.client.dspy.rollouts import RolloutLimits
 from launcher.client.dspy.sampler import EpochSampler
-from launcher.client.dspy.scoring import Metric, positional
-from launcher.client.dspy.starting import Start, begin, made
+from launcher.client.dspy.scoring import Metric, metric_arity
 from launcher.client.dspy.training import CompilePlan, OnAlarm, Training
 from launcher.client.dspy.training_place import OptimizerWork
+from launcher.client.dspy.version_names import parse_version
 from launcher.client.session import Session, connect
 from launcher.client.staleness import check_staleness
-from launcher.client.train_kwargs import Meant, ask
+from launcher.client.train_kwargs import ResolvedTrainKwargs, resolve
 
-_LEAST_METRIC_PATIENCE = 16
+_MIN_METRIC_FAILURES = 16
 
 
 class GRPO(Teleprompter):
@@ -78,14 +84,14 @@ class GRPO(Teleprompter):
 
     `train_kwargs` are those of Arbor and TRL, for these steps alone: learning rate, schedule, loss, clips
     and so on change each step; what was decided when the run started (LoRA, GPUs) is compared, and refused
-    with the `launch` line that fits; what has no effect is said. They and `adapter` may be given by LM, where
-    all LMs are the policy. `num_samples_per_input` is an older name of num_rollouts_per_grpo_step.
+    with the `launch` line that fits; a keyword without effect is logged. They and `adapter` may be given by
+    LM, where all LMs are the policy. `num_samples_per_input` is an older name of num_rollouts_per_grpo_step.
 
     `resume` None goes on where a killed life of this program stopped, when `launch --resume` has started it
     again; any other program begins at step 0, on the policy as it is. True goes on where the run's last step
     was left, whoever made it; False never does.
 
-    Alarms (see `alarms.Thresholds`, changed by `alarms={"length": 3.0}`) are said once each;
+    Alarms (see `alarms.Thresholds`, changed by `alarms={"length": 3.0}`) are logged once each;
     `on_alarm="stop"` ends the training at the first, with the best policy served.
 
     `exclude_demos=True` trains, and leaves, the student without demos. A predictor that some runs call more
@@ -98,7 +104,7 @@ class GRPO(Teleprompter):
     """
 
     # Another room's optimizer may have another loop around the same steps.
-    _loop: type[Training] = Training
+    _training_class: type[Training] = Training
 
     def __init__(
         self,
@@ -120,7 +126,7 @@ class GRPO(Teleprompter):
         format_failure_score: float = -1.0,
         variably_invoked_predictor_grouping_mode: Grouping = "ragged",
         variably_invoked_predictor_fill_strategy: None = None,
-        checkpoint: Keep = "single-best",
+        checkpoint: CheckpointMode = "single-best",
         staleness: int = 0,
         dynamic_sampling: bool | int | None = False,
         rollout_seconds: float = RolloutLimits.run_seconds,
@@ -141,7 +147,7 @@ class GRPO(Teleprompter):
         self.num_train_steps = num_train_steps
         self.seed = seed
         self.num_dspy_examples_per_grpo_step = num_dspy_examples_per_grpo_step
-        self.num_rollouts_per_grpo_step = rollouts_by_either_name(
+        self.num_rollouts_per_grpo_step = resolve_num_rollouts(
             num_rollouts_per_grpo_step, num_samples_per_input
         )
         self.num_samples_per_input = num_samples_per_input
@@ -152,7 +158,7 @@ class GRPO(Teleprompter):
         self.format_failure_score = format_failure_score
         self.variably_invoked_predictor_grouping_mode: Grouping = variably_invoked_predictor_grouping_mode
         self.variably_invoked_predictor_fill_strategy = variably_invoked_predictor_fill_strategy
-        self.checkpoint: Keep = checkpoint
+        self.checkpoint: CheckpointMode = checkpoint
         self.staleness = staleness
         self.dynamic_sampling = False if dynamic_sampling is None else dynamic_sampling
         self.rollout_seconds = rollout_seconds
@@ -164,11 +170,13 @@ class GRPO(Teleprompter):
         self.report = Report()
         self.history: list[dict[str, Any]] = []
         self.summary: dict[str, Any] = {}
-        positional(metric)
-        check_values(self)
+        metric_arity(metric)
+        check_parameters(self)
         check_train_kwargs(self.train_kwargs)
         self._thresholds = Thresholds.of(alarms)
-        self._meant = Meant()  # what the train_kwargs of the compile under way are on its run
+        self._resolved = (
+            ResolvedTrainKwargs()
+        )  # what the train_kwargs of the compile under way are on its run
 
     def compile(  # pyright: ignore[reportIncompatibleMethodOverride] - positional too, as dspy.GRPO's is
         self,
@@ -180,7 +188,7 @@ class GRPO(Teleprompter):
     ) -> dspy.Module:
         """Train; the student itself is returned, its predictors asking the trained version by its name.
 
-        What is compared with it is a copy made before, which goes on asking what it asked, or asks
+        To compare, take a copy made before, which goes on asking its own version, or
         `PolicyLM(model="base")`, the model before any training. Raises
         TypeError and ValueError for what cannot be trained, EndpointLost, StepFailed and TrainingFailed when
         training cannot go on.
@@ -190,34 +198,34 @@ class GRPO(Teleprompter):
         teachers = teacher if isinstance(teacher, list) else [teacher]
         if any(it is not None and it is not student for it in teachers):
             raise ValueError("GRPO learns from the student's own rollouts; it takes no teacher")
-        examples, held_out = checked("trainset", trainset), checked("valset", valset)
+        examples, held_out = check_examples("trainset", trainset), check_examples("valset", valset)
         if not examples:
             raise ValueError("the trainset is empty")
         if self.use_train_as_val and held_out:
             raise ValueError("give a valset or use_train_as_val=True, not both")
         session = self.session or connect()
-        trained = attach(student, session)
-        train_kwargs = for_policy("train_kwargs", self.train_kwargs, session)
+        trained = attach_policy(student, session)
+        train_kwargs = value_for_policy("train_kwargs", self.train_kwargs, session)
         check_sampling(train_kwargs, trained.policies)
-        self._meant = ask(session.connection, train_kwargs, self.num_train_steps)
+        self._resolved = resolve(session.connection, train_kwargs, self.num_train_steps)
         # The newest version, whichever an earlier compile left here.
         trained = with_own_lms(student, trained, session.model)
         training = self._training(student, trained, session, examples, held_out)
-        if note := earlier.name_copies(student, session):
+        if note := version_pinning.pin_copies(student, session):
             training.journal.note(note)
         try:
             if not training.place.superseded:
                 training.run()
         finally:
-            self._take_over(training)
-        self._name_version(training, trained)
+            self._collect_results(training)
+        self._pin_program_version(training, trained)
         student._compiled = True
         return student
 
     def _training(
         self,
         student: dspy.Module,
-        trained: Trained,
+        trained: TrainedPredictors,
         session: Session,
         trainset: list[dspy.Example],
         valset: list[dspy.Example],
@@ -226,50 +234,52 @@ class GRPO(Teleprompter):
         check_staleness(self.staleness, status.max_staleness)
         journal = Journal(session.run_dir, self.num_train_steps)
         held_out = trainset if self.use_train_as_val else valset
-        start = Start(self._work(trained, len(trainset)), held_out, self.num_train_steps, self.resume)
-        place = begin(start, session, journal)
-        changed = place.goes_on_with(self._meant.recorded)
+        start = CompileStart(
+            self._optimizer_work(trained, len(trainset)), held_out, self.num_train_steps, self.resume
+        )
+        place = begin_compile(start, session, journal)
+        changed = place.change_settings(self._resolved.changed_settings)
         journal.begin(place)
         journal.note(
             f"training {', '.join(trained.names)} of {type(student).__name__}, the given object itself: "
-            f"{counted(self.num_train_steps, 'step')} of {self.num_dspy_examples_per_grpo_step} examples × "
+            f"{plural(self.num_train_steps, 'step')} of {self.num_dspy_examples_per_grpo_step} examples × "
             f"{self.num_rollouts_per_grpo_step} rollouts"
         )
-        plan = self._plan({**status.settings, **self._meant.recorded}, status.places)
+        plan = self._plan({**status.settings, **self._resolved.changed_settings}, status.places)
         for note in (
             *trained.notes,
-            *self._meant.notes,
+            *self._resolved.notes,
             *([changed] if changed else []),
-            *older_names(self.num_samples_per_input),
-            *self._without_demos(student),
-            *sampling_notes(trained.policies, self._temperature),
-            *oddities(trainset, valset, self.num_dspy_examples_per_grpo_step),
-            *described(plan.sampling, self.num_train_steps, self.num_dspy_examples_per_grpo_step),
+            *deprecated_name_warnings(self.num_samples_per_input),
+            *self._remove_demos(student),
+            *sampling_warnings(trained.policies, self._temperature),
+            *example_warnings(trainset, valset, self.num_dspy_examples_per_grpo_step),
+            *sampling_notes(plan.sampling, self.num_train_steps, self.num_dspy_examples_per_grpo_step),
         ):
             journal.note(note)
-        patience = max(_LEAST_METRIC_PATIENCE, 2 * self.num_rollouts_per_grpo_step)
-        return self._loop(
+        patience = max(_MIN_METRIC_FAILURES, 2 * self.num_rollouts_per_grpo_step)
+        return self._training_class(
             program=student,
             policies=trained.policies,
             trainset=trainset,
             valset=held_out,
             metric=Metric(self.metric, patience),
-            adapter=strict_adapter(for_policy("adapter", self.adapter, session)),
+            adapter=strict_adapter(value_for_policy("adapter", self.adapter, session)),
             session=session,
             sampler=EpochSampler(len(trainset), self.num_dspy_examples_per_grpo_step, self.seed),
             plan=plan,
             place=place,
             journal=journal,
-            meant=self._meant,
+            resolved=self._resolved,
             lm=trained.lm,
         )
 
     @property
     def _temperature(self) -> float:
-        return float(self._meant.sampling.get("temperature", 1.0))
+        return float(self._resolved.sampling.get("temperature", 1.0))
 
-    def _without_demos(self, student: dspy.Module) -> list[str]:
-        """Take the demos out if that was asked. What is trained is what is sampled, demos included."""
+    def _remove_demos(self, student: dspy.Module) -> list[str]:
+        """Remove the demos if `exclude_demos` is set; else they are sampled and trained with the rest."""
         count = sum(len(predictor.demos) for predictor in student.predictors())
         if not count:
             return []
@@ -279,7 +289,7 @@ class GRPO(Teleprompter):
             predictor.demos = []
         return [f"exclude_demos: the student's {count} demos were removed permanently"]
 
-    def _work(self, trained: Trained, examples: int) -> OptimizerWork:
+    def _optimizer_work(self, trained: TrainedPredictors, examples: int) -> OptimizerWork:
         return OptimizerWork(
             program=Path(sys.argv[0]).name if sys.argv else "",
             metric=getattr(self.metric, "__qualname__", type(self.metric).__qualname__),
@@ -290,7 +300,7 @@ class GRPO(Teleprompter):
             rollouts=self.num_rollouts_per_grpo_step,
         )
 
-    def _sampling(self, learning: Mapping[str, Any], places: int | None) -> Sampling:
+    def _sampling(self, settings: Mapping[str, Any], places: int | None) -> Sampling:
         """How a step is rolled out, where the run learns like this."""
         rollouts = self.num_rollouts_per_grpo_step
         of_a_step = rollouts * self.num_dspy_examples_per_grpo_step
@@ -299,17 +309,17 @@ class GRPO(Teleprompter):
             temperature=self._temperature,
             seed=self.seed,
             limits=RolloutLimits(self.num_threads, self.rollout_seconds, self.rollout_calls, places),
-            rules=Rules(
+            rules=RewardRules(
                 self.failure_score, self.format_failure_score, self.variably_invoked_predictor_grouping_mode
             ),
-            most_extra=most_extra(self.dynamic_sampling, of_a_step),
-            leaves_out_cut_off=learning.get("overlong", "mask") == "mask",
+            max_extra_rollouts=max_extra_rollouts(self.dynamic_sampling, of_a_step),
+            drops_truncated=settings.get("overlong", "mask") == "mask",
         )
 
-    def _plan(self, learning: Mapping[str, Any], places: int | None) -> CompilePlan:
+    def _plan(self, settings: Mapping[str, Any], places: int | None) -> CompilePlan:
         return CompilePlan(
             steps=self.num_train_steps,
-            sampling=self._sampling(learning, places),
+            sampling=self._sampling(settings, places),
             steps_for_validation=self.num_steps_for_val,
             keep=self.checkpoint,
             staleness=self.staleness,
@@ -318,22 +328,22 @@ class GRPO(Teleprompter):
             on_alarm=self.on_alarm,
         )
 
-    def _name_version(self, training: Training, trained: Trained) -> None:
+    def _pin_program_version(self, training: Training, trained: TrainedPredictors) -> None:
         """The program asks the version it was compiled to by its name, whatever is trained after it (C55)."""
         if (name := training.place.made) is not None:
-            version = int(version_in(name) or 0)
+            version = int(parse_version(name) or 0)
         else:
-            version, name = training.kept or training.served.keep()
-        made(training.place, name, training.session)
+            version, name = training.final_version or training.served.pin()
+        record_version(training.place, name, training.session)
         self.summary["version"] = version
         for policy in trained.policies:
-            policy.name(name)
+            policy.use_version(name)
         training.journal.note(
             f"the program now uses {name}; the model before training is available as PolicyLM(model='base')"
         )
 
-    def _take_over(self, training: Training) -> None:
-        """What is known of the training, also when it failed; asks nobody, as the endpoint may be gone."""
+    def _collect_results(self, training: Training) -> None:
+        """Copy the training's results, also when it failed; sends no request, as the endpoint may be gone."""
         self.report = training.report
         self.history = training.history
         scores = training.place.scores

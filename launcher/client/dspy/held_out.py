@@ -1,6 +1,6 @@
 """The held-out set of one training: scored when it is due, the best policy on it served at the end.
 
-Neighbours: `training.py` says when, `validation.py` scores, `comparing.py` says what is better,
+Neighbours: `training.py` says when, `validation.py` scores, `score_comparison.py` says what is better,
 `training_place.py` keeps what was found. Knows nothing of rollouts, groups or steps.
 """
 
@@ -14,19 +14,19 @@ from typing import Any, Literal
 
 import dspy
 
-from launcher.client.bodies import StepStatus, Validation
-from launcher.client.dspy.comparing import Scores, comparable, kept
 from launcher.client.dspy.report import Journal
+from launcher.client.dspy.score_comparison import Scores, is_comparable, rounded
 from launcher.client.dspy.training_place import Place, Validated
 from launcher.client.dspy.validation import Evaluation
 from launcher.client.failures import Refused, TrainingFailed
+from launcher.client.schema import StepStatus, Validation
 from launcher.client.session import Session
 
-Keep = Literal["single-best", "improvements", "none"]
-# What the runtime says of a checkpoint that is not there, or not whole.
-_GONE = "not_found"
-# What is told of a validation besides its score, where it is known.
-_TOLD = ("standard_error", "parse_rate", "cut_off_rate")
+CheckpointMode = Literal["single-best", "improvements", "none"]
+# The runtime's code for a checkpoint that is missing or incomplete.
+_NOT_FOUND = "not_found"
+# The figures sent with a validation besides its score, where they are known.
+_REPORTED_FIGURES = ("standard_error", "parse_rate", "cut_off_rate")
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class ValidationResult:
 
 
 @dataclass
-class HeldOut:
+class HeldOutSet:
     """`train` is scored as well where that was asked for; `evaluate` runs the program greedily."""
 
     examples: Sequence[dspy.Example]
@@ -47,49 +47,51 @@ class HeldOut:
     evaluate: Callable[[Sequence[dspy.Example], str | None], Evaluation]
     session: Session
     journal: Journal
-    keep: Keep
-    # The last validation made here and now: what is served at the end is compared with it.
+    keep: CheckpointMode
+    # The last validation; the best one is compared with it at the end.
     last: tuple[Validated, Scores] | None = None
 
-    def is_wanted(self, place: Place, step: int) -> bool:
+    def needs_score(self, place: Place, step: int) -> bool:
         """Whether the policy after `step` steps is still to be scored."""
         return bool(self.examples) and place.validated(step) is None
 
     def score(self, model: str | None = None) -> ValidationResult:
         """Of the newest version, or the one of this name. Raises TrainingFailed where nothing has a score."""
         began = time.monotonic()
-        evaluation = self._scored(model)
+        evaluation = self._evaluate_or_raise(model)
         train_score = self.evaluate(self.train, model).score if self.train else None
         return ValidationResult(evaluation, train_score, time.monotonic() - began)
 
-    def note(self, place: Place, step: int, found: ValidationResult) -> dict[str, Any]:
-        """What was found of the policy after `step` steps: its entry of the history."""
+    def record(self, place: Place, step: int, found: ValidationResult) -> dict[str, Any]:
+        """Record the result of the policy after `step` steps; returns its entry of the history."""
         evaluation = found.evaluation
         figures = evaluation.to_dict()
         if found.train_score is not None:
             figures["train_score"] = found.train_score
         checkpoint = self._checkpoint_of(evaluation.version)
         validated = Validated(step, evaluation.score, evaluation.parse_rate, checkpoint)
-        scores = kept(evaluation.scores)
+        scores = rounded(evaluation.scores)
         best = place.add(validated, scores)
         self.last = validated, scores
         if best and checkpoint is not None and self.keep != "none":
             self._pin(checkpoint, place.id)
-        self._tell(place.id, step, evaluation, figures)
+        self._send_score(place.id, step, evaluation, figures)
         self.journal.validation(validated, figures, best, found.seconds)
         if reason := next((it.reason for it in evaluation.finished if it.outcome == "crashed"), None):
-            self.journal.once("validation crashed", f"a run of the validation crashed: {reason}")
-        if not comparable(scores):
+            self.journal.note_once("validation crashed", f"a run of the validation crashed: {reason}")
+        if not is_comparable(scores):
             judged = sum(it is not None for it in scores)
             self.journal.note(
                 f"only {judged} of {len(scores)} examples have a score, too few for a comparison"
             )
         return {"kind": "validation", **asdict(validated), **figures, "best": best}
 
-    def _tell(self, compile_id: str, step: int, evaluation: Evaluation, figures: dict[str, Any]) -> None:
+    def _send_score(
+        self, compile_id: str, step: int, evaluation: Evaluation, figures: dict[str, Any]
+    ) -> None:
         """The run keeps the score too; no training ends because it does not."""
-        known = {name: value for name in _TOLD if math.isfinite(value := figures[name])}
-        said = Validation(
+        known = {name: value for name in _REPORTED_FIGURES if math.isfinite(value := figures[name])}
+        validation = Validation(
             compile=compile_id,
             step=step,
             score=evaluation.score,
@@ -100,7 +102,7 @@ class HeldOut:
         )
         train_score = figures.get("train_score", math.nan)
         try:
-            self.session.validated(said)
+            self.session.validated(validation)
             if math.isfinite(train_score):
                 self.session.validated(
                     Validation(
@@ -108,17 +110,17 @@ class HeldOut:
                         step=step,
                         name="train_score",
                         score=train_score,
-                        version=said.version,
+                        version=validation.version,
                     )
                 )
         except Refused as refused:
-            self.journal.once(
+            self.journal.note_once(
                 "not kept", f"the run does not keep validations: {refused.why or refused.message}"
             )
 
-    def comparable(self) -> bool:
+    def last_is_comparable(self) -> bool:
         """Whether the last validation says enough to be compared."""
-        return self.last is not None and comparable(self.last[1])
+        return self.last is not None and is_comparable(self.last[1])
 
     def restore_best(self, place: Place) -> StepStatus | None:
         """Serve the best validated policy again, unless the last one is as good: the step that did, if so."""
@@ -142,7 +144,7 @@ class HeldOut:
             served = self.session.restore(best.checkpoint, client_state=place.client_state(place.step))
         except Refused as refused:
             place.restored = None
-            if refused.code != _GONE:
+            if refused.code != _NOT_FOUND:
                 raise
             self.journal.note(f"{words}: {best.checkpoint} is not kept any more; the last one stays served")
             return None
@@ -153,11 +155,11 @@ class HeldOut:
         try:
             self.session.pin(checkpoint, best_of=compile_id)
         except Refused as refused:
-            if refused.code != _GONE:
+            if refused.code != _NOT_FOUND:
                 raise
             self.journal.note(f"{checkpoint}, the best so far, is not kept: {refused.why or refused.message}")
 
-    def _scored(self, model: str | None) -> Evaluation:
+    def _evaluate_or_raise(self, model: str | None) -> Evaluation:
         evaluation = self.evaluate(self.examples, model)
         if math.isnan(evaluation.score):
             raise TrainingFailed(

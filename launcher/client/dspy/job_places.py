@@ -1,8 +1,8 @@
 """Where a job of DSPy's own weight optimizers stands: a place among this program's trainings, as GRPO's is.
 
 So that a restarted program goes on within it, and what came before or after it is told apart from it.
-Neighbours: `training_job.py` and `reinforce_job.py` begin here, `starting.py` and `training_place.py` know
-how. Knows nothing of what is trained.
+Neighbours: `training_job.py` and `reinforce_job.py` begin here, `compile_start.py` and `training_place.py`
+know how. Knows nothing of what is trained.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from launcher.client.dspy.starting import Start, begin
+from launcher.client.dspy.compile_start import CompileStart, begin_compile
 from launcher.client.dspy.training_place import OptimizerWork, Place, digest_of
 from launcher.client.session import Session
 
 # The jobs say themselves where they begin: how many steps there are is theirs to know.
-_ANY_NUMBER = sys.maxsize
+_UNKNOWN_STEPS = sys.maxsize
 
 
 def begin_job(kind: str, train_kwargs: Mapping[str, Any], session: Session) -> Place:
@@ -25,9 +25,9 @@ def begin_job(kind: str, train_kwargs: Mapping[str, Any], session: Session) -> P
     program = Path(sys.argv[0]).name if sys.argv else ""
     what = f"{kind} {digest_of([dict(train_kwargs)])}"
     work = OptimizerWork(program, what, (), examples=0, seed=0, examples_per_step=0, rollouts=0)
-    return begin(Start(work, (), _ANY_NUMBER, None), session, _Silent())
+    return begin_compile(CompileStart(work, (), _UNKNOWN_STEPS, None), session, _NoLog())
 
 
-class _Silent:
+class _NoLog:
     def note(self, text: str) -> None:
-        """Nothing is said."""
+        """Nothing is logged."""

@@ -1,8 +1,8 @@
 """The run's policy as a DSPy LM.
 
 Neighbours: `engine.py` sends its requests, `grpo.py` trains the predictors that hold one, `tagging.py` tags,
-`standing_in.py` has one answer what DSPy's optimizers have left without an LM, `provider.py` trains it for
-DSPy's own weight optimizers.
+`default_lm_fallback.py` has one answer what DSPy's optimizers have left without an LM, `provider.py` trains
+it for DSPy's own weight optimizers.
 Works with every adapter, `n`, `temperature`, `max_tokens`, `stop` and `tools`, in threads and async.
 Knows nothing of rewards or steps.
 """
@@ -16,11 +16,11 @@ from typing import Any
 import dspy
 from dspy.clients.base_lm import LM_CLASS_STATE_KEY, BaseLM
 
-from launcher.client.dspy import dspy_names, earlier, standing_in
+from launcher.client.dspy import default_lm_fallback, dspy_compat, version_pinning
 from launcher.client.dspy.engine import BASE_MODEL, PolicyEngine
-from launcher.client.dspy.naming import name_of, version_in
-from launcher.client.dspy.sampling_live import LiveSampling, calling
+from launcher.client.dspy.live_sampling import LiveSampling, sampling_for_job
 from launcher.client.dspy.tagging import current_rollout
+from launcher.client.dspy.version_names import parse_version, served_version_name
 from launcher.client.session import Session, connect
 
 # What a saved state has that the constructor of a new run's LM decides itself.
@@ -55,14 +55,14 @@ class PolicyLM(dspy.LM):
         **kwargs: Any,
     ) -> None:
         self.session = session or connect()
-        self.compiled = self.stands_in = False
+        self.compiled = self.is_fallback = False
         self.sampling: LiveSampling | None = None  # of the job that trains it, while DSPy's own GRPO does
-        self.cache_asked = cache  # DSPy's GRPO turns it off, and back on only if nothing goes wrong
+        self.requested_cache = cache  # DSPy's GRPO turns it off, and back on only if nothing goes wrong
         is_newest = model is None
         if model is None:
-            model = name_of(self.session, self.session.version) if cache else self.session.model
+            model = served_version_name(self.session, self.session.version) if cache else self.session.model
         engine = PolicyEngine(self.session.connection, dict(extra_body or {}))
-        if kwargs.get("top_k") in _EVERY_TOKEN:
+        if kwargs.get("top_k") in _NO_TOP_K:
             del kwargs["top_k"]
         super().__init__(
             model,
@@ -71,18 +71,18 @@ class PolicyLM(dspy.LM):
             cache=cache,
             num_retries=0,  # the engine's retries carry one request id, so they make one sample
             engine=engine,
-            async_engine=engine.asynchronous(),
+            async_engine=engine.to_async(),
             **kwargs,
         )
         if is_newest:
-            standing_in.offer(self)
+            default_lm_fallback.install(self)
 
     @classmethod
-    def like(cls, lm: dspy.LM, session: Session) -> PolicyLM:
+    def from_lm(cls, lm: dspy.LM, session: Session) -> PolicyLM:
         """A PolicyLM with the temperature, lengths and other request settings of a plain LM."""
-        settings = {key: value for key, value in lm.kwargs.items() if key not in _CONNECTION}
+        settings = {key: value for key, value in lm.kwargs.items() if key not in _CONNECTION_KWARGS}
         extra = dict(settings.pop("extra_body", None) or {})
-        extra |= {key: settings.pop(key) for key in _VLLM_ONLY if key in settings}
+        extra |= {key: settings.pop(key) for key in _VLLM_PARAMETERS if key in settings}
         return cls(session, extra_body=extra, callbacks=lm.callbacks, **settings)
 
     @property
@@ -93,14 +93,14 @@ class PolicyLM(dspy.LM):
             raise TypeError(f"this PolicyLM was given a different engine: {type(engine).__name__}")
         return engine
 
-    def fresh(self) -> PolicyLM:
+    def unpinned_copy(self) -> PolicyLM:
         """A copy over the same engine that no compile has named."""
         copied = self.copy()
-        copied.compiled = copied.stands_in = False
+        copied.compiled = copied.is_fallback = False
         copied.sampling = None
         return copied
 
-    def name(self, model: str) -> None:
+    def use_version(self, model: str) -> None:
         """Ask this version from here on: what a program was compiled to."""
         self.model, self.compiled = model, True
 
@@ -108,30 +108,30 @@ class PolicyLM(dspy.LM):
         """See dspy.LM. One with a version's name of its own asks that, whatever is trained."""
         copied = super().copy(**kwargs)
         if "model" in kwargs:
-            copied.compiled = version_in(copied.model) is not None
+            copied.compiled = parse_version(copied.model) is not None
         if "cache" in kwargs:
-            copied.cache_asked = copied.cache
+            copied.requested_cache = copied.cache
         return copied
 
     def infer_provider(self) -> Any:
-        """Who trains it for DSPy's own weight optimizers: its run, where this DSPy has what that needs."""
-        if not dspy_names.has_jobs():
+        """The provider for DSPy's own weight optimizers: its run, where this DSPy has their classes."""
+        if not dspy_compat.has_training_jobs():
             return super().infer_provider()
         from launcher.client.dspy.provider import SlipwayProvider
 
         return SlipwayProvider(self.session)
 
     def __call__(self, prompt: Any = None, *, messages: Any = None, **kwargs: Any) -> Any:
-        self._say_that_it_stands_in()
-        with calling(self.sampling):
-            return super().__call__(prompt, messages=messages, **self._of_this_run(kwargs))
+        self._log_fallback_use()
+        with sampling_for_job(self.sampling):
+            return super().__call__(prompt, messages=messages, **self._with_cache_key(kwargs))
 
     async def acall(self, prompt: Any = None, *, messages: Any = None, **kwargs: Any) -> Any:
-        self._say_that_it_stands_in()
-        with calling(self.sampling):
-            return await super().acall(prompt, messages=messages, **self._of_this_run(kwargs))
+        self._log_fallback_use()
+        with sampling_for_job(self.sampling):
+            return await super().acall(prompt, messages=messages, **self._with_cache_key(kwargs))
 
-    def _of_this_run(self, kwargs: dict[str, Any]) -> dict[str, Any]:
+    def _with_cache_key(self, kwargs: dict[str, Any]) -> dict[str, Any]:
         """The same with what tells answers in DSPy's cache apart beside the model's name.
 
         The cache outlives the run, and every run has a `policy@v3`. No answer from it inside a rollout: it
@@ -141,22 +141,23 @@ class PolicyLM(dspy.LM):
             return {**kwargs, "cache": False}
         if not kwargs.get("cache", self.cache):
             return kwargs
-        if self.model != BASE_MODEL and version_in(self.model) is None:  # today's answers are not tomorrow's
+        # Today's answers are not tomorrow's.
+        if self.model != BASE_MODEL and parse_version(self.model) is None:
             return {**kwargs, "cache": False}
         asked = kwargs.get("rollout_id", self.kwargs.get("rollout_id"))
-        said = json.dumps([self.session.run_id, self.policy.extra_body, asked], sort_keys=True, default=str)
-        return {**kwargs, "rollout_id": int(hashlib.sha256(said.encode()).hexdigest()[:12], 16)}
+        key = json.dumps([self.session.run_id, self.policy.extra_body, asked], sort_keys=True, default=str)
+        return {**kwargs, "rollout_id": int(hashlib.sha256(key.encode()).hexdigest()[:12], 16)}
 
     def _warn_zero_temp_rollout(self, temperature: float | None, rollout_id: Any) -> None:
         """Not said: here it is what tells runs apart, at any temperature."""
 
-    def _say_that_it_stands_in(self) -> None:
-        if self.stands_in and current_rollout() is None:
-            standing_in.say_once(self)
+    def _log_fallback_use(self) -> None:
+        if self.is_fallback and current_rollout() is None:
+            default_lm_fallback.log_once(self)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> PolicyLM:
         copied = self.copy()  # locks and the session's pool are shared, as in copy()
-        earlier.copied(copied)
+        version_pinning.register_copy(copied)
         return copied
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -173,23 +174,23 @@ class PolicyLM(dspy.LM):
     @classmethod
     def load_state(cls, state: dict[str, Any], *, allow_custom_lm_class: bool = False) -> PolicyLM:
         """The LM of the run this program is in now: a saved program never calls the run that trained it."""
-        return cls.restored(state)
+        return cls.from_state(state)
 
     @classmethod
-    def restored(cls, state: dict[str, Any], session: Session | None = None) -> PolicyLM:
+    def from_state(cls, state: dict[str, Any], session: Session | None = None) -> PolicyLM:
         """The LM of this run with the settings that `dump_state` wrote: the newest version, or the base."""
         kept = {key: value for key, value in state.items() if key not in _NOT_RESTORED}
         return cls(session, model=BASE_MODEL if state.get("model") == BASE_MODEL else None, **kept)
 
 
 def _unpickled(state: dict[str, Any], run_id: str = "", model: str = "", compiled: bool = False) -> PolicyLM:
-    lm = PolicyLM.restored(state)
-    if version_in(model) is not None and lm.session.run_id == run_id:
+    lm = PolicyLM.from_state(state)
+    if parse_version(model) is not None and lm.session.run_id == run_id:
         lm.model, lm.compiled = model, compiled
     return lm
 
 
-_CONNECTION = frozenset({"api_key", "api_base", "base_url", "headers", "extra_headers", "timeout"})
+_CONNECTION_KWARGS = frozenset({"api_key", "api_base", "base_url", "headers", "extra_headers", "timeout"})
 # vLLM's ways of saying that no token is left out, at which DSPy's requests would fail.
-_EVERY_TOKEN = (-1, 0)
-_VLLM_ONLY = ("min_p", "repetition_penalty", "chat_template_kwargs")
+_NO_TOP_K = (-1, 0)
+_VLLM_PARAMETERS = ("min_p", "repetition_penalty", "chat_template_kwargs")

@@ -37,7 +37,7 @@ class Outstanding:
 
     @classmethod
     def of(cls, state: Mapping[str, Any]) -> Outstanding:
-        """What `to_dict` gave."""
+        """Read the result of `to_dict`."""
         return cls(
             state["next"],
             tuple((step, index) for step, index in state["tickets"]),

@@ -16,9 +16,9 @@ from functools import partial
 from typing import TypeVar
 
 from launcher.client.dspy.outstanding import Key, Outstanding
-from launcher.client.dspy.rollouts import Finished
+from launcher.client.dspy.rollouts import FinishedRun
 from launcher.client.dspy.tickets import Ticket
-from launcher.client.dspy.workers import Beside, Workers, WorkerTask
+from launcher.client.dspy.workers import BackgroundCall, Workers, WorkerTask
 
 _Awaited = TypeVar("_Awaited")
 
@@ -48,13 +48,13 @@ class Taken:
 class Pool:
     """`make` makes a ticket by its key. `done`: the steps that are done. Its user is one thread.
 
-    Only `go_on` may be called from others.
+    Only `begin_allowed` may be called from others.
     """
 
     def __init__(
         self,
         bounds: Bounds,
-        workers: Workers[Finished],
+        workers: Workers[FinishedRun],
         make: Callable[[Key], Ticket],
         done: int,
         begin: Outstanding | None = None,
@@ -72,14 +72,14 @@ class Pool:
         self._places = done * bounds.per_step
         self._most_places = 0
 
-    def go_on(self, done: int) -> None:
+    def begin_allowed(self, done: int) -> None:
         """Begin what may be begun once `done` steps are done."""
         with self.workers.changed:
             ahead = min(done + 1 + self._bounds.staleness, self._bounds.steps)
             self._most_places = ahead * self._bounds.per_step
             self._fill()
 
-    def go_on_after(self, done: int, awaited: Callable[[], _Awaited]) -> Beside[_Awaited]:
+    def begin_allowed_after(self, done: int, awaited: Callable[[], _Awaited]) -> BackgroundCall[_Awaited]:
         """The same once `awaited`, called while runs go on, has returned. What it raises ends the runs."""
 
         def wait() -> _Awaited:
@@ -88,10 +88,10 @@ class Pool:
             except BaseException as error:  # a Ctrl-C too: who waits for the runs is told, and it goes on
                 self.workers.fail(error)
                 raise
-            self.go_on(done)
+            self.begin_allowed(done)
             return found
 
-        return Beside(self.workers, wait)
+        return BackgroundCall(self.workers, wait)
 
     def take(
         self,
@@ -103,17 +103,17 @@ class Pool:
         """The tickets of the next step, once there are enough. Raises what a run raises, and `left_out`.
 
         `newest`: the version that the step is trained on; None where nothing was trained that could make one
-        older. `is_served`: it answers already, or else what may be begun after it waits for a `go_on`.
-        `left_out` is called when tickets were left out and there are too few of others: where the newest
-        version is not served any more, all that is begun would be left out, for ever.
+        older. `is_served`: it answers already, or else what may be begun after it waits for a
+        `begin_allowed`. `left_out` is called when tickets were left out and there are too few of others:
+        where the newest version is not served any more, all that is begun would be left out, for ever.
         """
         if is_served:
-            self.go_on(done)
+            self.begin_allowed(done)
         told = 0
         while True:
             with self.workers.changed:
-                self._leave_out(list(self._open.values()), newest)
-                self.workers.until(partial(self._is_enough_or_stale, newest, told))
+                self._drop_stale(list(self._open.values()), newest)
+                self.workers.wait_until(partial(self._is_enough_or_stale, newest, told))
                 if self._is_enough(newest):
                     return self._taken(done)
                 told = len(self._stale)
@@ -131,7 +131,7 @@ class Pool:
         with self.workers.changed:
             self.workers.stop()
             left = [*self._open.values(), *self._stale]
-            self._let_go(left)
+            self._abandon(left)
             return left
 
     # ------------------------------------------------------------- beginning
@@ -149,17 +149,19 @@ class Pool:
         ticket = self._open[key] = self._make(key)
         left = set(ticket.jobs)
         for job in ticket.jobs:
-            job.ended = partial(self._one_ended, ticket, left, job)
+            job.on_done = partial(self._one_ended, ticket, left, job)
         self.workers.add(ticket.jobs)
 
-    def _one_ended(self, ticket: Ticket, left: set[WorkerTask[Finished]], job: WorkerTask[Finished]) -> None:
+    def _one_ended(
+        self, ticket: Ticket, left: set[WorkerTask[FinishedRun]], job: WorkerTask[FinishedRun]
+    ) -> None:
         """Told by the workers while nothing else changes. A flat ticket makes room for another example."""
         left.discard(job)
         if left or ticket.key not in self._open:
             return
         ticket.ended = ticket.judge()
         step = ticket.key[0]
-        if ticket.ended.flat and self._extras[step] < self._bounds.most_extra:
+        if ticket.ended.zero_variance and self._extras[step] < self._bounds.most_extra:
             ticket.replaced = True
             self._extras[step] += 1
             self._begin((step, self._bounds.per_step + self._extras[step] - 1))
@@ -167,7 +169,7 @@ class Pool:
     # ------------------------------------------------------------- taking out
 
     def _is_enough(self, newest: int | None) -> bool:
-        self._leave_out(self._ended(), newest)
+        self._drop_stale(self._ended(), newest)
         return sum(not it.replaced for it in self._ended()) >= self._bounds.per_step
 
     def _is_enough_or_stale(self, newest: int | None, told: int) -> bool:
@@ -177,12 +179,12 @@ class Pool:
         """Those that are done, the oldest first."""
         return [self._open[key] for key in sorted(self._open) if self._open[key].ended is not None]
 
-    def _leave_out(self, tickets: Iterable[Ticket], newest: int | None) -> None:
+    def _drop_stale(self, tickets: Iterable[Ticket], newest: int | None) -> None:
         """Those that would be too old in the next step, done or not: they only become older."""
         stale = [it for it in tickets if self._is_stale(it, newest)]
         if not stale:
             return
-        self._let_go(stale)
+        self._abandon(stale)
         self._close(stale)
         self._stale += stale
         self._places -= sum(not it.replaced for it in stale)
@@ -195,10 +197,10 @@ class Pool:
         oldest = ticket.oldest()
         return oldest is not None and newest - oldest > self._bounds.staleness
 
-    def _let_go(self, tickets: list[Ticket]) -> None:
+    def _abandon(self, tickets: list[Ticket]) -> None:
         for ticket in tickets:
             ticket.end()
-        self.workers.let_go([job for ticket in tickets for job in ticket.jobs])
+        self.workers.abandon([job for ticket in tickets for job in ticket.jobs])
 
     def _close(self, tickets: Iterable[Ticket]) -> None:
         for ticket in tickets:

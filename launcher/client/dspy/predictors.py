@@ -10,7 +10,7 @@ from collections import Counter
 
 import dspy
 
-OTHER = "(other)"
+UNNAMED_PREDICTOR = "(other)"
 """The predictor of a call that none of the program's own predictors made: one built inside `forward`."""
 
 
@@ -31,13 +31,13 @@ class Predictors:
         # BestOfN, Refine and others run a deep copy: other objects with the stage of the original.
         self._by_stage = {it.stage: name for name, it in named if stages[it.stage] == 1}
 
-    def calling(self) -> str:
+    def current_name(self) -> str:
         """The name of the innermost predictor on DSPy's stack, or OTHER."""
         for module in reversed(dspy.settings.caller_modules or []):
             name = self._by_id.get(id(module)) or self._by_stage.get(getattr(module, "stage", ""))
             if name is not None:
                 return name
-        return OTHER
+        return UNNAMED_PREDICTOR
 
 
 def frozen_predictors(program: dspy.Module | None) -> dict[str, dspy.Predict]:

@@ -13,17 +13,17 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from launcher.client.bodies import CALL_HEADER, PREDICTOR_HEADER, PURPOSE_HEADER, ROLLOUT_HEADER
 from launcher.client.dspy.predictors import Predictors
+from launcher.client.schema import CALL_HEADER, PREDICTOR_HEADER, PURPOSE_HEADER, ROLLOUT_HEADER
 
 
-class RolloutOver(BaseException):
+class RolloutEnded(BaseException):
     """Raised where a program asks on in a run that is over. No Exception: programs swallow those."""
 
 
 @dataclass(frozen=True)
-class Answered:
-    """What is kept of one answer of the policy."""
+class AnswerRecord:
+    """The record of one answer of the policy."""
 
     version: int | None
     empty: bool = False
@@ -48,34 +48,34 @@ class ProgramRollout:
     sampling: Mapping[str, Any] = field(default_factory=dict)
     seed: str | None = None
     # The model before training is evaluated in the policy's place.
-    of_base: bool = False
+    uses_base: bool = False
     # Asked in the place of the newest version, as what is scored beside training is one; the base, of any.
     model: str | None = None
     # Requests after which a program is taken to ask for ever.
-    most_calls: int | None = None
+    max_calls: int | None = None
     calls: Counter[str] = field(default_factory=Counter)
-    answers: dict[tuple[str, int], Answered] = field(default_factory=dict)
+    answers: dict[tuple[str, int], AnswerRecord] = field(default_factory=dict)
     unparsed: set[tuple[str, int]] = field(default_factory=set)
-    lost: list[str] = field(default_factory=list)
+    endpoint_errors: list[str] = field(default_factory=list)
     # Other models that failed in it, by name, each as often as it did; and why the first of them.
-    outside: Counter[str] = field(default_factory=Counter)
-    outside_reason: str | None = None
+    external_failures: Counter[str] = field(default_factory=Counter)
+    external_failure_reason: str | None = None
     # The endpoint stayed away for as long as patience lasted.
-    gone: bool = False
+    is_unreachable: bool = False
     # What an adapter's parse() raised last: a program that lets it through has an answer that did not parse.
     parse_error: BaseException | None = None
     # The program has ended and the metric is at work.
-    judging: bool = False
+    is_in_metric: bool = False
     _ended: bool = False
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def next_call(self, predictor: str) -> Call:
-        """Count a request. Raises RolloutOver when the rollout has ended, or has made all it may."""
+        """Count a request. Raises RolloutEnded when the rollout has ended, or has made all it may."""
         with self._lock:
             if self._ended:
-                raise RolloutOver("this rollout is over: its batch continued without it")
-            if self.asked_too_often:
-                raise RolloutOver(f"it called the policy more than {self.most_calls} times")
+                raise RolloutEnded("this rollout is over: its batch continued without it")
+            if self.reached_call_limit:
+                raise RolloutEnded(f"it called the policy more than {self.max_calls} times")
             call = Call(self, predictor, self.calls[predictor])
             self.calls[predictor] += 1
         return call
@@ -85,24 +85,24 @@ class ProgramRollout:
         with self._lock:
             self._ended = True
 
-    def note_answer(self, call: Call, answered: Answered) -> None:
+    def note_answer(self, call: Call, answered: AnswerRecord) -> None:
         with self._lock:
             if not self._ended:
                 self.answers[call.key] = answered
 
-    def note_lost(self, reason: str, gone: bool = False) -> None:
+    def note_endpoint_error(self, reason: str, is_unreachable: bool = False) -> None:
         """Remember that an answer never came: the program may swallow the exception."""
         with self._lock:
             if not self._ended:
-                self.lost.append(reason)
-                self.gone = self.gone or gone
+                self.endpoint_errors.append(reason)
+                self.is_unreachable = self.is_unreachable or is_unreachable
 
-    def note_outside(self, model: str, reason: str) -> None:
+    def note_external_failure(self, model: str, reason: str) -> None:
         """Remember that another model failed, or a judge: the program or the metric may swallow it."""
         with self._lock:
             if not self._ended:
-                self.outside[model] += 1
-                self.outside_reason = self.outside_reason or f"{model} failed: {reason}"
+                self.external_failures[model] += 1
+                self.external_failure_reason = self.external_failure_reason or f"{model} failed: {reason}"
 
     def note_unparsed(self, call: Call) -> None:
         with self._lock:
@@ -110,40 +110,40 @@ class ProgramRollout:
                 self.unparsed.add(call.key)
 
     @property
-    def asked_too_often(self) -> bool:
+    def reached_call_limit(self) -> bool:
         """Whether it has made all the requests that it may."""
-        return self.most_calls is not None and self.calls.total() >= self.most_calls
+        return self.max_calls is not None and self.calls.total() >= self.max_calls
 
     @property
     def versions(self) -> set[int]:
         """The policy versions that answered."""
-        return {it.version for _, it in self._answered() if it.version is not None}
+        return {it.version for _, it in self._answers() if it.version is not None}
 
     def versions_of(self, predictors: Collection[str]) -> set[int]:
         """The policy versions that answered these predictors."""
-        return set(self.answered_by(predictors))
+        return set(self.answers_by_version(predictors))
 
-    def answered_by(self, predictors: Collection[str]) -> Counter[int]:
+    def answers_by_version(self, predictors: Collection[str]) -> Counter[int]:
         """How many answers these predictors had of each policy version."""
-        found = (it.version for (predictor, _), it in self._answered() if predictor in predictors)
+        found = (it.version for (predictor, _), it in self._answers() if predictor in predictors)
         return Counter(version for version in found if version is not None)
 
     @property
     def cut_off(self) -> set[tuple[str, int]]:
         """The calls whose answer ended at its length limit."""
-        return {key for key, it in self._answered() if it.cut_off}
+        return {key for key, it in self._answers() if it.cut_off}
 
     @property
     def lengths(self) -> list[int]:
         """The tokens of each answer."""
-        return [it.tokens for _, it in self._answered() if it.tokens is not None]
+        return [it.tokens for _, it in self._answers() if it.tokens is not None]
 
     @property
     def repeated(self) -> list[float]:
         """How much of each answer repeats itself."""
-        return [it.repeated for _, it in self._answered()]
+        return [it.repeated for _, it in self._answers()]
 
-    def _answered(self) -> list[tuple[tuple[str, int], Answered]]:
+    def _answers(self) -> list[tuple[tuple[str, int], AnswerRecord]]:
         with self._lock:
             return list(self.answers.items())
 
@@ -173,13 +173,13 @@ class Call:
 
     @property
     def sampling(self) -> dict[str, Any]:
-        """What the rollout asks of the sampler; with a seed of this call's own (C44)."""
+        """The sampling parameters of the rollout, with a seed of this call's own (C44)."""
         sampling = dict(self.rollout.sampling)
         if self.rollout.seed is not None:
-            sampling["seed"] = _number(f"{self.rollout.seed}/{self.predictor}/{self.index}")
+            sampling["seed"] = _seed_of(f"{self.rollout.seed}/{self.predictor}/{self.index}")
         return sampling
 
 
-def _number(text: str) -> int:
+def _seed_of(text: str) -> int:
     """31 bits that depend on the text alone."""
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4]) >> 1

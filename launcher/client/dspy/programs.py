@@ -1,4 +1,4 @@
-"""What of a DSPy program is trained, and the adapter it is trained with.
+"""The trained predictors of a DSPy program, and the adapter they are trained with.
 
 Neighbours: `grpo.py` and `validation.py` prepare a program here; `lm.py` is the LM a trained predictor holds.
 Knows nothing of rollouts, rewards or steps.
@@ -13,16 +13,16 @@ from typing import Any
 
 import dspy
 
-from launcher.client.dspy.addressed import WAY_OUT, is_astray, points_at
+from launcher.client.dspy.default_lm_fallback import is_fallback_lm
 from launcher.client.dspy.engine import BASE_MODEL
 from launcher.client.dspy.lm import PolicyLM
+from launcher.client.dspy.lm_endpoint import SET_API_BASE_HINT, targets_run, targets_run_by_environment
 from launcher.client.dspy.predictors import frozen_predictors, header_safe
-from launcher.client.dspy.standing_in import is_stand_in
 from launcher.client.session import Session
 
 
 @dataclass(frozen=True)
-class Trained:
+class TrainedPredictors:
     """The predictors that ask the policy, and what was decided about the others, in words.
 
     `lm` is put in force while the program runs, for what asks without an LM of its own; None: leave what is.
@@ -33,17 +33,17 @@ class Trained:
     policies: tuple[PolicyLM, ...]
     notes: tuple[str, ...]
     lm: PolicyLM | None = None
-    of_base: bool = False
+    uses_base: bool = False
 
 
-_OF_BASE = f" uses {BASE_MODEL!r}, the model before training: it is not trained"
+_USES_BASE = f" uses {BASE_MODEL!r}, the model before training: it is not trained"
 
 
-def attach(program: dspy.Module, session: Session, may_be_base: bool = False) -> Trained:
+def attach_policy(program: dspy.Module, session: Session, may_be_base: bool = False) -> TrainedPredictors:
     """Give the policy to each predictor that should have it, in place.
 
     A predictor asks the policy when its LM (or the configured one) is a PolicyLM, is a plain LM that points
-    at this run, or is missing altogether (then it is said whose settings it gets). Others keep their LM and
+    at this run, or is missing altogether (then a note says whose settings it gets). Others keep their LM and
     are not trained, nor are those of a part that is compiled already. Raises TypeError for what is no
     program, ValueError when nothing of it would be trained or when it asks another run. `may_be_base`: a
     program that asks the model before training alone is none of these, as it is only evaluated.
@@ -54,12 +54,12 @@ def attach(program: dspy.Module, session: Session, may_be_base: bool = False) ->
     if not named:
         raise ValueError("the program has no predictor, so there is nothing to train")
     configured = dspy.settings.lm
-    default, whose = _default(configured, session)
+    default, whose = _default_lm(configured, session)
     names, policies, notes = [], [], []
     if whose and (without := [name for name, predictor in named if predictor.lm is None]):
         notes.append(f"{', '.join(without)}: no LM of its own, so it uses the policy {whose}")
     for name, predictor in named:
-        lm, note = _policy(predictor.lm or default or configured, session)
+        lm, note = _policy_for(predictor.lm or default or configured, session)
         if note:
             notes.append(f"predictor {name!r}{note}")
         if lm is not None:
@@ -72,32 +72,34 @@ def attach(program: dspy.Module, session: Session, may_be_base: bool = False) ->
             "no predictor of the program uses this run's policy, so nothing would be trained; "
             "call program.set_lm(PolicyLM()) or dspy.configure(lm=PolicyLM())"
         )
-    notes += _astray(program, session)
+    notes += _environment_warnings(program, session)
     frozen = list(frozen_predictors(program))
     if frozen:
         notes.append(
             f"{', '.join(frozen)}: inside an already compiled part, which DSPy does not change: not "
             "trained (set its _compiled to False to train it)"
         )
-    return Trained(tuple(names), tuple(dict.fromkeys(policies)), tuple(notes), default, of_base)
+    return TrainedPredictors(tuple(names), tuple(dict.fromkeys(policies)), tuple(notes), default, of_base)
 
 
-def _astray(program: dspy.Module, session: Session) -> list[str]:
+def _environment_warnings(program: dspy.Module, session: Session) -> list[str]:
     """A line for each model that its program means to ask elsewhere, and that would be asked here."""
     parts = [part for _, part in program.named_sub_modules()]
     lms = [dspy.settings.lm, *(value for part in parts for value in vars(part).values())]
     run = session.connection
-    strays = {lm.model for lm in lms if is_astray(lm, run.base_url) and not points_at(lm, run)}
-    return [f"{model!r} is not trained, and would fail: {WAY_OUT}" for model in sorted(strays)]
+    strays = {
+        lm.model for lm in lms if targets_run_by_environment(lm, run.base_url) and not targets_run(lm, run)
+    }
+    return [f"{model!r} is not trained, and would fail: {SET_API_BASE_HINT}" for model in sorted(strays)]
 
 
-def with_own_lms(program: dspy.Module, trained: Trained, model: str) -> Trained:
+def with_own_lms(program: dspy.Module, trained: TrainedPredictors, model: str) -> TrainedPredictors:
     """Have each trained predictor ask `model`, by an LM that will take the name of what is trained here.
 
     An LM that an earlier compile has named stays with the program of that compile, and the configured one
     with all that asks it: then it is a copy that is named here.
     """
-    own = {id(policy): _own(policy, trained) for policy in trained.policies}
+    own = {id(policy): _own_lm(policy, trained) for policy in trained.policies}
     for policy in own.values():
         policy.model = model
     for _, predictor in program.named_predictors():
@@ -105,13 +107,13 @@ def with_own_lms(program: dspy.Module, trained: Trained, model: str) -> Trained:
     return replace(trained, policies=tuple(own.values()))
 
 
-def _own(policy: PolicyLM, trained: Trained) -> PolicyLM:
+def _own_lm(policy: PolicyLM, trained: TrainedPredictors) -> PolicyLM:
     is_shared = policy.compiled or policy is trained.lm or policy is dspy.settings.lm
-    return policy.fresh() if is_shared else policy
+    return policy.unpinned_copy() if is_shared else policy
 
 
-def sampling_notes(policies: Sequence[PolicyLM], temperature: float) -> list[str]:
-    """What an LM asks for that rollouts do not do, in words: they sample from the policy as it is (C9)."""
+def sampling_warnings(policies: Sequence[PolicyLM], temperature: float) -> list[str]:
+    """Warnings for an LM's settings that rollouts do not apply: they sample from the policy as it is (C9)."""
     notes = []
     for policy in policies:
         asked = {name: value for name, value in policy.kwargs.items() if value is not None}
@@ -120,14 +122,16 @@ def sampling_notes(policies: Sequence[PolicyLM], temperature: float) -> list[str
             notes.append(
                 f"rollouts sample at temperature {temperature:g}, not the LM's {asked['temperature']}"
             )
-        narrowing = [f"{name}={asked[name]}" for name in NEUTRAL if not is_neutral(name, asked.get(name))]
+        narrowing = [
+            f"{name}={asked[name]}" for name in NEUTRAL_VALUES if not is_neutral(name, asked.get(name))
+        ]
         if narrowing:
             notes.append(f"rollouts sample without {', '.join(narrowing)}: these change the distribution")
     return list(dict.fromkeys(notes))
 
 
 # Values that leave the policy's own distribution: accepted, as other optimizers want them said.
-NEUTRAL: dict[str, tuple[Any, ...]] = {
+NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
     "top_p": (1, None),
     "top_k": (-1, 0, None),
     "min_p": (0, None),
@@ -139,35 +143,35 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
 
 def is_neutral(name: str, value: Any) -> bool:
     """Whether a setting leaves the distribution as it is."""
-    return value in NEUTRAL[name]
+    return value in NEUTRAL_VALUES[name]
 
 
-def _default(configured: Any, session: Session) -> tuple[PolicyLM | None, str | None]:
+def _default_lm(configured: Any, session: Session) -> tuple[PolicyLM | None, str | None]:
     """The LM for what has none, and in words whose settings it has, where the user did not configure it.
 
     DSPy's prompt optimizers return programs without the LM they were given: its settings are kept.
     """
-    if is_stand_in(configured) and configured.session.endpoint.root == session.endpoint.root:
-        return configured, f"as the first PolicyLM of this program does ({_settings(configured)})"
-    if configured is None or is_stand_in(configured):
+    if is_fallback_lm(configured) and configured.session.endpoint.root == session.endpoint.root:
+        return configured, f"as the first PolicyLM of this program does ({_settings_text(configured)})"
+    if configured is None or is_fallback_lm(configured):
         return PolicyLM(session), "with default settings (program.set_lm(PolicyLM(max_tokens=…)) sets others)"
-    if _is_plain(configured) and points_at(configured, session.connection):
-        return PolicyLM.like(configured, session), None
+    if _is_plain(configured) and targets_run(configured, session.connection):
+        return PolicyLM.from_lm(configured, session), None
     return None, None
 
 
-def _settings(lm: PolicyLM) -> str:
+def _settings_text(lm: PolicyLM) -> str:
     asked = {name: value for name, value in lm.kwargs.items() if value is not None}
     asked |= lm.policy.extra_body
     return ", ".join(f"{name}={value}" for name, value in asked.items()) or "default settings"
 
 
-def _policy(lm: Any, session: Session) -> tuple[PolicyLM | None, str | None]:
+def _policy_for(lm: Any, session: Session) -> tuple[PolicyLM | None, str | None]:
     """The policy that stands for this LM, or None when it is another model; and what to say about it."""
-    if _is_plain(lm) and points_at(lm, session.connection):
+    if _is_plain(lm) and targets_run(lm, session.connection):
         if lm.model.rpartition("/")[2].rpartition(":")[2] == BASE_MODEL:
-            return None, _OF_BASE
-        return PolicyLM.like(lm, session), ": its LM points at this run, so it is trained"
+            return None, _USES_BASE
+        return PolicyLM.from_lm(lm, session), ": its LM points at this run, so it is trained"
     if not isinstance(lm, PolicyLM):
         return None, f" uses {getattr(lm, 'model', lm)!r}: it is not trained"
     if lm.session.endpoint.root != session.endpoint.root:
@@ -176,15 +180,15 @@ def _policy(lm: Any, session: Session) -> tuple[PolicyLM | None, str | None]:
             f"{session.endpoint.root}"
         )
     if _is_base(lm):
-        return None, _OF_BASE
+        return None, _USES_BASE
     return lm, None
 
 
-def asks_policy(lm: Any, session: Session) -> bool:
+def is_policy_lm(lm: Any, session: Session) -> bool:
     """Whether the LM is this run's policy, or a plain one that asks it."""
     if isinstance(lm, PolicyLM):
         return lm.session.endpoint.root == session.endpoint.root and not _is_base(lm)
-    return _is_plain(lm) and points_at(lm, session.connection)
+    return _is_plain(lm) and targets_run(lm, session.connection)
 
 
 def _is_base(lm: Any) -> bool:

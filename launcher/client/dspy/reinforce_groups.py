@@ -1,4 +1,4 @@
-"""What DSPy's own GRPO hands a job, as the groups of one step of the run: each that is fresh, once.
+"""The groups that DSPy's own GRPO hands a job, as the groups of one step of the run: each new one, once.
 
 It fills as many places as ids are listed, with copies of a step's groups and with what an earlier step left
 over; and a group that came out short with copies of its own members. A copy is the very same object, so that
@@ -13,19 +13,19 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from launcher.client.bodies import Group, Member
+from launcher.client.schema import Group, Member
 
 
 @dataclass
-class FreshGroups:
+class GroupDeduplicator:
     """Remembers the groups of the last two steps, which holds what is compared in being."""
 
     copies: int = 0
-    _sent: deque[list[Any]] = field(default_factory=lambda: deque(maxlen=2))
+    _recent: deque[list[Any]] = field(default_factory=lambda: deque(maxlen=2))
 
-    def of(self, train_data: Sequence[Mapping[str, Any]], prefix: str) -> list[Group]:
+    def new_groups(self, train_data: Sequence[Mapping[str, Any]], prefix: str) -> list[Group]:
         """The groups that were not sent before."""
-        known = {id(it) for groups in self._sent for it in groups}
+        known = {id(it) for groups in self._recent for it in groups}
         groups, fresh = [], []
         for item in train_data:
             members = item["group"]
@@ -36,7 +36,7 @@ class FreshGroups:
             fresh.append(members)
             groups.append(Group(id=f"{prefix}/{item.get('batch_id')}", members=_members(members)))
         if fresh:
-            self._sent.append(fresh)
+            self._recent.append(fresh)
         return groups
 
 
@@ -45,8 +45,8 @@ def _members(members: Iterable[Mapping[str, Any]]) -> list[Member]:
     return [_member(it) for it in once.values()]
 
 
-def _member(said: Mapping[str, Any]) -> Member:
-    completion = said["completion"]
+def _member(item: Mapping[str, Any]) -> Member:
+    completion = item["completion"]
     text = completion["content"] if isinstance(completion, Mapping) else completion
-    messages = [dict(it) for it in said["messages"]]
-    return Member(messages=messages, completion=text, reward=float(said["reward"]))
+    messages = [dict(it) for it in item["messages"]]
+    return Member(messages=messages, completion=text, reward=float(item["reward"]))

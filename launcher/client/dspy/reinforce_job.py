@@ -1,7 +1,7 @@
 """One `lm.reinforce(…)` of DSPy's own GRPO: its groups become steps of the run, one for each of its steps.
 
 Neighbours: `provider.py` names it, `reinforce_groups.py` makes the groups of what DSPy hands over,
-`sampling_live.py` lets the LM's untagged answers be trained meanwhile, `said_kwargs.py` says what its
+`live_sampling.py` lets the LM's untagged answers be trained meanwhile, `job_train_kwargs.py` says what its
 keywords mean. DSPy's loop has no end for what goes wrong, so each of these raises out of it: an endpoint that
 is away, a step that failed, a training in which no step was taken. launcher.client.GRPO is the better loop:
 it trains what was sampled, and is resumed without sampling again. Knows nothing of programs.
@@ -24,24 +24,24 @@ from dspy.clients.provider import ReinforceJob
 from dspy.clients.utils_finetune import TrainDataFormat, TrainingStatus
 
 from launcher.base.sanitize import plain_text as sanitized
-from launcher.client.bodies import Group, StepStatus
-from launcher.client.dspy import earlier, naming
+from launcher.client.dspy import version_names, version_pinning
+from launcher.client.dspy.compile_start import record_version
 from launcher.client.dspy.job_places import begin_job
-from launcher.client.dspy.reinforce_groups import FreshGroups
-from launcher.client.dspy.said_kwargs import meant
-from launcher.client.dspy.sampling_live import LiveSampling
-from launcher.client.dspy.starting import made
+from launcher.client.dspy.job_train_kwargs import resolve_for_job
+from launcher.client.dspy.live_sampling import LiveSampling
+from launcher.client.dspy.reinforce_groups import GroupDeduplicator
 from launcher.client.dspy.training_place import Place
 from launcher.client.failures import Refused, Rewound, TrainingFailed
+from launcher.client.schema import Group, StepStatus
 from launcher.client.session import Session, connect
-from launcher.client.train_kwargs import Meant
+from launcher.client.train_kwargs import ResolvedTrainKwargs
 
 # So many groups are asked for at first. DSPy throws away what it rolled out beyond the ids that are listed,
 # and fills what is listed beyond that with copies, which are not sent again.
-_LISTED = 256
+_PENDING_IDS = 256
 # Losses of the machine, and steps of which nothing could be trained, without another step between them.
-_REWINDS_IN_A_ROW = 3
-_EMPTY_IN_A_ROW = 16
+_MAX_REWINDS = 3
+_MAX_EMPTY_STEPS = 16
 
 # An optimizer remembers which ids it has served, also from one job to the next.
 _ids = itertools.count(1)
@@ -59,9 +59,9 @@ class SlipwayReinforceJob(ReinforceJob):
         self.last_checkpoint: str | None = None
         self.history: list[StepStatus] = []
         self._status = TrainingStatus.not_started
-        self._fresh = FreshGroups()
-        self._pending = _new_ids(_LISTED)
-        self._empty = self._rewinds = 0
+        self._deduplicator = GroupDeduplicator()
+        self._pending = _new_ids(_PENDING_IDS)
+        self._empty_steps = self._rewinds = 0
         self._version: int | None = None
         self._weights: str | None = None
 
@@ -74,22 +74,24 @@ class SlipwayReinforceJob(ReinforceJob):
         """
         _check_adapter()
         # DSPy's loop does not say how many steps it will make.
-        self._meant: Meant = meant(self.session, self.train_kwargs, _say, self.train_kwargs.get("max_steps"))
+        self._resolved: ResolvedTrainKwargs = resolve_for_job(
+            self.session, self.train_kwargs, _log, self.train_kwargs.get("max_steps")
+        )
         temperature = self._temperature()
-        if said := earlier.name_copies_but((self.lm,), self.session):
-            _say(said)
+        if note := version_pinning.pin_copies_except((self.lm,), self.session):
+            _log(note)
         self.place: Place = begin_job("dspy reinforce", self.train_kwargs, self.session)
-        self._taken_before = math.inf if self.place.superseded else self.place.step
+        self._steps_to_skip = math.inf if self.place.superseded else self.place.step
         sampling = LiveSampling({"temperature": temperature})
         # An exception within DSPy's loop drops the job, and nothing else says that it is over.
-        self._let_go = weakref.finalize(self, _let_go, self.lm, sampling)
+        self._release = weakref.finalize(self, _end_sampling, self.lm, sampling)
         self.lm.sampling = sampling
-        self._name_newest(self.session.version)
+        self._use_newest(self.session.version)
         self._status = TrainingStatus.running
-        _say(f"DSPy's own loop trains {self.lm.model}, sampling at temperature {temperature:g}")
-        if self._taken_before:
+        _log(f"DSPy's own loop trains {self.lm.model}, sampling at temperature {temperature:g}")
+        if self._steps_to_skip:
             done = "all steps" if self.place.superseded else f"{self.place.step} steps"
-            _say(f"{done} were taken before the restart: DSPy samples for them again, none is trained twice")
+            _log(f"{done} were taken before the restart: DSPy samples for them again, none is trained twice")
 
     def terminate(self) -> None:
         """End. The LM asks what was trained, by its name. Raises TrainingFailed where no step was taken."""
@@ -103,10 +105,10 @@ class SlipwayReinforceJob(ReinforceJob):
                 "score the program with dspy.Evaluate and look at its answers",
             )
         self._end(TrainingStatus.succeeded)
-        name = self.place.made or naming.keep(self.session, self._version or 0, self._weights)
-        made(self.place, name, self.session)
-        _name(self.lm, name)
-        _say(f"{self.place.step} steps were taken; the program now uses {self.lm.model}")
+        name = self.place.made or version_names.pin_version(self.session, self._version or 0, self._weights)
+        record_version(self.place, name, self.session)
+        _use_version(self.lm, name)
+        _log(f"{self.place.step} steps were taken; the program now uses {self.lm.model}")
 
     def cancel(self) -> None:
         """End; the LM goes on asking the newest version it knows."""
@@ -118,10 +120,10 @@ class SlipwayReinforceJob(ReinforceJob):
 
     def _end(self, status: TrainingStatus) -> None:
         self._status = status
-        self._let_go()
+        self._release()
 
     @contextmanager
-    def _or_failed(self) -> Iterator[None]:
+    def _failing_on_error(self) -> Iterator[None]:
         """DSPy's loop does not end a job that raises."""
         try:
             yield
@@ -139,10 +141,10 @@ class SlipwayReinforceJob(ReinforceJob):
     def get_status(self) -> dict[str, Any]:
         """As DSPy's loop reads it. Asks the run, so that the loop ends with it: raises EndpointLost."""
         if self._status == TrainingStatus.running:
-            with self._or_failed():
+            with self._failing_on_error():
                 version = self.session.version
                 if version != self._version:  # the machine was lost, or another program trains
-                    self._name_newest(version)
+                    self._use_newest(version)
         return {
             "job_id": self.place.id,
             "status": self._status.value,
@@ -156,7 +158,7 @@ class SlipwayReinforceJob(ReinforceJob):
         self, checkpoint_name: str, score: float | None = None, metadata: Mapping[str, Any] | None = None
     ) -> None:
         """Keep the version that is served now (see `Session.pin`), under a name."""
-        kept = naming.keep(self.session, self._version or 0, self._weights)
+        kept = version_names.pin_version(self.session, self._version or 0, self._weights)
         self.checkpoints[checkpoint_name] = {
             "checkpoint_name": checkpoint_name,
             "model": kept,
@@ -173,15 +175,15 @@ class SlipwayReinforceJob(ReinforceJob):
 
         Raises StepFailed, EndpointLost, and TrainingFailed where nothing can be trained again and again.
         """
-        with self._or_failed():
+        with self._failing_on_error():
             if train_data_format not in (None, TrainDataFormat.GRPO_CHAT):
                 raise ValueError(f"a step takes TrainDataFormat.GRPO_CHAT, not {train_data_format!r}")
-            groups = self._fresh.of(train_data, f"{self.place.id}/{self._pending[0]}")
+            groups = self._deduplicator.new_groups(train_data, f"{self.place.id}/{self._pending[0]}")
             # Without a copy among them there were perhaps more: twice as many are asked for from here on.
             more = 2 if len(groups) == len(self._pending) else 1
             self._pending = _new_ids(len(self._pending) * more)
-            if self._taken_before:
-                self._taken_before -= 1
+            if self._steps_to_skip:
+                self._steps_to_skip -= 1
             elif groups:
                 self._train(groups)
 
@@ -189,56 +191,58 @@ class SlipwayReinforceJob(ReinforceJob):
         step = self.place.step
         try:
             status = self.session.step(
-                groups, settings=self._meant.at(step), client_state=self.place.client_state(step + 1)
+                groups,
+                settings=self._resolved.settings_at(step),
+                client_state=self.place.client_state(step + 1),
             )
         except Rewound as rewound:
-            self._go_back(rewound)
+            self._rewind(rewound)
         except Refused as refused:
-            self._note_empty(refused)
+            self._count_empty_step(refused)
         else:
-            self._rewinds = self._empty = 0
+            self._rewinds = self._empty_steps = 0
             self.place.step, self.place.trained = step + 1, True
             self.history.append(status)
-            self._asks(status.version or 0, (status.publication or {}).get("sha256"))
+            self._use_version(status.version or 0, (status.publication or {}).get("sha256"))
             counts = status.counts
-            _say(
+            _log(
                 f"step {step + 1} · {counts.groups} groups · trained {counts.trained} of {counts.samples} · "
                 f"v{status.version}"
             )
 
-    def _note_empty(self, refused: Refused) -> None:
+    def _count_empty_step(self, refused: Refused) -> None:
         if refused.code != "nothing_to_train":
             raise refused
-        self._empty += 1
+        self._empty_steps += 1
         why = refused.why or refused.message
-        _say(f"a step trained nothing: {why}")
-        if self._empty >= _EMPTY_IN_A_ROW:
+        _log(f"a step trained nothing: {why}")
+        if self._empty_steps >= _MAX_EMPTY_STEPS:
             raise TrainingFailed(
-                f"Nothing could be trained in {self._empty} steps in a row",
+                f"Nothing could be trained in {self._empty_steps} steps in a row",
                 why,
                 "launcher.client.GRPO trains what was sampled, whatever the adapter",
             )
 
-    def _go_back(self, rewound: Rewound) -> None:
+    def _rewind(self, rewound: Rewound) -> None:
         """These rollouts are lost, and DSPy's loop goes on with its next."""
         self._rewinds += 1
-        if self._rewinds > _REWINDS_IN_A_ROW:
+        if self._rewinds > _MAX_REWINDS:
             raise rewound
         status, was = self.session.settle(), self.place.step
         self.place = self.place.rewound(status.client_state, status.last_metrics)
-        self._name_newest(status.version)
-        _say(f"the machine was lost: back from step {was} to step {self.place.step}; its groups are lost")
+        self._use_newest(status.version)
+        _log(f"the machine was lost: back from step {was} to step {self.place.step}; its groups are lost")
 
-    def _name_newest(self, version: int) -> None:
-        self._asks(version, naming.weights_of(self.session, version) if version else None)
+    def _use_newest(self, version: int) -> None:
+        self._use_version(version, version_names.weights_hash(self.session, version) if version else None)
 
-    def _asks(self, version: int, weights: str | None) -> None:
+    def _use_version(self, version: int, weights: str | None) -> None:
         self._version, self._weights = version, weights
-        self.lm.model = _prefix(self.lm) + naming.named(self.session, version, weights)
+        self.lm.model = _model_prefix(self.lm) + version_names.version_name(self.session, version, weights)
 
     def _temperature(self) -> float:
-        """What its rollouts are sampled at: as it was asked for, or as the LM has it."""
-        asked = self._meant.sampling.get("temperature", self.lm.kwargs.get("temperature"))
+        """The temperature of its rollouts: that of train_kwargs, or the LM's."""
+        asked = self._resolved.sampling.get("temperature", self.lm.kwargs.get("temperature"))
         if asked is None:
             return 1.0
         if not 0 < asked <= 2:
@@ -259,24 +263,24 @@ def _session_of(lm: Any) -> Session:
     return session if isinstance(session, Session) else connect()
 
 
-def _prefix(lm: Any) -> str:
-    """What a plain LM's model begins with, to say how it is asked."""
+def _model_prefix(lm: Any) -> str:
+    """The prefix of a plain LM's model name, for LiteLLM."""
     return "openai/" if str(lm.model).startswith("openai/") else ""  # and after it perhaps a hub's name
 
 
-def _name(lm: Any, name: str) -> None:
-    if hasattr(lm, "name"):
-        lm.name(name)
+def _use_version(lm: Any, name: str) -> None:
+    if hasattr(lm, "use_version"):
+        lm.use_version(name)
     else:
-        lm.model = _prefix(lm) + name
+        lm.model = _model_prefix(lm) + name
 
 
-def _let_go(lm: Any, sampling: LiveSampling) -> None:
+def _end_sampling(lm: Any, sampling: LiveSampling) -> None:
     """The LM's answers are evaluations again, and its cache is as it was made."""
-    sampling.over = True
+    sampling.is_over = True
     if lm.sampling is sampling:
         lm.sampling = None
-        lm.cache = getattr(lm, "cache_asked", True)
+        lm.cache = getattr(lm, "requested_cache", True)
 
 
 def _check_adapter() -> None:
@@ -291,6 +295,6 @@ def _check_adapter() -> None:
         )
 
 
-def _say(text: str) -> None:
+def _log(text: str) -> None:
     sys.stderr.write(f"grpo: {sanitized(text)}\n")
     sys.stderr.flush()

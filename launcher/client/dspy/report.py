@@ -1,4 +1,4 @@
-"""What an optimizer did: every rollout is trained or counted with its reason.
+"""An optimizer's report: every rollout is trained or counted with its reason.
 
 Neighbours: `training.py` tells it each step and validation. Writes lines to stderr and `grpo.jsonl` into the
 run's folder, of all compiles, each line with its own's id. Knows nothing of how training is done.
@@ -22,9 +22,9 @@ from typing import Any, TextIO
 from launcher.base.sanitize import plain_text as sanitized
 from launcher.client import standard_error
 from launcher.client.alarms import Alarm
-from launcher.client.bodies import StepCounts, StepStatus
-from launcher.client.dspy.grouping import Grouped
+from launcher.client.dspy.grouping import GroupingResult
 from launcher.client.dspy.training_place import Place, Validated
+from launcher.client.schema import StepCounts, StepStatus
 
 
 @dataclass
@@ -63,10 +63,10 @@ class Report:
     dropped: Counter[str] = field(default_factory=Counter)
     alarms: list[str] = field(default_factory=list)
 
-    def add_rollouts(self, grouped: Grouped) -> None:
+    def add_rollouts(self, grouped: GroupingResult) -> None:
         self.rollouts += grouped.outcomes.total()
         self.outcomes += grouped.outcomes
-        self.outside += grouped.outside
+        self.outside += grouped.external_failures
         self.rollouts_without_calls += grouped.without_calls
         self.calls_truncated += grouped.calls_truncated
 
@@ -126,7 +126,7 @@ class StepLine:
         cls,
         step: int,
         epoch: int,
-        grouped: Grouped,
+        grouped: GroupingResult,
         rates: tuple[float, float],
         status: StepStatus,
         seconds: tuple[float, float],
@@ -164,14 +164,14 @@ class Journal:
         self._steps = steps
         self._stream = stream or sys.stderr
         self._compile = ""
-        self._said: set[str] = set()
+        self._noted: set[str] = set()
 
     def begin(self, place: Place) -> None:
-        """What is written from here on is this compile's: its id is on every line. Said once in its life."""
+        """Every line from here on has this compile's id. Its own line is written once."""
         self._compile = place.id
         if not place.step and not place.superseded:
-            said = {"settings": place.settings} if place.settings else {}
-            work = {**place.work.to_dict(), "steps": self._steps, "step": 0, **said}
+            settings = {"settings": place.settings} if place.settings else {}
+            work = {**place.work.to_dict(), "steps": self._steps, "step": 0, **settings}
             self._write("compile", {"time": round(time.time(), 3), **work})
 
     def note(self, text: str) -> None:
@@ -179,22 +179,22 @@ class Journal:
         self._stream.write(f"grpo: {sanitized(text)}\n")
         self._stream.flush()
 
-    def once(self, kind: str, text: str) -> None:
+    def note_once(self, kind: str, text: str) -> None:
         """Each kind of trouble once, in full; from then on it is only counted."""
-        if kind not in self._said:
-            self._said.add(kind)
+        if kind not in self._noted:
+            self._noted.add(kind)
             self.note(text)
 
     def step(self, line: StepLine) -> None:
         parts = [
             f"step {line.step}/{self._steps}",
-            f"reward {line.reward:.3f}{_error(line.standard_error)}{_each(line.rewards)}",
+            f"reward {line.reward:.3f}{_error_text(line.standard_error)}{_by_predictor_text(line.rewards)}",
             f"parsed {line.parse_rate:.0%}"
             + (f" (cut off {line.cut_off_rate:.0%})" if line.cut_off_rate else ""),
-            f"trained {line.counts['trained']} of {line.counts['samples']}{_masked(line.metrics)}",
-            *([f"re-rolled {counted(line.groups_again, 'group')}"] if line.groups_again else []),
-            *_older(line.lags),
-            *([f"left out {counted(line.groups_stale, 'example')} as too old"] if line.groups_stale else []),
+            f"trained {line.counts['trained']} of {line.counts['samples']}{_masked_text(line.metrics)}",
+            *([f"resampled {plural(line.groups_again, 'group')}"] if line.groups_again else []),
+            *_staleness_text(line.lags),
+            *([f"left out {plural(line.groups_stale, 'example')} as too old"] if line.groups_stale else []),
             f"v{line.version}" if line.version is not None else "not published",
             f"{line.rollout_seconds + line.train_seconds:.1f} s"
             f" (rollouts {line.rollout_seconds:.1f}, training {line.train_seconds:.1f})",
@@ -202,7 +202,7 @@ class Journal:
         self.note(" · ".join(parts))
         self._write("step", asdict(line))
 
-    def late_step(self, line: StepLine) -> None:
+    def backfill_step(self, line: StepLine) -> None:
         """A step that was committed after its program had died; nothing where its line is there."""
         if self._path is not None and not any(map(partial(_is_of, line, self._compile), self._lines())):
             self.note(f"step {line.step}/{self._steps} was committed after its program had died: noted now")
@@ -211,10 +211,11 @@ class Journal:
     def validation(self, validated: Validated, figures: dict[str, Any], best: bool, seconds: float) -> None:
         words = [
             f"validation after {validated.step} of {self._steps} steps",
-            f"score {validated.score:.3f}{_error(figures['standard_error'])}{_each(figures['predictors'])}"
+            f"score {validated.score:.3f}{_error_text(figures['standard_error'])}"
+            + _by_predictor_text(figures["predictors"])
             + (" (best so far)" if best and validated.step else ""),
             *([f"crashed {crashed}"] if (crashed := figures["outcomes"].get("crashed")) else []),
-            *_left_out(figures["outcomes"]),
+            *_excluded_text(figures["outcomes"]),
             f"parsed {validated.parse_rate:.0%}",
             f"{seconds:.1f} s",
         ]
@@ -228,7 +229,7 @@ class Journal:
         self._write("alarm", asdict(alarm))
 
     def _lines(self) -> Iterator[dict[str, Any]]:
-        """What is written, but for a line that a kill has cut short."""
+        """The lines of the file, without a line that a kill has cut short."""
         text = self._path.read_text() if self._path is not None and self._path.is_file() else ""
         for line in text.splitlines():
             with suppress(ValueError):
@@ -237,7 +238,7 @@ class Journal:
     def _write(self, kind: str, fields: dict[str, Any]) -> None:
         if self._path is not None:
             with self._path.open("a") as file:
-                line = {"kind": kind, "compile": self._compile, **_plain(fields)}
+                line = {"kind": kind, "compile": self._compile, **_finite_json(fields)}
                 file.write(json.dumps(line, allow_nan=False) + "\n")
 
 
@@ -247,49 +248,49 @@ def _is_of(line: StepLine, compile_id: str, found: dict[str, Any]) -> bool:
     return found.items() >= known.items() and found.get("metrics") == line.metrics
 
 
-def _plain(value: Any) -> Any:
+def _finite_json(value: Any) -> Any:
     """A number that is not finite has no place in JSON."""
     if isinstance(value, dict):
-        return {name: _plain(it) for name, it in value.items()}
+        return {name: _finite_json(it) for name, it in value.items()}
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _masked(metrics: Mapping[str, float]) -> str:
-    """What of the trained samples a bound of the loss has stopped."""
+def _masked_text(metrics: Mapping[str, float]) -> str:
+    """The trained tokens that a bound of the loss has masked."""
     tokens = int(metrics.get("masked_tokens", 0))
-    answers = counted(int(metrics.get("masked_sequences", 0)), "answer")
-    return f" (masked {counted(tokens, 'token')} in {answers})" if tokens else ""
+    answers = plural(int(metrics.get("masked_sequences", 0)), "answer")
+    return f" (masked {plural(tokens, 'token')} in {answers})" if tokens else ""
 
 
-def _older(lags: Mapping[str, int]) -> list[str]:
+def _staleness_text(lags: Mapping[str, int]) -> list[str]:
     """How many answers an older version has sampled, where one has."""
     older = sum(count for lag, count in lags.items() if lag != "0")
     oldest = max((int(lag) for lag in lags), default=0)
-    return [f"{older} of {sum(lags.values())} up to {counted(oldest, 'step')} old"] if older else []
+    return [f"{older} of {sum(lags.values())} up to {plural(oldest, 'step')} old"] if older else []
 
 
-def _left_out(outcomes: dict[str, int]) -> list[str]:
+def _excluded_text(outcomes: dict[str, int]) -> list[str]:
     """The runs of a validation that say nothing about the policy."""
     excluded = ("unscored", "lost", "outside", "overdue")
     found = [f"{outcomes[name]} {name}" for name in excluded if outcomes.get(name)]
     return [f"left out: {', '.join(found)}"] if found else []
 
 
-def _error(value: float) -> str:
+def _error_text(value: float) -> str:
     return f" ±{value:.3f}" if math.isfinite(value) else ""
 
 
-def _each(values: dict[str, float]) -> str:
+def _by_predictor_text(values: dict[str, float]) -> str:
     if len(values) < 2:
         return ""
     return " (" + ", ".join(f"{name} {value:.3f}" for name, value in values.items()) + ")"
 
 
-def counted(number: int, noun: str) -> str:
+def plural(number: int, noun: str) -> str:
     """`1 step`, `2 steps`."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
-def listed(counts: Mapping[str, int]) -> str:
+def counts_text(counts: Mapping[str, int]) -> str:
     """`6 scored, 2 crashed`."""
     return ", ".join(f"{count} {name}" for name, count in counts.items()) or "none"

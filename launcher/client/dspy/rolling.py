@@ -20,18 +20,17 @@ from typing import TypeVar
 
 import dspy
 
-from launcher.client.bodies import Group
-from launcher.client.dspy.grouping import Grouped, Rules, build_groups
+from launcher.client.dspy.grouping import GroupingResult, RewardRules, build_groups
 from launcher.client.dspy.lm import PolicyLM
 from launcher.client.dspy.outstanding import Key, Outstanding
 from launcher.client.dspy.pool import Bounds, Pool, Taken
 from launcher.client.dspy.predictors import Predictors
 from launcher.client.dspy.program_rollout import ProgramRollout
-from launcher.client.dspy.report import Journal, Report, counted
+from launcher.client.dspy.report import Journal, Report, plural
 from launcher.client.dspy.rollouts import (
-    MOST_AT_ONCE,
-    MOST_WITH_PLACES,
-    Finished,
+    DEFAULT_CONCURRENCY,
+    MAX_CONCURRENCY,
+    FinishedRun,
     ProgramRun,
     RolloutLimits,
     Runner,
@@ -39,35 +38,37 @@ from launcher.client.dspy.rollouts import (
 )
 from launcher.client.dspy.sampler import EpochSampler
 from launcher.client.dspy.scoring import Metric
-from launcher.client.dspy.served import Served
+from launcher.client.dspy.served_version import ServedVersion
 from launcher.client.dspy.tickets import Ended, Ticket
 from launcher.client.dspy.vain import Vain
-from launcher.client.dspy.validation import check_answered
-from launcher.client.dspy.workers import Beside, Workers, WorkerTask
+from launcher.client.dspy.validation import raise_if_unanswered
+from launcher.client.dspy.workers import BackgroundCall, Workers, WorkerTask
+from launcher.client.schema import Group
 
 _Result = TypeVar("_Result")
 # Of a step's own rollouts, where nobody says how many more there may be.
-_MOST_EXTRA = 3
+_MAX_EXTRA_FACTOR = 3
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """How a step is rolled out. `most_extra`: rollouts besides, for examples whose rewards were all equal.
+    """How a step is rolled out. `max_extra_rollouts`: rollouts besides, for examples whose rewards were all
+    equal.
 
-    `leaves_out_cut_off`: the trainer leaves answers out that were cut off, so they make no variance.
+    `drops_truncated`: the trainer leaves answers out that were cut off, so they make no variance.
     """
 
     rollouts: int
     temperature: float
     seed: int
     limits: RolloutLimits
-    rules: Rules
-    most_extra: int = 0
-    leaves_out_cut_off: bool = True
+    rules: RewardRules
+    max_extra_rollouts: int = 0
+    drops_truncated: bool = True
 
-    def at_once(self, of_a_step: int) -> int:
+    def concurrency(self, of_a_step: int) -> int:
         """Runs under way at a time, those of later steps among them, where a step has so many."""
-        return self.limits.at_once(max(of_a_step, MOST_WITH_PLACES), of_a_step)
+        return self.limits.concurrency(max(of_a_step, MAX_CONCURRENCY), of_a_step)
 
 
 @dataclass(frozen=True)
@@ -80,11 +81,11 @@ class Rolled:
     """
 
     step: int
-    finished: Sequence[Finished]
-    grouped: Grouped
+    finished: Sequence[FinishedRun]
+    grouped: GroupingResult
     seconds: float
-    again: int = 0
-    lags: Mapping[int, int] = field(default_factory=dict)
+    resampled: int = 0
+    staleness: Mapping[int, int] = field(default_factory=dict)
     stale: int = 0
     outstanding: Outstanding | None = None
 
@@ -99,35 +100,36 @@ class Rolled:
         return sum(it.cut_off for it in self._answered) / len(self._answered)
 
     @property
-    def _answered(self) -> list[Finished]:
+    def _answered(self) -> list[FinishedRun]:
         return [it for it in self.finished if it.outcome not in ("lost", "overdue")]
 
 
-def most_extra(asked: bool | int, rollouts: int) -> int:
+def max_extra_rollouts(asked: bool | int, rollouts: int) -> int:
     """How many rollouts a step may have besides its own: none, unless it is asked for, whatever the loss.
 
     `rollouts`: the step's own. A number that is asked for is the bound itself.
     """
-    return (_MOST_EXTRA * rollouts if asked else 0) if isinstance(asked, bool) else asked
+    return (_MAX_EXTRA_FACTOR * rollouts if asked else 0) if isinstance(asked, bool) else asked
 
 
-def described(sampling: Sampling, steps: int, examples: int) -> list[str]:
-    """What is said once of so many steps of so many examples: more runs at once than usual, and what dynamic
-    sampling may cost."""
+def sampling_notes(sampling: Sampling, steps: int, examples: int) -> list[str]:
+    """Notes on so many steps of so many examples: a concurrency above the default, and the price of dynamic
+    sampling."""
     own, notes = examples * sampling.rollouts, list[str]()
-    at_once = sampling.at_once(own)
-    if at_once > MOST_AT_ONCE and not sampling.limits.threads:
+    at_once = sampling.concurrency(own)
+    if at_once > DEFAULT_CONCURRENCY and not sampling.limits.threads:
         notes.append(
             f"up to {at_once} rollouts at once, as the engines have places for so many: a metric that asks a "
             "judge asks as often (num_threads=N allows N)"
         )
-    if not sampling.most_extra:
+    if not sampling.max_extra_rollouts:
         return notes
+    most = own + sampling.max_extra_rollouts
     return [
         *notes,
         "dynamic sampling: where all rewards of an example are equal another one is rolled out, up to "
-        f"{counted(sampling.most_extra, 'rollout')} more in a step: up to "
-        f"{steps * (own + sampling.most_extra):,} rollouts in all instead of {steps * own:,}, and as many "
+        f"{plural(sampling.max_extra_rollouts, 'rollout')} more in a step: up to "
+        f"{steps * most:,} rollouts in all instead of {steps * own:,}, and as many "
         "calls of the metric and of a judge that it asks (dynamic_sampling=N allows N more in a step)",
     ]
 
@@ -152,39 +154,39 @@ class Rolling:
     predictors: Predictors
     report: Report
     journal: Journal
-    served: Served
+    served: ServedVersion
     vain: Vain
     # Part of every rollout's id.
     _token: str = ""
     _pool: Pool | None = None
     _quiet: ExitStack = field(default_factory=ExitStack)
-    _astray_before: int = 0
+    _untagged_before: int = 0
     runner: Runner = field(init=False)
     # The runs of so many steps before.
-    _earlier: deque[Sequence[Finished]] = field(init=False)
+    _earlier: deque[Sequence[FinishedRun]] = field(init=False)
 
     def __post_init__(self) -> None:
         self._earlier = deque(maxlen=self.staleness)
         limits = self.sampling.limits
         self.runner = Runner(self.program, self.metric, self.adapter, limits, self.lm)
-        # What a frozen part asks, or a model of somebody else's, is not trained.
+        # Requests of a frozen part or of another model are not trained.
         self._trained = self.predictors.names - self.predictors.frozen
 
     @property
-    def workers(self) -> Workers[Finished] | None:
-        """Who does the runs, while any may be under way."""
+    def workers(self) -> Workers[FinishedRun] | None:
+        """The workers of the runs, while any may be in progress."""
         return None if self._pool is None else self._pool.workers
 
     def begin(self, done: int, outstanding: Outstanding | None) -> None:
-        """From here on; nothing is asked before `go_on` or `step`.
+        """From here on; nothing is asked before `begin_allowed` or `step`.
 
         With new ids: a rollout that began on a lost machine must not be mixed with one made on this one.
         """
         self._token = uuid.uuid4().hex[:12]
-        self._astray_before = self._astray()
+        self._untagged_before = self._untagged_requests()
         own = self.sampler.per_step * self.sampling.rollouts
-        workers = self.runner.workers(self.sampling.at_once(own))
-        extra = self.sampling.most_extra // self.sampling.rollouts
+        workers = self.runner.workers(self.sampling.concurrency(own))
+        extra = self.sampling.max_extra_rollouts // self.sampling.rollouts
         bounds = Bounds(self.steps, self.sampler.per_step, extra, self.staleness)
         self._quiet.enter_context(quiet_dspy())
         self._pool = Pool(bounds, workers, self._ticket, done, outstanding)
@@ -196,61 +198,63 @@ class Rolling:
             self.report.rollouts_unused += sum(it.begun for it in pool.end())
         self._quiet.close()
 
-    def go_on(self, done: int) -> None:
+    def begin_allowed(self, done: int) -> None:
         """Begin what may be begun once `done` steps are done; at staleness 0 only `step` does."""
         if self.staleness:
-            self._live.go_on(done)
+            self._live.begin_allowed(done)
 
-    def go_on_after(self, done: int, awaited: Callable[[], _Result]) -> Beside[_Result]:
+    def begin_allowed_after(self, done: int, awaited: Callable[[], _Result]) -> BackgroundCall[_Result]:
         """The same once `awaited` has returned, which is called beside the runs."""
-        return self._live.go_on_after(done, awaited)
+        return self._live.begin_allowed_after(done, awaited)
 
-    def beside(self, function: Callable[[], _Result]) -> Beside[_Result]:
-        """What the function returns, while runs go on."""
-        return Beside(self._live.workers, function)
+    def in_background(self, function: Callable[[], _Result]) -> BackgroundCall[_Result]:
+        """The function's result, called while runs go on."""
+        return BackgroundCall(self._live.workers, function)
 
     def step(self, step: int) -> Rolled:
-        """All rollouts of step `step` (0 is the first). Raises what `check_answered` does, and Rewound."""
+        """All rollouts of step `step`, from 0. Raises as `raise_if_unanswered` does, and Rewound."""
         began = time.monotonic()
         if not self.staleness:
-            self._astray_before = self._astray()  # what a validation asked was not to be trained
+            self._untagged_before = self._untagged_requests()  # what a validation asked was not to be trained
         served = self.served
-        taken = self._live.take(step, served.committed, served.check_still, served.is_newest)
+        taken = self._live.take(step, served.committed, served.check_still_served, served.is_newest)
         ended = [it.ended for it in taken.tickets if it.ended is not None]
         finished = [run for it in ended for run in it.finished]
-        grouped = reduce(Grouped.with_more, (it.grouped for it in ended))
+        grouped = reduce(GroupingResult.merged_with, (it.grouped for it in ended))
         self._count(step, taken, grouped)
-        check_answered(finished, "step", [run for runs in self._earlier for run in runs])
+        raise_if_unanswered(finished, "step", [run for runs in self._earlier for run in runs])
         self._earlier.append(finished)
-        self._note_astray()
-        self.served.check(finished, self.predictors)
+        self._report_untagged()
+        self.served.check_runs(finished, self.predictors)
         self.vain.crashed(finished)
-        again = [it.ended for it in taken.tickets if it.ended and it.key[1] >= self.sampler.per_step]
-        self.report.groups_again += (groups := sum(len(it.grouped.groups) for it in again))
-        self.report.rollouts_again += sum(len(it.finished) for it in again)
+        resampled = [it.ended for it in taken.tickets if it.ended and it.key[1] >= self.sampler.per_step]
+        self.report.groups_again += (groups := sum(len(it.grouped.groups) for it in resampled))
+        self.report.rollouts_again += sum(len(it.finished) for it in resampled)
         seconds = time.monotonic() - began
-        lags, stale = self._lags(finished), len(taken.stale)
+        lags, stale = self._staleness_counts(finished), len(taken.stale)
         return Rolled(step, finished, grouped, seconds, groups, lags, stale, taken.outstanding)
 
-    def _count(self, step: int, taken: Taken, grouped: Grouped) -> None:
+    def _count(self, step: int, taken: Taken, grouped: GroupingResult) -> None:
         self.report.add_rollouts(grouped)
         for kind, text in grouped.notes.items():
-            self.journal.once(kind, text)
+            self.journal.note_once(kind, text)
         if taken.stale:
             self.report.groups_stale += len(taken.stale)
             self.report.rollouts_stale += sum(it.begun for it in taken.stale)
-            self.journal.once(
+            self.journal.note_once(
                 "stale",
-                f"{counted(len(taken.stale), 'example')} left out as stale before step {step + 1}: too old "
+                f"{plural(len(taken.stale), 'example')} left out as stale before step {step + 1}: too old "
                 f"for staleness={self.staleness}; others are rolled out instead",
             )
-        short = sum(it.ended is not None and it.ended.flat and not it.replaced for it in taken.tickets)
-        if short and self.sampling.most_extra:
+        short = sum(
+            it.ended is not None and it.ended.zero_variance and not it.replaced for it in taken.tickets
+        )
+        if short and self.sampling.max_extra_rollouts:
             self.report.short_steps += 1
-            self.journal.once(
+            self.journal.note_once(
                 "short of variance",
                 f"step {step + 1} has {self.sampler.per_step - short} of {self.sampler.per_step} examples "
-                f"with something to learn, after {counted(self.sampling.most_extra, 'rollout')} more "
+                f"with something to learn, after {plural(self.sampling.max_extra_rollouts, 'rollout')} more "
                 "(dynamic_sampling=N allows N)",
             )
 
@@ -266,7 +270,7 @@ class Rolling:
         """K runs of one example, each a rollout of its own: no cached answer, no two with one seed (C44)."""
         step, index = key
         own = self.sampler.per_step
-        others = self.sampler.others(step, index - own + 1) if index >= own else []
+        others = self.sampler.extra_examples(step, index - own + 1) if index >= own else []
         example = others[-1] if others else self.sampler.at(step)[index]
         sampling = {"temperature": self.sampling.temperature}
         runs = [
@@ -286,39 +290,41 @@ class Rolling:
         prefix = f"{self._token}/s{step}"
         return Ticket(key, runs, jobs, partial(self._judged, runs, jobs, prefix), self._trained)
 
-    def _judged(self, runs: Sequence[ProgramRun], jobs: Sequence[WorkerTask[Finished]], prefix: str) -> Ended:
-        finished = [self.runner.finished(run, job) for run, job in zip(runs, jobs, strict=True)]
+    def _judged(
+        self, runs: Sequence[ProgramRun], jobs: Sequence[WorkerTask[FinishedRun]], prefix: str
+    ) -> Ended:
+        finished = [self.runner.finished_run(run, job) for run, job in zip(runs, jobs, strict=True)]
         grouped = build_groups(finished, self.sampling.rules, prefix)
-        flat = flat_examples(finished, grouped.groups, self.sampling.leaves_out_cut_off)
+        flat = zero_variance_examples(finished, grouped.groups, self.sampling.drops_truncated)
         versions = [it for run in runs for it in run.rollout.versions_of(self._trained)]
         return Ended(finished, grouped, bool(flat), min(versions, default=None))
 
-    def _lags(self, finished: Sequence[Finished]) -> dict[int, int]:
+    def _staleness_counts(self, finished: Sequence[FinishedRun]) -> dict[int, int]:
         """Of the answers, how many were sampled so many steps ago."""
         versions = Counter[int]()
         for it in finished:
-            versions += it.run.rollout.answered_by(self._trained)
+            versions += it.run.rollout.answers_by_version(self._trained)
         newest = max(self.served.committed or 0, *versions, 0)
         return {newest - version: count for version, count in sorted(versions.items(), reverse=True)}
 
-    def _note_astray(self) -> None:
-        now = self._astray()
-        astray, self._astray_before = now - self._astray_before, now
+    def _report_untagged(self) -> None:
+        now = self._untagged_requests()
+        astray, self._untagged_before = now - self._untagged_before, now
         if astray:
-            self.journal.once(
+            self.journal.note_once(
                 "astray",
                 f"{astray} calls came from threads the program started itself: they belong to no "
                 "rollout and are not trained. Start them with dspy.Parallel, or in copy_context()",
             )
             self.report.calls_outside_rollouts += astray
 
-    def _astray(self) -> int:
+    def _untagged_requests(self) -> int:
         engines = {id(policy.policy): policy.policy for policy in self.policies}
-        return sum(engine.astray for engine in engines.values())
+        return sum(engine.untagged_requests for engine in engines.values())
 
 
-def flat_examples(
-    finished: Iterable[Finished], groups: Iterable[Group], leaves_out_cut_off: bool
+def zero_variance_examples(
+    finished: Iterable[FinishedRun], groups: Iterable[Group], drops_truncated: bool
 ) -> frozenset[int]:
     """The examples, by their place in the step, of which every group's rewards are known and all equal.
 
@@ -332,7 +338,7 @@ def flat_examples(
             if member.reward is None:
                 continue
             known.add(member.reward)
-            if not (leaves_out_cut_off and _is_cut_off(runs[member.rollout], member.predictor, member.call)):
+            if not (drops_truncated and _is_cut_off(runs[member.rollout], member.predictor, member.call)):
                 counting.add(member.reward)
         if known:
             index = runs[group.members[0].rollout].run.index
@@ -340,7 +346,7 @@ def flat_examples(
     return frozenset(index for index, it in varied.items() if not it)
 
 
-def _is_cut_off(finished: Finished, predictor: str | None, call: int | None) -> bool:
+def _is_cut_off(finished: FinishedRun, predictor: str | None, call: int | None) -> bool:
     """Whether every answer that a member is about was cut off."""
     rollout = finished.run.rollout
     calls = range(rollout.calls[predictor or ""]) if call is None else (call,)

@@ -1,9 +1,9 @@
 """Running a program on examples, many at a time: each run ends with its score or the reason for none.
 
-Neighbours: `workers.py` runs them side by side, `scoring.py` judges, `tagging.py` tags, `parsing.py` watches
-what parses, `outside.py` which other models fail, `grouping.py` turns what is finished into groups.
-`training.py` and `validation.py` ask for runs: one code, so that what they find can be compared.
-Knows nothing of steps, the wire or what a reward is used for.
+Neighbours: `workers.py` runs them side by side, `scoring.py` judges, `tagging.py` tags, `parse_failures.py`
+watches what parses, `external_failures.py` which other models fail, `grouping.py` turns what is finished into
+groups. `training.py` and `validation.py` ask for runs: one code, so that what they find can be compared.
+Knows nothing of steps, the wire or the use of a reward.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from typing import Any, Literal
 import dspy
 from dspy.utils.exceptions import AdapterParseError, LMError, LMInvalidRequestError
 
+from launcher.client.dspy.external_failures import EXTERNAL_FAILURES, in_metric
 from launcher.client.dspy.lm import PolicyLM
-from launcher.client.dspy.outside import OUTSIDE, judging
-from launcher.client.dspy.parsing import WATCH
-from launcher.client.dspy.program_rollout import ProgramRollout, RolloutOver
+from launcher.client.dspy.parse_failures import PARSE_FAILURES
+from launcher.client.dspy.program_rollout import ProgramRollout, RolloutEnded
 from launcher.client.dspy.scoring import Metric, MetricScore, Unscored
 from launcher.client.dspy.tagging import in_rollout
-from launcher.client.dspy.workers import Late, Workers, WorkerTask
-from launcher.client.last_words import own_lines
+from launcher.client.dspy.workers import NoResult, Workers, WorkerTask
+from launcher.client.error_display import user_code_lines
 
 Outcome = Literal["scored", "unscored", "unparsed", "crashed", "lost", "outside", "overdue"]
 """How a run ended: with a score; without one; with an answer that did not parse; with the program's own
@@ -41,10 +41,10 @@ DEFAULT_CALLS = 256
 RUN_BY_HAND = "run the program once by hand on an example of the"
 # Runs at once where nobody says: as many as an engine takes by default, and no more than judges often allow;
 # where the engines are known to have places for more, so many, or a step's. Each has a thread.
-MOST_AT_ONCE = 64
-MOST_WITH_PLACES = 256
+DEFAULT_CONCURRENCY = 64
+MAX_CONCURRENCY = 256
 # Before whatever a pool rolls out.
-_FIRST = -1
+_BEFORE_POOL = -1
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class ProgramRun:
 
 
 @dataclass(frozen=True)
-class Finished:
+class FinishedRun:
     """One run made. `score` stands for outcome "scored" alone; `reason` for all others."""
 
     run: ProgramRun
@@ -79,14 +79,14 @@ class Finished:
         return bool(self.run.rollout.cut_off)
 
 
-def all_failed(finished: Sequence[Finished]) -> bool:
+def all_failed(finished: Sequence[FinishedRun]) -> bool:
     """Whether the program itself failed in every run.
 
     The policy may be to blame where it asked for ever or too much, or met an answer that did not parse.
     """
     return all(
         it.outcome == "crashed"
-        and not (it.refused or it.run.rollout.unparsed or it.run.rollout.asked_too_often)
+        and not (it.refused or it.run.rollout.unparsed or it.run.rollout.reached_call_limit)
         for it in finished
     )
 
@@ -95,8 +95,8 @@ def all_failed(finished: Sequence[Finished]) -> bool:
 class RolloutLimits:
     """How many runs at once; how long one may take before the others go on without it; how much it asks.
 
-    `threads` None: all there are, up to the engines' `places` and `MOST_WITH_PLACES`, or `MOST_AT_ONCE` where
-    the places are unknown.
+    `threads` None: all there are, up to the engines' `places` and `MAX_CONCURRENCY`, or `DEFAULT_CONCURRENCY`
+    where the places are unknown.
     """
 
     threads: int | None = None
@@ -104,9 +104,9 @@ class RolloutLimits:
     run_calls: int = DEFAULT_CALLS
     places: int | None = None
 
-    def at_once(self, runs: int, of_a_step: int = 0) -> int:
+    def concurrency(self, runs: int, of_a_step: int = 0) -> int:
         """How many of so many runs are under way at a time; a step's own may all be."""
-        return self.threads or min(runs, self.places or MOST_AT_ONCE, max(of_a_step, MOST_WITH_PLACES))
+        return self.threads or min(runs, self.places or DEFAULT_CONCURRENCY, max(of_a_step, MAX_CONCURRENCY))
 
 
 @dataclass
@@ -123,99 +123,107 @@ class Runner:
     limits: RolloutLimits
     lm: PolicyLM | None = None
     # One for which the endpoint stayed away.
-    _gone: Finished | None = None
+    _unreachable: FinishedRun | None = None
 
-    def workers(self, at_once: int) -> Workers[Finished]:
+    def workers(self, at_once: int) -> Workers[FinishedRun]:
         """For runs alone: so many at a time."""
         return Workers(at_once, self.limits.run_seconds, self._is_hopeless)
 
-    def job(self, run: ProgramRun, order: tuple[int, ...]) -> WorkerTask[Finished]:
-        run.rollout.most_calls = self.limits.run_calls
+    def job(self, run: ProgramRun, order: tuple[int, ...]) -> WorkerTask[FinishedRun]:
+        run.rollout.max_calls = self.limits.run_calls
         settings: dict[str, Any] = {"adapter": self.adapter} | ({} if self.lm is None else {"lm": self.lm})
         return WorkerTask(partial(_run, self.program, run, self.metric, settings), order, run.rollout.end)
 
-    def finished(self, run: ProgramRun, job: WorkerTask[Finished]) -> Finished:
+    def finished_run(self, run: ProgramRun, job: WorkerTask[FinishedRun]) -> FinishedRun:
         """The run as its job has it, which has ended."""
         result = job.result or "not begun"
-        return result if isinstance(result, Finished) else _unfinished(run, result, self._gone, self.limits)
+        return (
+            result
+            if isinstance(result, FinishedRun)
+            else _unfinished(run, result, self._unreachable, self.limits)
+        )
 
-    def _is_hopeless(self, finished: Finished) -> bool:
-        is_gone = finished.outcome == "lost" and finished.run.rollout.gone
-        if finished.run.rollout.gone:
-            self._gone = finished
+    def _is_hopeless(self, finished: FinishedRun) -> bool:
+        is_gone = finished.outcome == "lost" and finished.run.rollout.is_unreachable
+        if finished.run.rollout.is_unreachable:
+            self._unreachable = finished
         return is_gone
 
 
 def run_all(
-    runner: Runner, runs: Sequence[ProgramRun], workers: Workers[Finished] | None = None
-) -> list[Finished]:
+    runner: Runner, runs: Sequence[ProgramRun], workers: Workers[FinishedRun] | None = None
+) -> list[FinishedRun]:
     """All runs, in their order. Raises TrainingFailed when the metric never scores.
 
     `workers`: those of a pool, where these come first; else it has its own. When this returns, or raises,
-    none of these runs is under way any more: a program that goes on asks in vain (RolloutOver).
+    none of these runs is under way any more: a program that goes on asks in vain (RolloutEnded).
     """
-    at_work = workers or runner.workers(runner.limits.at_once(len(runs)))
-    jobs = [runner.job(run, (_FIRST, index)) for index, run in enumerate(runs)]
+    at_work = workers or runner.workers(runner.limits.concurrency(len(runs)))
+    jobs = [runner.job(run, (_BEFORE_POOL, index)) for index, run in enumerate(runs)]
     try:
         with quiet_dspy():
-            at_work.all_of(jobs)
+            at_work.run_all(jobs)
     finally:
-        at_work.let_go(jobs)
+        at_work.abandon(jobs)
         for run in runs:
             run.rollout.end()
-    return [runner.finished(run, job) for run, job in zip(runs, jobs, strict=True)]
+    return [runner.finished_run(run, job) for run, job in zip(runs, jobs, strict=True)]
 
 
-def _unfinished(run: ProgramRun, late: Late, gone: Finished | None, limits: RolloutLimits) -> Finished:
+def _unfinished(
+    run: ProgramRun, late: NoResult, gone: FinishedRun | None, limits: RolloutLimits
+) -> FinishedRun:
     if late == "not begun" and gone is not None:
-        return Finished(run, "lost", reason=gone.reason)
+        return FinishedRun(run, "lost", reason=gone.reason)
     if late == "not begun":
-        return Finished(
+        return FinishedRun(
             run, "overdue", reason=f"not begun: none before it ended within {limits.run_seconds:g} s"
         )
-    part = "the metric gave no score" if run.rollout.judging else "no result"
-    return Finished(run, "overdue", reason=f"{part} within {limits.run_seconds:g} s")
+    part = "the metric gave no score" if run.rollout.is_in_metric else "no result"
+    return FinishedRun(run, "overdue", reason=f"{part} within {limits.run_seconds:g} s")
 
 
-def _run(program: dspy.Module, run: ProgramRun, metric: Metric, settings: Mapping[str, Any]) -> Finished:
+def _run(program: dspy.Module, run: ProgramRun, metric: Metric, settings: Mapping[str, Any]) -> FinishedRun:
     """One run and its score, in the order of what can go wrong.
 
     The example is a copy: a program or a metric that writes into it changes no other run's.
     """
-    rollout, example = run.rollout, _own(run.example)
-    callbacks = [*(dspy.settings.callbacks or []), WATCH, OUTSIDE]
+    rollout, example = run.rollout, _copy_example(run.example)
+    callbacks = [*(dspy.settings.callbacks or []), PARSE_FAILURES, EXTERNAL_FAILURES]
     prediction, error = None, None
     with in_rollout(rollout, callbacks=callbacks, trace=[], **settings):
         try:
             prediction = _call(program, example)
-        except (Exception, SystemExit, RolloutOver) as caught:  # noqa: BLE001 - whatever a user's program raises is an outcome of the run
+        except (Exception, SystemExit, RolloutEnded) as caught:  # noqa: BLE001 - whatever a user's program raises is an outcome of the run
             error = caught
-    if rollout.lost:
-        return Finished(run, "lost", reason=rollout.lost[0])
-    if rollout.outside:
-        return Finished(run, "outside", reason=rollout.outside_reason)
-    if rollout.unparsed and (isinstance(error, AdapterParseError) or _is(error, rollout.parse_error)):
-        return Finished(run, "unparsed", reason=str(error))
+    if rollout.endpoint_errors:
+        return FinishedRun(run, "lost", reason=rollout.endpoint_errors[0])
+    if rollout.external_failures:
+        return FinishedRun(run, "outside", reason=rollout.external_failure_reason)
+    if rollout.unparsed and (
+        isinstance(error, AdapterParseError) or _is_same_error(error, rollout.parse_error)
+    ):
+        return FinishedRun(run, "unparsed", reason=str(error))
     if isinstance(error, LMError) and not isinstance(error, LMInvalidRequestError):
-        return Finished(run, "lost", reason=f"{type(error).__name__}: {error}")
-    if error is not None and _is_race_of_parallel(error):
-        return Finished(run, "lost", reason=f"dspy.Parallel failed in its own progress bars: {error}")
+        return FinishedRun(run, "lost", reason=f"{type(error).__name__}: {error}")
+    if error is not None and _is_tqdm_race(error):
+        return FinishedRun(run, "lost", reason=f"dspy.Parallel failed in its own progress bars: {error}")
     if error is not None:
-        return Finished(run, "crashed", reason=_described(error), refused=_is_refused(error))
-    return _judged(run, metric, example, prediction)
+        return FinishedRun(run, "crashed", reason=_error_text(error), refused=_is_refused(error))
+    return _score(run, metric, example, prediction)
 
 
-def _judged(run: ProgramRun, metric: Metric, example: dspy.Example, prediction: Any) -> Finished:
-    """The score of a run that came to a result; what a failed judge said is none."""
+def _score(run: ProgramRun, metric: Metric, example: dspy.Example, prediction: Any) -> FinishedRun:
+    """The score of a run that has a result; the answer of a failed judge is no score."""
     score, reason = None, None
-    with judging(run.rollout):
+    with in_metric(run.rollout):
         try:
             score = metric.score(example, prediction)
         except Unscored as unscored:
             reason = str(unscored)
-    if run.rollout.outside:
-        return Finished(run, "outside", reason=run.rollout.outside_reason, prediction=prediction)
-    return Finished(run, "scored" if score else "unscored", score, reason, prediction)
+    if run.rollout.external_failures:
+        return FinishedRun(run, "outside", reason=run.rollout.external_failure_reason, prediction=prediction)
+    return FinishedRun(run, "scored" if score else "unscored", score, reason, prediction)
 
 
 def _call(program: dspy.Module, example: dspy.Example) -> Any:
@@ -232,14 +240,14 @@ async def _awaited(answer: Any) -> Any:
     return await answer
 
 
-def _own(example: dspy.Example) -> dspy.Example:
+def _copy_example(example: dspy.Example) -> dspy.Example:
     try:
         return copy.deepcopy(example)
     except Exception:  # noqa: BLE001 - whatever is in it may refuse to be copied; then its fields are shared
         return example.copy().with_inputs(*example.inputs().keys())
 
 
-def _is(error: BaseException | None, other: BaseException | None) -> bool:
+def _is_same_error(error: BaseException | None, other: BaseException | None) -> bool:
     return error is not None and error is other
 
 
@@ -254,7 +262,7 @@ def _is_refused(error: BaseException | None) -> bool:
     return False
 
 
-def _is_race_of_parallel(error: BaseException) -> bool:
+def _is_tqdm_race(error: BaseException) -> bool:
     """A Parallel that begins clears tqdm's set of bars (DSPy 3.4.1) under the feet of those in other threads.
 
     That is neither the program's fault nor the policy's.
@@ -265,14 +273,14 @@ def _is_race_of_parallel(error: BaseException) -> bool:
     )
 
 
-def _described(error: BaseException) -> str:
-    if isinstance(error, RolloutOver):
+def _error_text(error: BaseException) -> str:
+    if isinstance(error, RolloutEnded):
         return str(error)
-    where = "".join(f" ({it})" for it in own_lines(error)[-1:])
+    where = "".join(f" ({it})" for it in user_code_lines(error)[-1:])
     return f"{type(error).__name__}: {error}{where}"
 
 
-class _Once(logging.Filter):
+class _OncePerMessage(logging.Filter):
     """Lets each warning through once: an answer cut off is counted, not said a thousand times."""
 
     def __init__(self) -> None:
@@ -285,7 +293,7 @@ class _Once(logging.Filter):
         return record.levelno >= logging.ERROR or not known
 
 
-_ONCE = _Once()
+_ONCE = _OncePerMessage()
 _LOGGERS = tuple(logging.getLogger(name) for name in ("dspy.clients.lm", "dspy.predict.predict"))
 _quiet_lock = threading.Lock()
 # One may be within another: a validation beside a pool.

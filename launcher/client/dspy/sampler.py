@@ -28,7 +28,7 @@ class EpochSampler:
         places = range(step * self.per_step, (step + 1) * self.per_step)
         return [_order(self.size, self.seed, place // self.size)[place % self.size] for place in places]
 
-    def others(self, step: int, count: int) -> list[int]:
+    def extra_examples(self, step: int, count: int) -> list[int]:
         """Examples to roll out besides those of step `step`, in an order of its own; these come again last.
 
         Fewer are the beginning of more, and it depends on the seed and the step alone: a resumed run takes

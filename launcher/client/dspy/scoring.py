@@ -21,9 +21,9 @@ import dspy
 
 from launcher.client.failures import TrainingFailed
 
-_ARGUMENTS = 5
+_MAX_ARGUMENTS = 5
 # A reward travels and is trained as float32.
-_LARGEST = 3.4e38
+_MAX_REWARD = 3.4e38
 
 
 @dataclass(frozen=True)
@@ -48,10 +48,10 @@ class Metric:
     metric's own message: a metric that always fails must not be mistaken for a run (G19).
     """
 
-    def __init__(self, function: Callable[..., Any], patience: int) -> None:
+    def __init__(self, function: Callable[..., Any], max_failures: int) -> None:
         self._function = function
-        self._arity = positional(function)
-        self._patience = patience
+        self._arity = metric_arity(function)
+        self._max_failures = max_failures
         self._failures_in_a_row = 0
         self._lock = threading.Lock()
 
@@ -60,31 +60,31 @@ class Metric:
         arguments = (example, prediction, None, None, None)[: self._arity]
         try:
             answer = self._function(*arguments)
-            score = _read(asyncio.run(_awaited(answer)) if inspect.isawaitable(answer) else answer)
+            score = _parse_result(asyncio.run(_awaited(answer)) if inspect.isawaitable(answer) else answer)
         except Unscored as error:
-            self._failed(error, example)
+            self._count_failure(error, example)
             raise
         except (Exception, SystemExit) as error:
-            self._failed(error, example)
+            self._count_failure(error, example)
             raise Unscored(f"the metric raised {type(error).__name__}: {error}") from error
         with self._lock:
             self._failures_in_a_row = 0
         return score
 
-    def _failed(self, error: BaseException, example: dspy.Example) -> None:
+    def _count_failure(self, error: BaseException, example: dspy.Example) -> None:
         with self._lock:
             self._failures_in_a_row += 1
-            is_enough = self._failures_in_a_row >= self._patience
+            is_enough = self._failures_in_a_row >= self._max_failures
         if is_enough:
             what = str(error) if isinstance(error, Unscored) else f"it raised {type(error).__name__}: {error}"
             raise TrainingFailed(
-                f"The metric gave no score {self._patience} times in a row",
+                f"The metric gave no score {self._max_failures} times in a row",
                 why=what,
-                hint=f"the last failure was on {_short(example)}",
+                hint=f"the last failure was on {_preview(example)}",
             ) from error
 
 
-def positional(function: Callable[..., Any]) -> int:
+def metric_arity(function: Callable[..., Any]) -> int:
     """How many positional arguments to call with: three as DSPy does, fewer or more where it must be so."""
     name = getattr(function, "__name__", None) or repr(function)
     if not callable(function):
@@ -100,7 +100,7 @@ def positional(function: Callable[..., Any]) -> int:
     accepted = [it for it in parameters if it.kind in kinds]
     others = [it for it in parameters if it.kind is inspect.Parameter.KEYWORD_ONLY]
     required = sum(it.default is inspect.Parameter.empty for it in accepted)
-    if any(it.default is inspect.Parameter.empty for it in others) or required > _ARGUMENTS:
+    if any(it.default is inspect.Parameter.empty for it in others) or required > _MAX_ARGUMENTS:
         raise TypeError(_wrong_shape(name))
     if any(it.kind is inspect.Parameter.VAR_POSITIONAL for it in parameters):
         return max(3, len(accepted))
@@ -117,7 +117,7 @@ async def _awaited(answer: Awaitable[Any]) -> Any:
     return await answer
 
 
-def _read(answer: Any) -> MetricScore:
+def _parse_result(answer: Any) -> MetricScore:
     if isinstance(answer, dspy.Prediction):
         if "score" not in answer:
             raise Unscored("the metric returned a Prediction without a score")
@@ -135,11 +135,11 @@ def _number(value: Any) -> float:
         number = float(value)
     except (TypeError, ValueError, OverflowError):
         raise Unscored(f"the metric returned {type(value).__name__}, not a number") from None
-    if not math.isfinite(number) or abs(number) > _LARGEST:
+    if not math.isfinite(number) or abs(number) > _MAX_REWARD:
         raise Unscored(f"the metric returned {number}")
     return number
 
 
-def _short(example: dspy.Example) -> str:
+def _preview(example: dspy.Example) -> str:
     text = repr(example)
     return text if len(text) <= 300 else f"{text[:300]} …"

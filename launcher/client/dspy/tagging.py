@@ -1,7 +1,7 @@
-"""Which rollout of a DSPy program is in force here, and which of its calls a request is.
+"""The rollout of a DSPy program that is in force here, and the call that a request is.
 
 Neighbours: `program_rollout.py` has a rollout and its calls; `engine.py` asks for each request, `rollouts.py`
-puts one in force around each run, `parsing.py` says which answers did not parse.
+puts one in force around each run, `parse_failures.py` says which answers did not parse.
 The rollout in force is a DSPy setting, not a context variable of our own: DSPy carries its settings into the
 threads and tasks it starts, together with `caller_modules`, which says which predictor is calling.
 Knows nothing of HTTP, metrics or training.
@@ -38,7 +38,7 @@ _exchange: ContextVar[Exchange | None] = ContextVar("slipway_exchange", default=
 
 
 def begin_exchange() -> None:
-    """An LM was called, whichever: what is parsed from here on is its answer."""
+    """Any LM was called: the next parsed text is its answer."""
     _exchange.set(Exchange())
 
 
@@ -52,24 +52,24 @@ def current_rollout() -> ProgramRollout | None:
     return dspy.settings.get(_SETTING)
 
 
-def astray() -> bool:
-    """Whether nobody said here if this is a rollout: in training, a thread the program started by itself."""
+def is_untagged() -> bool:
+    """Whether no rollout is known here: in training, a thread the program started by itself."""
     return _SETTING not in dspy.settings
 
 
 @contextmanager
-def outside_rollouts() -> Iterator[None]:
-    """What is asked within belongs to no rollout, and is meant not to: a metric that asks a judge."""
+def no_rollout() -> Iterator[None]:
+    """Requests inside belong to no rollout, on purpose: a metric that asks a judge."""
     with dspy.context(**{_SETTING: None}):
         yield
 
 
 def begin_call() -> Call | None:
-    """Count a request of the rollout in force; None outside any rollout. Raises RolloutOver."""
+    """Count a request of the rollout in force; None outside any rollout. Raises RolloutEnded."""
     rollout = current_rollout()
     if rollout is None:
         return None
-    call = rollout.next_call(rollout.predictors.calling())
+    call = rollout.next_call(rollout.predictors.current_name())
     exchange = last_exchange()
     if exchange is not None:
         exchange.calls.append(call)

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from launcher.client.dspy.grouping import Grouped
+from launcher.client.dspy.grouping import GroupingResult
 from launcher.client.dspy.outstanding import Key
-from launcher.client.dspy.rollouts import Finished, ProgramRun
+from launcher.client.dspy.rollouts import FinishedRun, ProgramRun
 from launcher.client.dspy.workers import WorkerTask
 
 
@@ -22,9 +22,9 @@ class Ended:
     `oldest`: the oldest policy version that has answered in it, None where none has.
     """
 
-    finished: Sequence[Finished]
-    grouped: Grouped
-    flat: bool
+    finished: Sequence[FinishedRun]
+    grouped: GroupingResult
+    zero_variance: bool
     oldest: int | None
 
 
@@ -37,7 +37,7 @@ class Ticket:
 
     key: Key
     runs: Sequence[ProgramRun]
-    jobs: Sequence[WorkerTask[Finished]]
+    jobs: Sequence[WorkerTask[FinishedRun]]
     judge: Callable[[], Ended]
     # Whose answers count for its age.
     predictors: frozenset[str]
@@ -53,7 +53,7 @@ class Ticket:
     @property
     def begun(self) -> int:
         """How many of its runs have begun."""
-        return sum(job.began is not None for job in self.jobs)
+        return sum(job.started_at is not None for job in self.jobs)
 
     def end(self) -> None:
         """Its programs ask in vain from here on."""

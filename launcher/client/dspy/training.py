@@ -1,7 +1,7 @@
 """The loop of one `GRPO.compile`: roll out, send the groups, train, validate, keep the best.
 
 Neighbours: `grpo.py` checks what it was asked and builds it; `rolling.py` makes a step's
-groups; `session.py` trains them; `validating.py` validates; `training_place.py` is where it stands,
+groups; `session.py` trains them; `validation_schedule.py` validates; `training_place.py` is where it stands,
 `report.py` what it says, `vain.py` when it gives up.
 Advantages and losses are the runtime's; here are only rollouts and their rewards.
 """
@@ -18,41 +18,41 @@ from typing import Any, Literal
 import dspy
 
 from launcher.client.alarms import Alarm, Alarms, Thresholds
-from launcher.client.bodies import StepCounts, StepStatus
-from launcher.client.dspy import late_line
-from launcher.client.dspy.examples import checked
-from launcher.client.dspy.held_out import HeldOut, Keep
+from launcher.client.dspy import step_backfill
+from launcher.client.dspy.examples import check_examples
+from launcher.client.dspy.held_out import CheckpointMode, HeldOutSet
 from launcher.client.dspy.lm import PolicyLM
-from launcher.client.dspy.observing import observe
+from launcher.client.dspy.metrics_collection import collect_metrics
 from launcher.client.dspy.predictors import Predictors
-from launcher.client.dspy.report import Journal, Report, StepLine, listed
+from launcher.client.dspy.report import Journal, Report, StepLine, counts_text
 from launcher.client.dspy.rolling import Rolled, Rolling, Sampling
 from launcher.client.dspy.sampler import EpochSampler
 from launcher.client.dspy.scoring import Metric
-from launcher.client.dspy.served import Served
+from launcher.client.dspy.served_version import ServedVersion
 from launcher.client.dspy.training_place import Place
 from launcher.client.dspy.vain import Vain, unparsed
-from launcher.client.dspy.validating import Validations
-from launcher.client.dspy.validation import Evaluation, scored
-from launcher.client.dspy.workers import Beside
+from launcher.client.dspy.validation import Evaluation, evaluate_examples
+from launcher.client.dspy.validation_schedule import ValidationSchedule
+from launcher.client.dspy.workers import BackgroundCall
 from launcher.client.failures import ClientError, Refused, Rewound, StepFailed, TrainingFailed
+from launcher.client.schema import StepCounts, StepStatus
 from launcher.client.session import Session
-from launcher.client.train_kwargs import Meant
+from launcher.client.train_kwargs import ResolvedTrainKwargs
 
 # Losses of the machine without a finished step between them, before the training gives up.
-_REWINDS_IN_A_ROW = 3
+_MAX_REWINDS = 3
 
 OnAlarm = Literal["note", "stop"]
 
 
 @dataclass(frozen=True)
 class CompilePlan:
-    """What one `compile` was asked to do."""
+    """The settings of one `compile`."""
 
     steps: int
     sampling: Sampling
     steps_for_validation: int
-    keep: Keep
+    keep: CheckpointMode
     staleness: int
     report_train_scores: bool
     thresholds: Thresholds = field(default_factory=Thresholds)
@@ -75,7 +75,7 @@ class Training:
     place: Place
     journal: Journal
     # What each step does otherwise than the run.
-    meant: Meant = field(default_factory=Meant)
+    resolved: ResolvedTrainKwargs = field(default_factory=ResolvedTrainKwargs)
     # For what the program asks without an LM of its own.
     lm: PolicyLM | None = None
     report: Report = field(default_factory=Report)
@@ -85,22 +85,22 @@ class Training:
     _vain: Vain = field(init=False)
     _rewinds_in_a_row: int = 0
     # The step that is committed, and waits for its version to be served.
-    _serving: Beside[StepStatus] | None = None
+    _serving: BackgroundCall[StepStatus] | None = None
     alarms: Alarms = field(init=False)
-    held_out: HeldOut = field(init=False)
-    validations: Validations = field(init=False)
-    served: Served = field(init=False)
+    held_out: HeldOutSet = field(init=False)
+    validations: ValidationSchedule = field(init=False)
+    served: ServedVersion = field(init=False)
     # Whether an earlier life of the program had done all of it.
     had_finished: bool = field(init=False)
-    # What is served at the end, and the name that means it whatever is trained later.
-    kept: tuple[int, str] | None = None
+    # The version served at the end, and the name that means it whatever is trained later.
+    final_version: tuple[int, str] | None = None
 
     def __post_init__(self) -> None:
         self.had_finished = self.place.is_over(self.plan.steps)
         self._predictors = Predictors(self.program)
         self.alarms = Alarms(self.plan.thresholds)
         self._vain = Vain(self.report, has_run=self.place.step > 0)
-        self.served = Served(self.session, self.journal)
+        self.served = ServedVersion(self.session, self.journal)
         self.rolling = Rolling(
             self.program,
             self.policies,
@@ -120,16 +120,16 @@ class Training:
         )
         train = self.trainset if self.plan.report_train_scores else ()
         keep, session = self.plan.keep, self.session
-        self.held_out = HeldOut(self.valset, train, self._evaluate, session, self.journal, keep)
-        self.validations = Validations(
+        self.held_out = HeldOutSet(self.valset, train, self._evaluate, session, self.journal, keep)
+        self.validations = ValidationSchedule(
             self.plan.steps,
             self.plan.steps_for_validation,
             self.plan.staleness,
             self.held_out,
             self.served,
             self.journal,
-            self.rolling.beside,
-            self._validated,
+            self.rolling.in_background,
+            self._on_validation,
         )
 
     def run(self) -> None:
@@ -138,33 +138,35 @@ class Training:
         Where the machine was lost on the way, it goes back to the last durable place and rolls out again.
         What an earlier life of this training taught counts as taught, as if there had been one life.
         """
-        late_line.write(self.place, self.sampler.epoch(self.place.step - 1), self.session, self.journal)
+        step_backfill.backfill_last_step(
+            self.place, self.sampler.epoch(self.place.step - 1), self.session, self.journal
+        )
         while True:
             try:
-                self._run_on()
-                self.kept = self.served.keep()
+                self._run_steps()
+                self.final_version = self.served.pin()
                 break
             except Rewound as rewound:
-                self._go_back(rewound)
+                self._rewind(rewound)
         self._vain.ended(self.plan.steps, self.place.trained)
 
-    def _run_on(self) -> None:
+    def _run_steps(self) -> None:
         self.rolling.begin(self.place.step, self.place.outstanding)
         self._serving = None  # of a machine that was lost
         try:
-            self.rolling.go_on(self.place.step)
-            self.validations.again(self.place)
-            self.validations.after(self.place)
+            self.rolling.begin_allowed(self.place.step)
+            self.validations.restart(self.place)
+            self.validations.run_if_due(self.place)
             while self.place.step < self.plan.steps:
                 rolled = self._roll_out(self.place.step)
-                self.validations.keep_up(self.place)
+                self.validations.collect(self.place)
                 self._train(rolled)
-                if not self._may_go_ahead():
-                    self._until_served()
-                    self.rolling.go_on(self.place.step)
-                self.validations.after(self.place)
+                if not self._can_send_next():
+                    self._wait_until_served()
+                    self.rolling.begin_allowed(self.place.step)
+                self.validations.run_if_due(self.place)
                 if self.alarms.raised and self.plan.on_alarm == "stop":
-                    self._stop()
+                    self._stop_on_alarm()
         finally:
             self.rolling.end()
             self.validations.end()
@@ -177,14 +179,14 @@ class Training:
     def _restore_best(self) -> None:
         restored = self.held_out.restore_best(self.place)
         if restored is not None:
-            self.served.note(restored)
+            self.served.note_published(restored)
 
-    def _stop(self) -> None:
-        """An alarm was raised and the user wants no more steps: the best policy is served, and it is said."""
-        self._until_served()
+    def _stop_on_alarm(self) -> None:
+        """After an alarm, with on_alarm="stop": serve the best policy and raise TrainingFailed."""
+        self._wait_until_served()
         self.validations.wait(self.place)
         self.rolling.end()
-        self.validations.now(self.place)
+        self.validations.run_now(self.place)
         self._restore_best()
         raise TrainingFailed(
             f"Training stopped after {self.place.step} of {self.plan.steps} steps on an alarm",
@@ -192,11 +194,11 @@ class Training:
             hint='on_alarm="note" keeps training; alarms={"length": 3.0, …} changes a threshold',
         )
 
-    def _go_back(self, rewound: Rewound) -> None:
-        """To where the run is now: what was rolled out for the lost machine is worth nothing on this one."""
+    def _rewind(self, rewound: Rewound) -> None:
+        """To the run's step now: rollouts of the lost machine are worth nothing on this one."""
         self.report.rewinds += 1
         self._rewinds_in_a_row += 1
-        if self._rewinds_in_a_row >= _REWINDS_IN_A_ROW:
+        if self._rewinds_in_a_row >= _MAX_REWINDS:
             raise TrainingFailed(
                 f"The run was rewound {self._rewinds_in_a_row} times without a step in between",
                 why=rewound.why,
@@ -207,7 +209,7 @@ class Training:
         now = self.session.settle()
         self.place = self.place.rewound(now.client_state, now.last_metrics)
         self.held_out.last = None
-        self.served.forget()
+        self.served.reset()
         self.history.append({"kind": "rewind", "from": was, "to": self.place.step})
         self.journal.note(
             f"the machine was lost: back from step {was} to step {self.place.step}, rolling out again"
@@ -215,10 +217,10 @@ class Training:
 
     # ------------------------------------------------------------- a step
 
-    def _say_unparsed(self, parse_rate: float, cut_off_rate: float, outcomes: Mapping[str, int]) -> None:
+    def _report_unparsed(self, parse_rate: float, cut_off_rate: float, outcomes: Mapping[str, int]) -> None:
         if not parse_rate and any(count for name, count in outcomes.items() if name != "crashed"):
-            said = f"no run had answers that could be parsed; {unparsed(cut_off_rate)}"
-            self.journal.once("unparsed", said)
+            text = f"no run had answers that could be parsed; {unparsed(cut_off_rate)}"
+            self.journal.note_once("unparsed", text)
 
     def _train(self, rolled: Rolled) -> None:
         """Train the step, while later ones are rolled out.
@@ -230,45 +232,47 @@ class Training:
         self.place.outstanding = rolled.outstanding
         sent = self._send(rolled)
         try:
-            self._until_served()
+            self._wait_until_served()
         except StepFailed:
             if sent is not None:
-                self._trained_all_the_same(rolled, sent, began)
+                self._finish_committed(rolled, sent, began)
             raise
         if sent is None:
             return
         ahead = self.plan.staleness > 0
-        status = self.rolling.beside(partial(self.session.wait, sent, committed=ahead)).result()
+        status = self.rolling.in_background(partial(self.session.wait, sent, committed=ahead)).result()
         if ahead:
             self.served.note_committed(status)
-            self._serving = self.rolling.go_on_after(rolled.step + 1, partial(self.session.wait, sent))
+            self._serving = self.rolling.begin_allowed_after(
+                rolled.step + 1, partial(self.session.wait, sent)
+            )
         else:
-            self.served.note(status)
+            self.served.note_published(status)
         self._finish(rolled, status, time.monotonic() - began)
 
-    def _trained_all_the_same(self, rolled: Rolled, sent: int, began: float) -> None:
+    def _finish_committed(self, rolled: Rolled, sent: int, began: float) -> None:
         """A step was sent before it was known that the training ends: it is committed, and has its line."""
         with suppress(ClientError):  # the program is told why the step before it is not served
             status = self.session.wait(sent, committed=True)
             self._finish(rolled, status, time.monotonic() - began)
 
-    def _may_go_ahead(self) -> bool:
+    def _can_send_next(self) -> bool:
         """Whether the next step may be sent before the last one's version is served."""
         step = self.place.step
         is_last = step >= self.plan.steps or bool(self.alarms.raised and self.plan.on_alarm == "stop")
         return self._serving is not None and not is_last and not self.validations.is_due(step)
 
-    def _until_served(self) -> None:
+    def _wait_until_served(self) -> None:
         """The last step's version is. Raises what its publication does."""
         serving, self._serving = self._serving, None
         if serving is not None:
-            self.served.note(serving.result())
+            self.served.note_published(serving.result())
 
     def _send(self, rolled: Rolled) -> int | None:
         """Queue the step; None when nothing of it can be trained. Every group rolled out is sent."""
         why = "no rollout called the policy"
-        if astray := self.report.calls_outside_rollouts:
-            why += f" ({astray} calls came from threads the program started itself)"
+        if untagged := self.report.calls_outside_rollouts:
+            why += f" ({untagged} calls came from threads the program started itself)"
         if rolled.grouped.groups:
             state = self.place.client_state(rolled.step + 1)
             try:
@@ -276,7 +280,7 @@ class Training:
                     rolled.grouped.groups,
                     client_state=state,
                     wait=False,
-                    settings=self.meant.at(rolled.step),
+                    settings=self.resolved.settings_at(rolled.step),
                 )
             except Refused as refused:
                 if refused.code != "nothing_to_train":
@@ -285,13 +289,13 @@ class Training:
                 self.report.add_dropped(StepCounts.model_validate(refused.error.get("counts") or {}))
             else:
                 return status.id
-        self._note_empty(rolled, why)
+        self._count_empty_step(rolled, why)
         return None
 
-    def _note_empty(self, rolled: Rolled, why: str) -> None:
+    def _count_empty_step(self, rolled: Rolled, why: str) -> None:
         self.report.empty_steps += 1
         self.place.step = rolled.step + 1
-        outcomes = listed(rolled.grouped.outcomes)
+        outcomes = counts_text(rolled.grouped.outcomes)
         self.journal.note(f"step {rolled.step + 1} trained nothing: {why} (rollouts: {outcomes})")
         self._vain.empty(why, outcomes)
 
@@ -305,18 +309,18 @@ class Training:
         rates = (rolled.parse_rate, rolled.cut_off_rate)
         line = StepLine.of(
             rolled.step + 1, self.sampler.epoch(rolled.step), rolled.grouped, rates, status, seconds,
-            rolled.again, rolled.lags, rolled.stale,
+            rolled.resampled, rolled.staleness, rolled.stale,
         )  # fmt: skip
         self.journal.step(line)
         if not status.counts.trained:
             self.journal.note("nothing to learn from in that step: each group's rewards were all the same")
-        self._say_unparsed(*rates, rolled.grouped.outcomes)
+        self._report_unparsed(*rates, rolled.grouped.outcomes)
         self.history.append({"kind": "step", **asdict(line)})
-        seen = observe(rolled.step + 1, rolled.finished, rolled.grouped, rolled.cut_off_rate, status)
-        self._ring(self.alarms.observe(seen))
+        seen = collect_metrics(rolled.step + 1, rolled.finished, rolled.grouped, rolled.cut_off_rate, status)
+        self._raise_alarms(self.alarms.observe(seen))
         self._vain.trained(rolled.finished, *rates, status.counts.trained)
 
-    def _ring(self, alarms: Sequence[Alarm]) -> None:
+    def _raise_alarms(self, alarms: Sequence[Alarm]) -> None:
         for alarm in alarms:
             self.journal.alarm(alarm)
             self.history.append({"kind": "alarm", **asdict(alarm)})
@@ -324,21 +328,21 @@ class Training:
 
     # ------------------------------------------------------------- validation
 
-    def _validated(self, entry: dict[str, Any], step: int) -> None:
+    def _on_validation(self, entry: dict[str, Any], step: int) -> None:
         self.history.append(entry)
         self._vain.validated(entry["outcomes"])
-        self._say_unparsed(entry["parse_rate"], entry["cut_off_rate"], entry["outcomes"])
-        score = entry["score"] if self.held_out.comparable() else float("nan")
-        self._ring(self.alarms.validated(step, score))
+        self._report_unparsed(entry["parse_rate"], entry["cut_off_rate"], entry["outcomes"])
+        score = entry["score"] if self.held_out.last_is_comparable() else float("nan")
+        self._raise_alarms(self.alarms.observe_validation(step, score))
 
     def _evaluate(self, examples: Sequence[dspy.Example], model: str | None) -> Evaluation:
         """`model` None: here and now; a version by its name: beside the rollouts, by their workers."""
         workers = self.rolling.workers
         if workers is None and model is not None:
             raise RuntimeError("nothing is rolled out any more that this could go on beside")
-        evaluation = scored(
+        evaluation = evaluate_examples(
             self.rolling.runner,
-            checked("examples", examples),
+            check_examples("examples", examples),
             self._predictors,
             self.plan.sampling.rules.failure_score,
             workers,
@@ -346,5 +350,5 @@ class Training:
             fatal=not self._vain.has_run,
         )
         if model is None:
-            self.served.check(evaluation.finished, self._predictors)
+            self.served.check_runs(evaluation.finished, self._predictors)
         return evaluation

@@ -1,9 +1,9 @@
 """One `lm.finetune(…)` of DSPy: supervised steps of the run, whose last version is the LM that comes out.
 
-Neighbours: `provider.py` hands it over, `supervised_plan.py` says which examples a step has,
-`said_kwargs.py` what its other keywords mean, `finetune_data.py` keeps the examples for a restarted program.
-The policy is one: what is trained goes on from the newest version, and jobs that DSPy starts at once take
-turns, in the order in which it made them. Knows nothing of programs or rewards.
+Neighbours: `provider.py` hands it over, `sft_plan.py` says which examples a step has,
+`job_train_kwargs.py` what its other keywords mean, `finetune_data.py` keeps the examples for a restarted
+program. The policy is one: what is trained goes on from the newest version, and jobs that DSPy starts at once
+take turns, in the order in which it made them. Knows nothing of programs or rewards.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from dspy.clients.utils_finetune import TrainDataFormat, TrainingStatus
 from pydantic import ValidationError
 
 from launcher.base.sanitize import plain_text as sanitized
-from launcher.client.bodies import StepStatus, SupervisedExample
-from launcher.client.dspy import earlier, finetune_data, naming
+from launcher.client.dspy import finetune_data, version_names, version_pinning
+from launcher.client.dspy.compile_start import record_version
 from launcher.client.dspy.job_places import begin_job
-from launcher.client.dspy.naming import version_in
-from launcher.client.dspy.said_kwargs import meant
-from launcher.client.dspy.starting import made
-from launcher.client.dspy.supervised_plan import SupervisedPlan
+from launcher.client.dspy.job_train_kwargs import resolve_for_job
+from launcher.client.dspy.sft_plan import SFTPlan
+from launcher.client.dspy.version_names import parse_version
 from launcher.client.failures import Rewound, TrainingFailed
+from launcher.client.schema import StepStatus, SupervisedExample
 from launcher.client.session import Session
-from launcher.client.train_kwargs import Meant
+from launcher.client.train_kwargs import ResolvedTrainKwargs
 
 # Losses of the machine without a finished step between them, before the training gives up.
-_REWINDS_IN_A_ROW = 3
+_MAX_REWINDS = 3
 
 _lock = threading.Lock()
 _last: threading.Event | None = None
@@ -49,7 +49,7 @@ class SlipwayTrainingJob(TrainingJob):
             self._before, _last = _last, self._over
 
     def cancel(self) -> bool:
-        """Take no further step. What was trained so far stays, and is no version of this job's."""
+        """Take no further step. The steps so far stay trained, and are no version of this job's."""
         return super(TrainingJob, self).cancel()
 
     def status(self) -> TrainingStatus:
@@ -85,15 +85,15 @@ class SlipwayTrainingJob(TrainingJob):
                 self._before.wait()
             self._status = TrainingStatus.running
             examples = _examples(train_data, train_data_format)
-            imitation = _Imitation(self, session, examples, train_kwargs)
-            imitation.say_what_is_meant(model)
+            imitation = _SFTSteps(self, session, examples, train_kwargs)
+            imitation.warn_about_start_version(model)
             name = imitation.run()
             return f"openai/{name}" if model.startswith("openai/") else name
         finally:
             self._over.set()
 
 
-class _Imitation:
+class _SFTSteps:
     """The steps of one job."""
 
     def __init__(
@@ -104,13 +104,13 @@ class _Imitation:
         train_kwargs: Mapping[str, Any],
     ) -> None:
         self.job, self.session = job, session
-        plan = SupervisedPlan.of(len(examples), train_kwargs)
-        self.meant: Meant = meant(session, train_kwargs, self.note, plan.steps)
-        if said := earlier.name_copies_but((), session):
-            self.note(said)
+        plan = SFTPlan.of(len(examples), train_kwargs)
+        self.resolved: ResolvedTrainKwargs = resolve_for_job(session, train_kwargs, self.note, plan.steps)
+        if note := version_pinning.pin_copies_except((), session):
+            self.note(note)
         self.place = begin_job("dspy finetune", train_kwargs, session)
-        self.examples = finetune_data.kept(session.run_dir, self.place, examples)
-        self.plan = SupervisedPlan.of(len(self.examples), train_kwargs)
+        self.examples = finetune_data.load_or_save(session.run_dir, self.place, examples)
+        self.plan = SFTPlan.of(len(self.examples), train_kwargs)
         self.last: StepStatus | None = None
         self._rewinds = 0
 
@@ -119,34 +119,34 @@ class _Imitation:
         sys.stderr.write(f"finetune: {sanitized(text)}\n")
         sys.stderr.flush()
 
-    def say_what_is_meant(self, model: str) -> None:
-        """That an older version, or the model before training, is not what is trained here."""
-        named, newest = version_in(model), self.session.version
+    def warn_about_start_version(self, model: str) -> None:
+        """Log that training starts from the newest version, and not from an older one or the base model."""
+        named, newest = parse_version(model), self.session.version
         if model.rpartition("/")[2] == "base" or (named is not None and int(named) != newest):
             self.note(f"the policy is one: this goes on from v{newest}, not from {model}")
 
     def run(self) -> str:
         """Take the steps that are left, and have the version kept; its name."""
-        self._say_where()
+        self._log_start()
         while self.place.step < self.plan.steps and not self.place.superseded:
-            if self.job.cancelled() or _program_is_over():
+            if self.job.cancelled() or _main_thread_ended():
                 self.note(f"cancelled after {self.place.step} of {self.plan.steps} steps")
                 raise CancelledError
             self._step()
-        name = self.place.made or self._kept()
-        made(self.place, name, self.session)
+        name = self.place.made or self._pin_last()
+        record_version(self.place, name, self.session)
         self.note(f"the trained LM is {name}")
         return name
 
-    def _kept(self) -> str:
+    def _pin_last(self) -> str:
         if self.last is not None and self.last.version is not None:
             version, weights = self.last.version, (self.last.publication or {}).get("sha256")
         else:  # all of it was trained before a restart
             version = self.session.version
-            weights = naming.weights_of(self.session, version)
-        return naming.keep(self.session, version, weights)
+            weights = version_names.weights_hash(self.session, version)
+        return version_names.pin_version(self.session, version, weights)
 
-    def _say_where(self) -> None:
+    def _log_start(self) -> None:
         if self.place.superseded or self.place.step >= self.plan.steps:
             self.note("this job finished before the program was restarted: nothing is left to train")
             return
@@ -162,21 +162,21 @@ class _Imitation:
             self.last = self.session.step(
                 examples=[self.examples[index] for index in self.plan.at(step)],
                 key=f"finetune-{self.place.id}-{step + 1}",
-                settings=self.meant.at(step),
+                settings=self.resolved.settings_at(step),
                 client_state=self.place.client_state(step + 1),
             )
         except Rewound as rewound:
-            self._go_back(rewound)
+            self._rewind(rewound)
             return
         self._rewinds = 0
         self.place.step, self.place.trained = step + 1, True
         loss = self.last.metrics.get("loss")
-        said = "" if loss is None else f" · loss {loss:.4f}"
-        self.note(f"step {step + 1}/{self.plan.steps}{said} · v{self.last.version}")
+        loss_text = "" if loss is None else f" · loss {loss:.4f}"
+        self.note(f"step {step + 1}/{self.plan.steps}{loss_text} · v{self.last.version}")
 
-    def _go_back(self, rewound: Rewound) -> None:
+    def _rewind(self, rewound: Rewound) -> None:
         self._rewinds += 1
-        if self._rewinds > _REWINDS_IN_A_ROW:
+        if self._rewinds > _MAX_REWINDS:
             raise rewound
         status, was = self.session.settle(), self.place.step
         self.place = self.place.rewound(status.client_state, status.last_metrics)
@@ -184,7 +184,7 @@ class _Imitation:
         self.note(f"the machine was lost: back from step {was} to step {self.place.step}")
 
 
-def _program_is_over() -> bool:
+def _main_thread_ended() -> bool:
     """Whether only DSPy's thread of this job keeps the program from ending: after Ctrl-C, for one."""
     return not threading.main_thread().is_alive()
 

@@ -1,8 +1,8 @@
 """Where an optimizer is in its work: what rides on each step as client_state, and comes back after a restart.
 
 Neighbours: `training.py` moves it on; the runtime keeps it with the checkpoint and gives it back through
-`connect()`; `comparing.py` says which validation is better. Plain JSON, below its 64 KiB. Knows nothing of
-programs or of the wire.
+`connect()`; `score_comparison.py` says which validation is better. Plain JSON, below its 64 KiB. Knows
+nothing of programs or of the wire.
 
 A place is taken up by the same compile only: after a rewind in the process it began in, after a restart in
 the program that `launch --resume` started again (`PROGRAM_VARIABLE`), or where the user asks for it.
@@ -17,11 +17,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, TypeGuard
 
-from launcher.client.dspy.comparing import Scores, comparable, gain
 from launcher.client.dspy.outstanding import Outstanding
+from launcher.client.dspy.score_comparison import Scores, is_comparable, mean_gain
 
 PROGRAM_VARIABLE = "LAUNCH_PROGRAM"
-"""What `launch` puts in the environment of the program it starts: the run, the step it was resumed after, and
+"""The variable that `launch` sets for the program it starts: the run, the step it was resumed after, and
 a word drawn for this life (`slip-0a1b2c3d@12.9f8e7d6c`; 0 in its first life). The step alone does not tell
 lives apart: one that is killed while its first step trains leaves that step to be committed in the next."""
 
@@ -38,7 +38,7 @@ Metrics = Mapping[str, float]
 
 @dataclass(frozen=True)
 class OptimizerWork:
-    """What tells one optimizer's work from another's: who does it, on what, and how it samples."""
+    """The identity of an optimizer's work: its program, its data, and how it samples."""
 
     program: str
     metric: str
@@ -76,7 +76,7 @@ class Validated:
 
 
 @dataclass(frozen=True)
-class Validating:
+class PendingValidation:
     """A validation under way: of the policy after so many steps, by its version and its weights' hash."""
 
     step: int
@@ -114,7 +114,7 @@ class Place:
     settings: dict[str, Any] = field(default_factory=dict)
     made: str | None = None
     outstanding: Outstanding | None = None
-    validating: Validating | None = None
+    validating: PendingValidation | None = None
 
     def is_over(self, steps: int) -> bool:
         """Whether nothing of so many steps is left to train."""
@@ -131,7 +131,7 @@ class Place:
         self.scores.append(validated)
         if len(self.scores) > _SCORES_KEPT:
             del self.scores[1]  # the first is the start
-        if not comparable(scores) or (self.best is not None and not self.is_better(scores)):
+        if not is_comparable(scores) or (self.best is not None and not self.is_better(scores)):
             return False
         self.best, self.best_scores = validated, scores
         return True
@@ -143,7 +143,7 @@ class Place:
 
     def gain(self, scores: Scores) -> float | None:
         """How far these scores are above the best's; None where too few examples have both."""
-        return gain(scores, self.best_scores) if self.best_scores is not None else None
+        return mean_gain(scores, self.best_scores) if self.best_scores is not None else None
 
     # ------------------------------------------------------------- on a step, and back
 
@@ -166,7 +166,7 @@ class Place:
             "held_out": self.held_out,
             "step": step,
             "settings": self.settings,
-            # By the steps before this one: what it teaches is not known when it is sent.
+            # By the steps before this one: its own result is not known when it is sent.
             "trained": self.trained,
             "scores": [asdict(it) for it in self.scores],
             "best": asdict(self.best) if self.best else None,
@@ -182,7 +182,7 @@ class Place:
 
         `metrics`: of the step that `state` rode on; here and below.
         """
-        if not _is_a_place(state) or not _is_earlier(state["life"], self.life):
+        if not _is_place_state(state) or not _is_earlier(state["life"], self.life):
             return None
         if self._had_finished(state):
             return self._finished_by(state)
@@ -190,9 +190,9 @@ class Place:
             return None
         return self._at(state, metrics)
 
-    def taken_up(self, state: dict[str, Any] | None, metrics: Metrics) -> Place:
+    def resumed(self, state: dict[str, Any] | None, metrics: Metrics) -> Place:
         """This place moved on to where `state` says, whoever left it. Raises ValueError."""
-        if not _is_a_place(state):
+        if not _is_place_state(state):
             whose = _OTHER_VERSION if _is_of_another_version(state) else "not made by an optimizer"
             raise ValueError(f"the run's last step was {whose}")
         if self._had_finished(state):
@@ -204,25 +204,25 @@ class Place:
 
     def rewound(self, state: dict[str, Any] | None, metrics: Metrics) -> Place:
         """This place taken back to where `state` says, to its beginning when that is nothing of its own."""
-        if _is_a_place(state) and state["id"] == self.id:
+        if _is_place_state(state) and state["id"] == self.id:
             return replace(self._at(state, metrics), settings=self.settings)
         at_first = replace(self, step=0, trained=False, outstanding=None, validating=None, restored=None)
         return replace(at_first, scores=[], best=None, best_scores=None)
 
-    def goes_on_with(self, settings: dict[str, Any]) -> str | None:
+    def change_settings(self, settings: dict[str, Any]) -> str | None:
         """Its steps have these settings from here on; in words, where its earlier ones had others."""
         before, self.settings = self.settings, settings
         if not self.step or before == settings:
             return None
         names = [name for name in {**before, **settings} if before.get(name) != settings.get(name)]
-        said = [f"{it} {before.get(it, _BY_RUN)} -> {settings.get(it, _BY_RUN)}" for it in names]
-        return f"train_kwargs are not those of the first {self.step} steps: {', '.join(said)}"
+        changes = [f"{it} {before.get(it, _BY_RUN)} -> {settings.get(it, _BY_RUN)}" for it in names]
+        return f"train_kwargs are not those of the first {self.step} steps: {', '.join(changes)}"
 
-    def why_not(self, state: dict[str, Any] | None) -> str | None:
+    def why_not_resumed(self, state: dict[str, Any] | None) -> str | None:
         """In words why a restarted program does not go on where `state` says; None where none would."""
         if self.life is not None and _is_of_another_version(state):
             return f"what was trained before the restart was {_OTHER_VERSION}"
-        if not _is_a_place(state) or not _is_earlier(state["life"], self.life):
+        if not _is_place_state(state) or not _is_earlier(state["life"], self.life):
             return None
         different = self.work.differences(state["work"])
         return (
@@ -239,7 +239,7 @@ class Place:
         return self.work.digest in state["earlier"][self.compile : self.compile + 1]
 
     def _at(self, state: dict[str, Any], metrics: Metrics) -> Place:
-        # What is served again, as a best is, says of no tokens: it was trained before.
+        # A restored checkpoint has no trained tokens: it was trained before.
         trained = state["trained"] or metrics.get("trained_tokens") != 0
         at = replace(self, id=state["id"], step=state["step"], trained=trained, restored=state["restored"])
         outstanding = Outstanding.of(state["pool"]) if "pool" in state else None
@@ -247,7 +247,7 @@ class Place:
         if state["held_out"] != self.held_out:  # other examples: nothing of theirs compares with these
             return replace(at, scores=[], best=None, best_scores=None)
         if "validating" in state:
-            at = replace(at, validating=Validating(**state["validating"]))
+            at = replace(at, validating=PendingValidation(**state["validating"]))
         unknown = [None] * (state["best_examples"] - len(state["best_scores"]))
         return replace(
             at,
@@ -259,20 +259,20 @@ class Place:
 
 def digest_of(examples: Sequence[dict[str, Any]]) -> str:
     """A short name of a validation set: the same in every process, whatever its fields hold."""
-    text = "\n".join(json.dumps(_plain(it)) for it in examples)
+    text = "\n".join(json.dumps(_stable_json(it)) for it in examples)
     return hashlib.sha256(text.encode("utf-8", "backslashreplace")).hexdigest()[:16]
 
 
-def _plain(value: Any) -> Any:
+def _stable_json(value: Any) -> Any:
     """As JSON can have it. An object's own words may have its address in them: its type stands for it."""
     if isinstance(value, dict):
-        return [[_plain(key), _plain(its)] for key, its in value.items()]
+        return [[_stable_json(key), _stable_json(its)] for key, its in value.items()]
     if isinstance(value, (list, tuple)):
-        return [_plain(it) for it in value]
+        return [_stable_json(it) for it in value]
     return value if value is None or isinstance(value, (str, int, float)) else type(value).__name__
 
 
-def _is_a_place(state: dict[str, Any] | None) -> TypeGuard[dict[str, Any]]:
+def _is_place_state(state: dict[str, Any] | None) -> TypeGuard[dict[str, Any]]:
     return state is not None and state.get("by") == _BY and state.get("schema") == _SCHEMA
 
 

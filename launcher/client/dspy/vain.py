@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from launcher.client.dspy.report import Report, counted, listed
-from launcher.client.dspy.rollouts import RUN_BY_HAND, Finished, all_failed
+from launcher.client.dspy.report import Report, counts_text, plural
+from launcher.client.dspy.rollouts import RUN_BY_HAND, FinishedRun, all_failed
 from launcher.client.failures import TrainingFailed
 
 # Steps that teach nothing, one after the other, before the training gives up.
@@ -29,7 +29,7 @@ class Vain:
     _unparsed: int = 0
     _empty: int = 0
 
-    def crashed(self, finished: Sequence[Finished]) -> None:
+    def crashed(self, finished: Sequence[FinishedRun]) -> None:
         """A step was rolled out. A program that fails by itself and never ran through is not tried again."""
         if any(it.outcome != "crashed" for it in finished):
             self._crashed, self.has_run = 0, True
@@ -53,7 +53,7 @@ class Vain:
         self.has_run |= any(count for name, count in outcomes.items() if name != "crashed")
 
     def trained(
-        self, finished: Sequence[Finished], parse_rate: float, cut_off_rate: float, count: int
+        self, finished: Sequence[FinishedRun], parse_rate: float, cut_off_rate: float, count: int
     ) -> None:
         """A step was trained on so many samples: none, where no answer parses and all are worth the same."""
         self._empty = 0
@@ -85,14 +85,15 @@ class Vain:
         outcomes = {name for name, count in self.report.outcomes.items() if count}
         hint = unparsed(0.0) if outcomes == {"unparsed"} else _outside(self.report)
         raise TrainingFailed(
-            f"Nothing was trained in {counted(steps, 'step')}",
-            why=f"rollouts: {listed(self.report.outcomes)}; samples left out: {listed(self.report.dropped)}",
+            f"Nothing was trained in {plural(steps, 'step')}",
+            why=f"rollouts: {counts_text(self.report.outcomes)}; "
+            f"samples left out: {counts_text(self.report.dropped)}",
             hint=hint or f"{_BY_HAND} tell answers apart?",
         )
 
 
 def unparsed(cut_off_rate: float) -> str:
-    """What to try where no answer parses. `cut_off_rate`: the share of runs cut off at their length limit."""
+    """Advice where no answer parses. `cut_off_rate`: the share of runs cut off at their length limit."""
     cut_off = f" ({cut_off_rate:.0%} of the runs were cut off)" if cut_off_rate else ""
     return (
         "try another adapter (GRPO(adapter=dspy.JSONAdapter()), evaluate(adapter=…)), "
@@ -104,5 +105,5 @@ def _outside(report: Report) -> str | None:
     """For runs that other models failed; None where none did."""
     if not report.outside:
         return None
-    named = ", ".join(f"{name} {counted(count, 'time')}" for name, count in report.outside.most_common())
+    named = ", ".join(f"{name} {plural(count, 'time')}" for name, count in report.outside.most_common())
     return f"other models failed, and those runs are left out: {named}; run fewer at once with num_threads=…"

@@ -21,13 +21,13 @@ import dspy
 from launcher.base.sanitize import one_line as sanitized
 from launcher.client import standard_error
 from launcher.client.dspy.engine import BASE_MODEL
-from launcher.client.dspy.examples import checked
+from launcher.client.dspy.examples import check_examples
 from launcher.client.dspy.predictors import Predictors
 from launcher.client.dspy.program_rollout import ProgramRollout
-from launcher.client.dspy.programs import attach, strict_adapter
+from launcher.client.dspy.programs import attach_policy, strict_adapter
 from launcher.client.dspy.rollouts import (
     RUN_BY_HAND,
-    Finished,
+    FinishedRun,
     ProgramRun,
     RolloutLimits,
     Runner,
@@ -41,10 +41,10 @@ from launcher.client.session import Session, connect
 
 GREEDY = {"temperature": 0.0}
 # A held-out set is small and a metric may fail on part of it: this many failures in a row are no accident.
-_METRIC_PATIENCE = 32
-_JUDGED = frozenset({"scored", "unparsed", "crashed"})
+_MAX_METRIC_FAILURES = 32
+_SCORED_OUTCOMES = frozenset({"scored", "unparsed", "crashed"})
 # One run that raised says little of a program.
-_FATAL_RUNS = 2
+_MIN_FATAL_RUNS = 2
 
 
 @dataclass(frozen=True)
@@ -58,13 +58,15 @@ class Evaluation:
     version: int | None
     predictors: dict[str, float]
     outcomes: dict[str, int]
-    finished: tuple[Finished, ...]
+    finished: tuple[FinishedRun, ...]
     failure_score: float = 0.0
 
     @property
     def scores(self) -> list[float | None]:
         """The score of each example, in their order; None where it has none."""
-        return [_score(it, self.failure_score) if it.outcome in _JUDGED else None for it in self.finished]
+        return [
+            _score(it, self.failure_score) if it.outcome in _SCORED_OUTCOMES else None for it in self.finished
+        ]
 
     def difference(self, other: Evaluation) -> float:
         """How far this one is above another, on the examples that both have scored; NaN without any."""
@@ -111,32 +113,34 @@ def evaluate(
     `model="base"`: the model before any training answers in the policy's place, whatever version the program
     names, in a resumed run too. `num_threads`: runs at once; None is all of them, up to 64. Raises
     EndpointLost when no run got an answer, TrainingFailed when the metric never scores or no run ends in
-    time, ValueError for a program without a predictor that asks the policy. What the program raises itself
-    is no error here: it is said on stderr, and such a run counts `failure_score`.
+    time, ValueError for a program without a predictor that asks the policy. An exception of the program
+    is no error here: it is logged to stderr, and such a run counts `failure_score`.
     """
     if model not in (None, BASE_MODEL):
         raise ValueError(f"model is {BASE_MODEL!r} or None; a version is named with PolicyLM(model=…)")
-    examples = checked("examples", examples)
+    examples = check_examples("examples", examples)
     if not examples:
         raise ValueError("there are no examples to evaluate on")
     if not isinstance(metric, Metric):
-        metric = Metric(metric, _METRIC_PATIENCE)
+        metric = Metric(metric, _MAX_METRIC_FAILURES)
     limits = RolloutLimits(num_threads, rollout_seconds, rollout_calls)
-    trained = attach(program, session or connect(), may_be_base=True)
+    trained = attach_policy(program, session or connect(), may_be_base=True)
     runner = Runner(program, metric, strict_adapter(adapter), limits, trained.lm)
-    found = scored(runner, examples, Predictors(program), failure_score, model=model, of_base=trained.of_base)
-    _say_crashed(found)
+    found = evaluate_examples(
+        runner, examples, Predictors(program), failure_score, model=model, uses_base=trained.uses_base
+    )
+    _log_crashes(found)
     return found
 
 
-def scored(
+def evaluate_examples(
     runner: Runner,
     examples: Sequence[dspy.Example],
     predictors: Predictors,
     failure_score: float = 0.0,
-    workers: Workers[Finished] | None = None,
+    workers: Workers[FinishedRun] | None = None,
     model: str | None = None,
-    of_base: bool = False,
+    uses_base: bool = False,
     fatal: bool = False,
 ) -> Evaluation:
     """The same of what is checked, within a training by its `workers`: see `evaluate` for what it raises.
@@ -149,13 +153,13 @@ def scored(
 
     def rollout(index: int) -> ProgramRollout:
         return ProgramRollout(
-            f"eval-{batch}-{index}", predictors, "eval", GREEDY, of_base=of_base, model=model
+            f"eval-{batch}-{index}", predictors, "eval", GREEDY, uses_base=uses_base, model=model
         )
 
     runs = [ProgramRun(example, index, rollout(index)) for index, example in enumerate(examples)]
     finished = run_all(runner, runs, workers)
-    check_answered(finished, "evaluation")
-    if fatal and len(finished) >= _FATAL_RUNS and _failed_unanswered(finished):
+    raise_if_unanswered(finished, "evaluation")
+    if fatal and len(finished) >= _MIN_FATAL_RUNS and _failed_unanswered(finished):
         raise TrainingFailed(
             f"The program raised in every one of the evaluation's {len(finished)} runs",
             why=finished[0].reason,
@@ -164,22 +168,22 @@ def scored(
     return _evaluation(finished, failure_score)
 
 
-def _failed_unanswered(finished: Sequence[Finished]) -> bool:
+def _failed_unanswered(finished: Sequence[FinishedRun]) -> bool:
     """Whether the program failed in every run, and no answer of the policy can be why."""
     return all_failed(finished) and not any(it.run.rollout.answers for it in finished)
 
 
-def _say_crashed(found: Evaluation) -> None:
+def _log_crashes(found: Evaluation) -> None:
     crashed = [it for it in found.finished if it.outcome == "crashed"]
     if crashed:
-        said = f"evaluation: score {found.score:.4g} · crashed {len(crashed)} of {len(found.finished)}"
-        sys.stderr.write(f"slipway: {said} · {sanitized(crashed[0].reason or '')}\n")
+        summary = f"evaluation: score {found.score:.4g} · crashed {len(crashed)} of {len(found.finished)}"
+        sys.stderr.write(f"slipway: {summary} · {sanitized(crashed[0].reason or '')}\n")
         sys.stderr.flush()
 
 
-def _evaluation(finished: list[Finished], failure_score: float) -> Evaluation:
+def _evaluation(finished: list[FinishedRun], failure_score: float) -> Evaluation:
     answered = [it for it in finished if it.outcome not in ("lost", "overdue")]
-    scores = [_score(it, failure_score) for it in answered if it.outcome in _JUDGED]
+    scores = [_score(it, failure_score) for it in answered if it.outcome in _SCORED_OUTCOMES]
     versions = {version for it in finished for version in it.run.rollout.versions}
     return Evaluation(
         score=statistics.fmean(scores) if scores else math.nan,
@@ -194,7 +198,9 @@ def _evaluation(finished: list[Finished], failure_score: float) -> Evaluation:
     )
 
 
-def check_answered(finished: Sequence[Finished], of: str, earlier: Sequence[Finished] = ()) -> None:
+def raise_if_unanswered(
+    finished: Sequence[FinishedRun], of: str, earlier: Sequence[FinishedRun] = ()
+) -> None:
     """Raise when not one run came to an end: EndpointLost, or TrainingFailed when all were too slow.
 
     `earlier`: the runs that left before these, as they were done first. What is slow gathers behind them.
@@ -217,14 +223,14 @@ def check_answered(finished: Sequence[Finished], of: str, earlier: Sequence[Fini
     )
 
 
-def _score(finished: Finished, failure_score: float) -> float:
+def _score(finished: FinishedRun, failure_score: float) -> float:
     return failure_score if finished.score is None else finished.score.value
 
 
-def _by_predictor(finished: list[Finished]) -> dict[str, float]:
+def _by_predictor(finished: list[FinishedRun]) -> dict[str, float]:
     """The mean of what the metric said of single predictors, where it does."""
-    said: dict[str, list[float]] = {}
+    scores: dict[str, list[float]] = {}
     for it in finished:
         for name, value in (it.score.predictors if it.score else {}).items():
-            said.setdefault(name, []).append(value)
-    return {name: statistics.fmean(values) for name, values in said.items()}
+            scores.setdefault(name, []).append(value)
+    return {name: statistics.fmean(values) for name, values in scores.items()}

@@ -17,12 +17,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, Literal, TypeVar, cast
 
-Late = Literal["overdue", "not begun"]
+NoResult = Literal["overdue", "not begun"]
 """Why a job has no result: it took longer than it may, or its turn never came."""
 
-_LOOK_SECONDS = 1.0
+_POLL_SECONDS = 1.0
 # Jobs left behind, none having ended, that make it sure even with a single thread.
-_SURE = 3
+_MIN_TIMEOUTS = 3
 
 _JOIN_SECONDS = 5.0
 
@@ -32,19 +32,19 @@ _Returned = TypeVar("_Returned")
 
 @dataclass(eq=False)
 class WorkerTask(Generic[Result]):
-    """One thing to do. `order`: the lowest comes first. `result` counts once `has_ended`.
+    """One thing to do. `order`: the lowest comes first. `result` counts once `is_done`.
 
-    `left_behind` is told that nobody waits for it any more, `ended` that it has its result; both while
+    `on_abandoned` is called when nobody waits for it any more, `on_done` when it has its result; both while
     nothing else of the workers changes.
     """
 
-    do: Callable[[], Result]
+    run: Callable[[], Result]
     order: tuple[int, ...] = ()
-    left_behind: Callable[[], None] = lambda: None
-    ended: Callable[[], None] = lambda: None
-    began: float | None = None
-    result: Result | Late | None = None
-    has_ended: bool = False
+    on_abandoned: Callable[[], None] = lambda: None
+    on_done: Callable[[], None] = lambda: None
+    started_at: float | None = None
+    result: Result | NoResult | None = None
+    is_done: bool = False
 
 
 class Workers(Generic[Result]):
@@ -66,56 +66,56 @@ class Workers(Generic[Result]):
         self._context = contextvars.copy_context()
         self._count = itertools.count()
         self._waiting: list[tuple[tuple[int, ...], int, WorkerTask[Result]]] = []
-        self._under_way: set[WorkerTask[Result]] = set()
-        self._at_work = 0
-        self._ended = self._left_behind = self._hopeless_in_a_row = 0
+        self._running: set[WorkerTask[Result]] = set()
+        self._threads_running = 0
+        self._ended = self._timeouts = self._hopeless_in_a_row = 0
         self._stopped = False
         self._error: BaseException | None = None
 
     def add(self, jobs: Sequence[WorkerTask[Result]]) -> None:
         """Do these as well."""
         with self.changed:
-            if not self._under_way and not self._waiting:
-                self._ended = self._left_behind = self._hopeless_in_a_row = 0
+            if not self._running and not self._waiting:
+                self._ended = self._timeouts = self._hopeless_in_a_row = 0
             for job in jobs:
                 heapq.heappush(self._waiting, (job.order, next(self._count), job))
             self._start_threads()
 
-    def until(self, is_done: Callable[[], bool]) -> None:
+    def wait_until(self, is_done: Callable[[], bool]) -> None:
         """Wait, and leave behind what is overdue. Raises what a job raises, at once.
 
         `is_done` is asked whenever something has changed, and while nothing does.
         """
         with self.changed:
             while not self._stopped and not is_done():
-                self.changed.wait(self._until_next_look())
-                self._leave_behind()
+                self.changed.wait(self._seconds_to_next_timeout())
+                self._time_out_overdue()
             if self._error is not None:
                 raise self._error
             if not is_done():
                 raise RuntimeError("the jobs were stopped, and are waited for")
 
-    def all_of(self, jobs: Sequence[WorkerTask[Result]]) -> list[Result | Late]:
+    def run_all(self, jobs: Sequence[WorkerTask[Result]]) -> list[Result | NoResult]:
         """The results of these, in their order, once there are all. Raises what a job raises."""
         left = set(jobs)
         for job in jobs:
-            job.ended = partial(left.discard, job)
+            job.on_done = partial(left.discard, job)
         self.add(jobs)
-        self.until(lambda: not left)
-        return [cast("Result | Late", job.result) for job in jobs]
+        self.wait_until(lambda: not left)
+        return [cast("Result | NoResult", job.result) for job in jobs]
 
-    def let_go(self, jobs: Collection[WorkerTask[Result]]) -> None:
+    def abandon(self, jobs: Collection[WorkerTask[Result]]) -> None:
         """Nobody waits for these any more: they get no result, and those under way give up their place."""
         with self.changed:
             dropped = set(jobs)
             self._waiting = [it for it in self._waiting if it[2] not in dropped]
             heapq.heapify(self._waiting)
-            for job in dropped & self._under_way:
-                self._put_aside(job)
+            for job in dropped & self._running:
+                self._abandon_running(job)
             self._start_threads()
 
     def fail(self, error: BaseException) -> None:
-        """Who waits is told of this error, as of a job's own."""
+        """Raise this error where the jobs are waited for, as if a job had raised it."""
         with self.changed:
             self._error = self._error or error
             self.stop()
@@ -130,17 +130,17 @@ class Workers(Generic[Result]):
     # ------------------------------------------------------------- the threads
 
     def _start_threads(self) -> None:
-        while not self._stopped and self._at_work < min(
-            self._threads, len(self._under_way) + len(self._waiting)
+        while not self._stopped and self._threads_running < min(
+            self._threads, len(self._running) + len(self._waiting)
         ):
-            self._at_work += 1
+            self._threads_running += 1
             run = self._context.copy().run
             threading.Thread(target=run, args=(self._work,), daemon=True).start()
 
     def _work(self) -> None:
         try:
             while (job := self._take()) is not None:
-                if not self._finish(job, job.do()):
+                if not self._finish(job, job.run()):
                     return
         except BaseException as error:  # noqa: BLE001 - carried to the thread that waits
             self.fail(error)
@@ -148,64 +148,66 @@ class Workers(Generic[Result]):
     def _take(self) -> WorkerTask[Result] | None:
         with self.changed:
             if self._stopped or not self._waiting:
-                self._at_work -= 1
+                self._threads_running -= 1
                 return None
             _, _, job = heapq.heappop(self._waiting)
-            self._under_way.add(job)
-            job.began = time.monotonic()
+            self._running.add(job)
+            job.started_at = time.monotonic()
             return job
 
     def _finish(self, job: WorkerTask[Result], result: Result) -> bool:
         """Whether this thread still has a place: another has it when the job had been left behind."""
         with self.changed:
-            if job not in self._under_way:
+            if job not in self._running:
                 return False
-            self._under_way.remove(job)
+            self._running.remove(job)
             self._ended += 1
             self._hopeless_in_a_row = self._hopeless_in_a_row + 1 if self._hopeless(result) else 0
-            self._settle(job, result)
+            self._set_result(job, result)
             if self._hopeless_in_a_row >= self._threads:
-                self._give_up()
+                self._cancel_waiting()
             self.changed.notify_all()
             return True
 
     # ------------------------------------------------------------- what comes to nothing
 
-    def _until_next_look(self) -> float:
+    def _seconds_to_next_timeout(self) -> float:
         """Seconds until a job may be overdue; the bound lets a Ctrl-C through on every system."""
-        began = [job.began for job in self._under_way if job.began is not None]
+        began = [job.started_at for job in self._running if job.started_at is not None]
         if not began:
-            return _LOOK_SECONDS
-        return min(_LOOK_SECONDS, max(0.01, min(began) + self._seconds - time.monotonic()))
+            return _POLL_SECONDS
+        return min(_POLL_SECONDS, max(0.01, min(began) + self._seconds - time.monotonic()))
 
-    def _leave_behind(self) -> None:
+    def _time_out_overdue(self) -> None:
         now = time.monotonic()
-        for job in [it for it in self._under_way if it.began is not None and now - it.began > self._seconds]:
-            self._put_aside(job)
-            self._left_behind += 1
-            self._settle(job, "overdue")
-            if self._left_behind >= max(self._threads, _SURE) and not self._ended:
-                self._give_up()
+        for job in [
+            it for it in self._running if it.started_at is not None and now - it.started_at > self._seconds
+        ]:
+            self._abandon_running(job)
+            self._timeouts += 1
+            self._set_result(job, "overdue")
+            if self._timeouts >= max(self._threads, _MIN_TIMEOUTS) and not self._ended:
+                self._cancel_waiting()
             self._start_threads()
 
-    def _put_aside(self, job: WorkerTask[Result]) -> None:
-        self._under_way.remove(job)
-        self._at_work -= 1
-        job.left_behind()
+    def _abandon_running(self, job: WorkerTask[Result]) -> None:
+        self._running.remove(job)
+        self._threads_running -= 1
+        job.on_abandoned()
 
-    def _give_up(self) -> None:
-        """What has not begun is not begun."""
+    def _cancel_waiting(self) -> None:
+        """Jobs that have not begun are not begun."""
         waiting, self._waiting = sorted(self._waiting), []
         for _, _, job in waiting:
-            self._settle(job, "not begun")
+            self._set_result(job, "not begun")
 
-    def _settle(self, job: WorkerTask[Result], result: Result | Late) -> None:
-        job.result, job.has_ended = result, True
-        job.ended()
+    def _set_result(self, job: WorkerTask[Result], result: Result | NoResult) -> None:
+        job.result, job.is_done = result, True
+        job.on_done()
 
 
-class Beside(Generic[_Returned]):
-    """What a function returns, called in a thread of its own while the jobs of `workers` go on."""
+class BackgroundCall(Generic[_Returned]):
+    """A function's result, called in a thread of its own while the jobs of `workers` go on."""
 
     def __init__(self, workers: Workers[Any], function: Callable[[], _Returned]) -> None:
         self._workers = workers
@@ -222,7 +224,7 @@ class Beside(Generic[_Returned]):
 
     def result(self) -> _Returned:
         """Once it is over. Raises what the function raises, or what a job raises, at once."""
-        self._workers.until(lambda: self.is_over)
+        self._workers.wait_until(lambda: self.is_over)
         if self._raised:
             raise self._raised[0]
         return self._returned[0]

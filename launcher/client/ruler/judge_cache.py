@@ -13,9 +13,9 @@ import threading
 from collections import OrderedDict
 from pathlib import Path
 
-from launcher.client.ruler.judge_answer import Score
+from launcher.client.ruler.judge_answer import JudgeScore
 
-_MOST = 4096
+_MAX_ENTRIES = 4096
 
 
 class JudgementCache:
@@ -23,10 +23,10 @@ class JudgementCache:
 
     def __init__(self, folder: str | os.PathLike[str] | None = None) -> None:
         self._folder = Path(folder) if folder is not None else None
-        self._kept: OrderedDict[str, dict[str, Score]] = OrderedDict()
+        self._kept: OrderedDict[str, dict[str, JudgeScore]] = OrderedDict()
         self._lock = threading.Lock()
 
-    def find(self, identity: str, digest: str) -> dict[str, Score] | None:
+    def find(self, identity: str, digest: str) -> dict[str, JudgeScore] | None:
         """The scores by id; None where nothing is kept, or nothing that can be read."""
         key = _key(identity, digest)
         with self._lock:
@@ -38,7 +38,7 @@ class JudgementCache:
             self._remember(key, found)
         return found
 
-    def keep(self, identity: str, digest: str, scores: dict[str, Score]) -> None:
+    def keep(self, identity: str, digest: str, scores: dict[str, JudgeScore]) -> None:
         """Keep them. A folder that cannot be written is an OSError."""
         key = _key(identity, digest)
         self._remember(key, scores)
@@ -49,19 +49,22 @@ class JudgementCache:
         part.write_text(json.dumps({name: [it.score, it.explanation] for name, it in scores.items()}))
         part.replace(self._folder / f"{key}.json")
 
-    def _remember(self, key: str, scores: dict[str, Score]) -> None:
+    def _remember(self, key: str, scores: dict[str, JudgeScore]) -> None:
         with self._lock:
             self._kept[key] = scores
             self._kept.move_to_end(key)
-            while len(self._kept) > _MOST:
+            while len(self._kept) > _MAX_ENTRIES:
                 self._kept.popitem(last=False)
 
-    def _read(self, key: str) -> dict[str, Score] | None:
+    def _read(self, key: str) -> dict[str, JudgeScore] | None:
         if self._folder is None:
             return None
         try:
             kept = json.loads((self._folder / f"{key}.json").read_text())
-            return {name: Score(float(score), str(said)) for name, (score, said) in kept.items()}
+            return {
+                name: JudgeScore(float(score), str(explanation))
+                for name, (score, explanation) in kept.items()
+            }
         except (OSError, ValueError, TypeError, AttributeError):
             return None
 

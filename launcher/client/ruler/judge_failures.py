@@ -1,14 +1,14 @@
-"""What a judge can do instead of judging.
+"""The failures of a judge.
 
-Neighbours: the judges raise the first three, `judge_asking.py` asks again or gives up with JudgeFailed.
+Neighbours: the judges raise the first three, `judge_retries.py` asks again or gives up with JudgeFailed.
 Knows nothing of what is judged.
 
-    NotNow          no answer, and there may be one later
+    RetryableError          no answer, and there may be one later
     Declined        this question is not answered, however often it is asked
     AnswerUnusable  an answer that cannot be read as what was asked for
 
     ClientError
-    ├── JudgeFailed     asked as often as it may be: what it should have judged is left out
+    ├── JudgeFailed     all tries failed: the texts it should have judged are left out
     └── JudgeUnusable   no question will be answered: a wrong key, a name that nobody has
 """
 
@@ -19,7 +19,7 @@ from launcher.client.failures import ClientError
 from launcher.client.ruler.judge_usage import Usage
 
 
-class NotNow(Exception):
+class RetryableError(Exception):
     """Ask again; not before `seconds`, where the judge has said so."""
 
     def __init__(self, why: str, seconds: float | None = None) -> None:

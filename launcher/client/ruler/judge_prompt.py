@@ -1,4 +1,4 @@
-"""What a judge is shown: the beginning that all have in common, once, and each trajectory in its own tag.
+"""A judge's prompt: the beginning that all have in common, once, and each trajectory in its own tag.
 
 A trajectory's text is JSON in which no character can be read as a tag: `<`, `>`, `&`, what looks like them in
 any script, and what cannot be seen are written as escapes. So it closes nothing, and whoever reads the JSON
@@ -25,7 +25,7 @@ DEFAULT_RUBRIC = """\
 - Progress without reaching the goal is worth part of the score.
 - Differences in score follow differences in quality: close where two are nearly as good, far where not.\
 """
-_RULES = """\
+_SYSTEM_PROMPT = """\
 Several agents were given the same task. Below is what each of them did. Work out from it what the task was,
 and score each trajectory from 0 (worst) to 1 (best), in comparison with the others.
 
@@ -57,7 +57,7 @@ class Question:
     digest: str
 
 
-def question(
+def build_question(
     conversations: Sequence[Sequence[Mapping[str, Any]]], rubric: str, tools: Sequence[Any] | None = None
 ) -> Question:
     """The question about conversations that differ from one another."""
@@ -65,38 +65,38 @@ def question(
     whole = json.dumps([rubric, tools, sorted(texts)], sort_keys=True)
     digest = hashlib.sha256(whole.encode()).hexdigest()
     ids = _ids(digest, texts)
-    common = _common(conversations) if len(conversations) > 1 else 0
+    common = _common_prefix_length(conversations) if len(conversations) > 1 else 0
     parts = [_tagged("context", conversations[0][:common])] if common else []
     parts += [_tagged("tools", tools)] if tools else []
     # By their ids, which say nothing: no place in the group is always the first.
     for name, conversation in sorted(zip(ids, conversations, strict=True)):
         parts.append(_tagged("trajectory", conversation[common:], f' id="{name}"'))
     messages = [
-        {"role": "system", "content": _RULES.format(rubric=rubric)},
+        {"role": "system", "content": _SYSTEM_PROMPT.format(rubric=rubric)},
         {"role": "user", "content": "\n\n".join(parts)},
     ]
     return Question(messages, ids, digest)
 
 
-def answer_form(ids: Sequence[str]) -> dict[str, Any]:
+def scores_format(ids: Sequence[str]) -> dict[str, Any]:
     """The answer's form as a JSON schema, for judges that can be held to one."""
     entry = {
         "trajectory_id": {"type": "string", "enum": sorted(ids)},
         "explanation": {"type": "string"},
         "score": {"type": "number"},
     }
-    return json_form("scores", {"scores": {"type": "array", "items": _object(entry)}})
+    return json_schema_format("scores", {"scores": {"type": "array", "items": _object(entry)}})
 
 
-def json_form(name: str, properties: Mapping[str, Any]) -> dict[str, Any]:
+def json_schema_format(name: str, properties: Mapping[str, Any]) -> dict[str, Any]:
     """A `response_format` for an object with these properties."""
     schema = {"name": name, "strict": True, "schema": _object(properties)}
     return {"type": "json_schema", "json_schema": schema}
 
 
-def escaped(value: Any) -> str:
+def escape_json(value: Any) -> str:
     """JSON without a character that could be read as a tag; read back it is the value."""
-    return _MARKUP.sub(lambda found: _safe(found[0]), json.dumps(value, ensure_ascii=False))
+    return _MARKUP.sub(lambda found: _escape_character(found[0]), json.dumps(value, ensure_ascii=False))
 
 
 def _object(properties: Mapping[str, Any]) -> dict[str, Any]:
@@ -109,7 +109,7 @@ def _object(properties: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _tagged(tag: str, value: Any, attributes: str = "") -> str:
-    return f"<{tag}{attributes}>\n{escaped(value)}\n</{tag}>"
+    return f"<{tag}{attributes}>\n{escape_json(value)}\n</{tag}>"
 
 
 def _ids(digest: str, texts: Sequence[str]) -> list[str]:
@@ -120,7 +120,7 @@ def _ids(digest: str, texts: Sequence[str]) -> list[str]:
     raise ValueError("conversations that are the same need one id, not two")
 
 
-def _common(conversations: Sequence[Sequence[Any]]) -> int:
+def _common_prefix_length(conversations: Sequence[Sequence[Any]]) -> int:
     """How many messages all of them begin with."""
     count = 0
     for several in zip(*conversations, strict=False):
@@ -131,7 +131,7 @@ def _common(conversations: Sequence[Sequence[Any]]) -> int:
 
 
 @functools.lru_cache(maxsize=65536)
-def _safe(character: str) -> str:
+def _escape_character(character: str) -> str:
     if character.isascii():
         return f"\\u{ord(character):04x}"
     hidden = unicodedata.category(character)[0] == "C" or unicodedata.category(character) in ("Zl", "Zp")

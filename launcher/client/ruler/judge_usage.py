@@ -1,6 +1,6 @@
-"""What judging took: requests, tokens and, where the judge's prices are known, dollars.
+"""The usage of a judge: requests, tokens and, where the judge's prices are known, dollars.
 
-Neighbours: the judges count one answer, `judge_asking.py` adds them up, `score_group.py` keeps the sum with
+Neighbours: the judges count one answer, `judge_retries.py` adds them up, `score_group.py` keeps the sum with
 the group. Knows nothing of what was asked.
 """
 

@@ -17,37 +17,37 @@ from typing import Any
 
 from launcher.client.ruler.http_judge import HttpJudge
 from launcher.client.ruler.judge_failures import JudgeUnusable
-from launcher.client.ruler.judge_kinds import Judge
+from launcher.client.ruler.judge_protocol import Judge
 from launcher.client.ruler.run_judge import RunJudge
 from launcher.client.ruler.sdk_judges import ClientJudge, LiteLLMJudge
 from launcher.client.session import Session, connect
 
-_OF_THE_RUN = re.compile(r"base|policy(@v\d+(\+\w+)?)?")
+_RUN_MODEL = re.compile(r"base|policy(@v\d+(\+\w+)?)?")
 
 
-def judge_of(said: Any, more: Mapping[str, Any] | None = None) -> Judge:
+def resolve_judge(judge: Any, extra_params: Mapping[str, Any] | None = None) -> Judge:
     """The judge; `more` goes with each question to it: temperature, max_tokens, …
 
     Raises JudgeUnusable for what names none, NotConnected for a model of the run outside any run.
     """
-    more = dict(more or {})
-    match said:
-        case str() if _OF_THE_RUN.fullmatch(said):
-            return RunJudge(connect().connection, said, more)
-        case str() if said:
-            return LiteLLMJudge(said, more)
+    extra_params = dict(extra_params or {})
+    match judge:
+        case str() if _RUN_MODEL.fullmatch(judge):
+            return RunJudge(connect().connection, judge, extra_params)
+        case str() if judge:
+            return LiteLLMJudge(judge, extra_params)
         case Session():
-            return RunJudge(said.connection, more=more)
+            return RunJudge(judge.connection, extra_params=extra_params)
         case (Session() as session, str(model)):
-            return RunJudge(session.connection, model, more)
+            return RunJudge(session.connection, model, extra_params)
         case (str(base_url), str(api_key), str(model)):
-            return HttpJudge(base_url, api_key, model, more)
+            return HttpJudge(base_url, api_key, model, extra_params)
         case (client, str(model)) if hasattr(client, "chat"):
-            return ClientJudge(client, model, more)
-        case _ if hasattr(said, "ask"):
-            return said
+            return ClientJudge(client, model, extra_params)
+        case _ if hasattr(judge, "ask"):
+            return judge
     raise JudgeUnusable(
         "There is no judge in what was given as one",
-        f"it is {type(said).__name__}",
+        f"it is {type(judge).__name__}",
         'give a LiteLLM name such as "openai/o3", (base_url, api_key, model), or the run itself',
     )

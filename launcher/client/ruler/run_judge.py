@@ -1,6 +1,6 @@
 """The run's own model as a judge: `base`, the weights before training, unless another is asked for by name.
 
-What it is asked is an evaluation, which can never be trained (X17). Neighbours: `launcher/client/wire.py`
+Its requests are evaluations, which can never be trained (X17). Neighbours: `launcher/client/wire.py`
 carries the requests, and waits for a runtime that is away. Knows nothing of what is judged.
 """
 
@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from launcher.client.bodies import PURPOSE_HEADER
 from launcher.client.connection import Connection
-from launcher.client.ruler.http_judge import chat_body, read
-from launcher.client.ruler.judge_kinds import JudgeReply, Messages, identity_of, is_fixed
+from launcher.client.ruler.http_judge import chat_body, parse_response
+from launcher.client.ruler.judge_protocol import JudgeReply, Messages, cache_identity, names_fixed_weights
+from launcher.client.schema import PURPOSE_HEADER
 from launcher.client.wire import AsyncWire
 
 
@@ -24,7 +24,7 @@ class RunJudge:
 
     connection: Connection
     model: str = "base"
-    more: Mapping[str, Any] = field(default_factory=dict)
+    extra_params: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._wire = AsyncWire(self.connection.endpoint, self.connection.patience)
@@ -35,13 +35,13 @@ class RunJudge:
 
     @property
     def identity(self) -> str | None:
-        if not is_fixed(self.model):
+        if not names_fixed_weights(self.model):
             return None
-        return identity_of(self.connection.run_id, self.model, self.more)
+        return cache_identity(self.connection.run_id, self.model, self.extra_params)
 
     async def ask(self, messages: Messages, form: Mapping[str, Any], seconds: float) -> JudgeReply:
         """See Judge."""
-        content = json.dumps(chat_body(self.model, messages, form) | dict(self.more)).encode()
+        content = json.dumps(chat_body(self.model, messages, form) | dict(self.extra_params)).encode()
         headers = {"content-type": "application/json", PURPOSE_HEADER: "eval"}
         response = await self._wire.send("POST", "/v1/chat/completions", content, headers)
-        return read(response, self.name, self.connection.api_key)
+        return parse_response(response, self.name, self.connection.api_key)

@@ -5,8 +5,8 @@
 The names, arguments and metrics are those of openpipe-art's RULER. Otherwise than there: a score belongs to
 the id it was given for, a judge that misbehaves is asked again, and a group that it does not judge comes back
 without trajectories and with an exception for each, so that it is counted and never trained.
-Neighbours: `judge_prompt.py` asks the question, `judge_asking.py` asks it, `scored_copies.py` makes the group
-that comes back. Knows nothing of training.
+Neighbours: `judge_prompt.py` asks the question, `judge_retries.py` asks it, `scored_groups.py` makes the
+group that comes back. Knows nothing of training.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from typing import Any
 
 from launcher.base.sanitize import plain_text as sanitized
 from launcher.client.ruler.conversations import Conversation, conversation_of, messages_shown, tools_of
-from launcher.client.ruler.judge_answer import Score, scores_of
-from launcher.client.ruler.judge_asking import Tries, ask_until_read
+from launcher.client.ruler.judge_answer import JudgeScore, parse_scores
 from launcher.client.ruler.judge_cache import JudgementCache
 from launcher.client.ruler.judge_failures import JudgeFailed
-from launcher.client.ruler.judge_kinds import Judge
-from launcher.client.ruler.judge_prompt import DEFAULT_RUBRIC, answer_form, escaped, question
+from launcher.client.ruler.judge_prompt import DEFAULT_RUBRIC, build_question, escape_json, scores_format
+from launcher.client.ruler.judge_protocol import Judge
+from launcher.client.ruler.judge_retries import Tries, ask_with_retries
 from launcher.client.ruler.judge_usage import Usage
-from launcher.client.ruler.judges import judge_of
-from launcher.client.ruler.scored_copies import excluded, scored
-from launcher.client.trajectories.members import part
+from launcher.client.ruler.judges import resolve_judge
+from launcher.client.ruler.scored_groups import with_scores, without_trajectories
+from launcher.client.trajectories.members import get_field
 
 DEFAULT_JUDGE = "openai/o3"
 _IN_MEMORY = JudgementCache()
@@ -67,12 +67,12 @@ async def ruler_score_group(
     JudgeFailed for each of them, or is None with `swallow_exceptions`. One that cannot be asked at all raises
     JudgeUnusable, and that is swallowed too.
     """
-    trajectories = list(part(group, "trajectories"))
+    trajectories = list(get_field(group, "trajectories"))
     if not trajectories:
         return group
     try:
-        judge = judge_of(judge_model, extra_litellm_params)
-        found, usage = await _judged(
+        judge = resolve_judge(judge_model, extra_litellm_params)
+        found, usage = await _judge(
             judge,
             [conversation_of(one) for one in trajectories],
             rubric or DEFAULT_RUBRIC,
@@ -81,16 +81,16 @@ async def ruler_score_group(
             tries or Tries(),
         )
     except JudgeFailed as error:
-        _say(f"RULER: {error.message}: {error.why}; a group of {len(trajectories)} is left out")
-        return None if swallow_exceptions else excluded(group, error)
+        _log(f"RULER: {error.message}: {error.why}; a group of {len(trajectories)} is left out")
+        return None if swallow_exceptions else without_trajectories(group, error)
     except Exception as error:  # swallowed where the caller asks for that, and said
         if not swallow_exceptions:
             raise
-        _say(f"RULER: {type(error).__name__}: {error}; a group of {len(trajectories)} is left out")
+        _log(f"RULER: {type(error).__name__}: {error}; a group of {len(trajectories)} is left out")
         return None
     if debug:
-        _show(found)
-    return scored(group, found, judge.name, usage)
+        _log_scores(found)
+    return with_scores(group, found, judge.name, usage)
 
 
 async def ruler(
@@ -108,48 +108,48 @@ async def ruler(
     shown = [messages_shown(one) for one in message_lists]
     if not shown:
         return []
-    judge = judge_of(judge_model, extra_litellm_params)
+    judge = resolve_judge(judge_model, extra_litellm_params)
     tools = tools_of([{"tools": tools}])
-    found, _ = await _judged(judge, shown, rubric or DEFAULT_RUBRIC, tools, cache, tries or Tries())
+    found, _ = await _judge(judge, shown, rubric or DEFAULT_RUBRIC, tools, cache, tries or Tries())
     if debug:
-        _show(found)
+        _log_scores(found)
     return [TrajectoryScore(str(place), one.explanation, one.score) for place, one in enumerate(found, 1)]
 
 
-async def _judged(
+async def _judge(
     judge: Judge,
     conversations: Sequence[Conversation],
     rubric: str,
     tools: list[Any] | None,
     cache: Cache,
     tries: Tries,
-) -> tuple[list[Score], Usage]:
+) -> tuple[list[JudgeScore], Usage]:
     """The score of each conversation; those that are the same are judged once."""
     distinct: list[Conversation] = []
     for one in conversations:
         distinct += [] if one in distinct else [one]
-    asked = question(distinct, rubric, tools)
+    asked = build_question(distinct, rubric, tools)
     kept = cache if isinstance(cache, JudgementCache | None) else JudgementCache(cache)
     identity = judge.identity if kept is not None else None
     scores = kept.find(identity, asked.digest) if kept is not None and identity is not None else None
     usage = Usage()
     if scores is None or scores.keys() != set(asked.ids):
-        scores, usage = await ask_until_read(
-            judge, asked.messages, answer_form(asked.ids), lambda text: scores_of(text, asked.ids), tries
+        scores, usage = await ask_with_retries(
+            judge, asked.messages, scores_format(asked.ids), lambda text: parse_scores(text, asked.ids), tries
         )
         if kept is not None and identity is not None:
             try:
                 kept.keep(identity, asked.digest, scores)
             except OSError as error:  # a full disk: it is paid for, and stands all the same
-                _say(f"RULER: a judgement is not kept: {error}")
+                _log(f"RULER: a judgement is not kept: {error}")
     return [scores[asked.ids[distinct.index(one)]] for one in conversations], usage
 
 
-def _show(found: Sequence[Score]) -> None:
+def _log_scores(found: Sequence[JudgeScore]) -> None:
     for place, one in enumerate(found, 1):
-        _say(f"RULER: {place}: {one.score:g} {escaped(one.explanation)}")
+        _log(f"RULER: {place}: {one.score:g} {escape_json(one.explanation)}")
 
 
-def _say(line: str) -> None:
+def _log(line: str) -> None:
     sys.stderr.write(f"slipway: {sanitized(line)}\n")
     sys.stderr.flush()

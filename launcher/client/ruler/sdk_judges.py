@@ -1,8 +1,8 @@
 """Judges by other people's packages: a LiteLLM name, or a client of OpenAI's SDK that the program has.
 
 Both packages are the program's: LiteLLM is imported when a name is first used, before the time of any answer
-is counted, and a client comes as an object. Neighbours: `judge_kinds.py` says what their answers mean. Knows
-nothing of what is judged.
+is counted, and a client comes as an object. Neighbours: `judge_protocol.py` says what their answers mean.
+Knows nothing of what is judged.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any
 
-from launcher.client.ruler.judge_failures import AnswerUnusable, JudgeUnusable, NotNow
-from launcher.client.ruler.judge_kinds import (
+from launcher.client.ruler.judge_failures import AnswerUnusable, JudgeUnusable, RetryableError
+from launcher.client.ruler.judge_protocol import (
     JudgeReply,
     Messages,
-    answered,
-    identity_of,
-    is_fixed,
-    is_this_runs,
-    refused,
-    tags_for,
+    cache_identity,
+    error_for_status,
+    headers_for,
+    is_own_run,
+    names_fixed_weights,
+    parse_completion,
 )
 
 
@@ -33,10 +33,10 @@ class LiteLLMJudge:
     """A model by LiteLLM's name, such as openai/o3. `more` are further arguments of its `acompletion`."""
 
     model: str
-    more: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    extra_params: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
-        self._takes_form = True
+        self._supports_schema = True
         self._litellm = _litellm(self.model)
 
     @property
@@ -45,23 +45,29 @@ class LiteLLMJudge:
 
     @property
     def identity(self) -> str | None:
-        place = self._place()
-        if is_this_runs(place) and not is_fixed(self.model.rpartition("/")[2]):
+        place = self._base_url()
+        if is_own_run(place) and not names_fixed_weights(self.model.rpartition("/")[2]):
             return None
-        return identity_of(place or "", self.model, self.more)
+        return cache_identity(place or "", self.model, self.extra_params)
 
     async def ask(self, messages: Messages, form: Mapping[str, Any], seconds: float) -> JudgeReply:
         """See Judge. Where the form itself is refused it is asked without, from then on."""
-        arguments = {"timeout": seconds, "num_retries": 0, "max_retries": 0, "caching": False, **self.more}
-        if tags := tags_for(self._place()):
+        arguments = {
+            "timeout": seconds,
+            "num_retries": 0,
+            "max_retries": 0,
+            "caching": False,
+            **self.extra_params,
+        }
+        if tags := headers_for(self._base_url()):
             arguments["extra_headers"] = {**(arguments.get("extra_headers") or {}), **tags}
-        if self._takes_form:
+        if self._supports_schema:
             arguments.setdefault("response_format", form)
         try:
             response = await self._litellm.acompletion(model=self.model, messages=list(messages), **arguments)
         except Exception as error:  # noqa: BLE001 - what an SDK raises is the SDK's
-            if self._takes_form and "response_format" in str(error):
-                self._takes_form = False
+            if self._supports_schema and "response_format" in str(error):
+                self._supports_schema = False
                 return await self.ask(messages, form, seconds)
             if "LLM Provider NOT provided" in str(error):  # it says so by 400, as of a question
                 raise JudgeUnusable(
@@ -69,16 +75,16 @@ class LiteLLMJudge:
                     None,
                     "name whose it is too, as in openai/o3: docs.litellm.ai/docs/providers has the names",
                 ) from None
-            raise _meant(self.name, error, self.more.get("api_key")) from None
+            raise _judge_error(self.name, error, self.extra_params.get("api_key")) from None
         hidden = getattr(response, "_hidden_params", None) or {}
         cost = hidden.get("response_cost")
-        return answered(response, float(cost) if isinstance(cost, int | float) else None)
+        return parse_completion(response, float(cost) if isinstance(cost, int | float) else None)
 
-    def _place(self) -> str | None:
-        said = self.more.get("api_base") or self.more.get("base_url")
-        if said is None and self.model.startswith("openai/"):
-            said = os.environ.get("OPENAI_API_BASE") or os.environ.get("OPENAI_BASE_URL")
-        return said
+    def _base_url(self) -> str | None:
+        base_url = self.extra_params.get("api_base") or self.extra_params.get("base_url")
+        if base_url is None and self.model.startswith("openai/"):
+            base_url = os.environ.get("OPENAI_API_BASE") or os.environ.get("OPENAI_BASE_URL")
+        return base_url
 
 
 def _litellm(model: str) -> Any:
@@ -100,10 +106,10 @@ class ClientJudge:
 
     client: Any = field(repr=False)
     model: str
-    more: Mapping[str, Any] = field(default_factory=dict)
+    extra_params: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._takes_form = True
+        self._supports_schema = True
 
     @property
     def name(self) -> str:
@@ -111,18 +117,20 @@ class ClientJudge:
 
     @property
     def identity(self) -> str | None:
-        place = self._place()
-        if not place or (is_this_runs(place) and not is_fixed(self.model)):  # two without one may be two
+        place = self._base_url()
+        if not place or (
+            is_own_run(place) and not names_fixed_weights(self.model)
+        ):  # two without one may be two
             return None
-        return identity_of(place, self.model, self.more)
+        return cache_identity(place, self.model, self.extra_params)
 
     async def ask(self, messages: Messages, form: Mapping[str, Any], seconds: float) -> JudgeReply:
         """See Judge. Where the form itself is refused it is asked without, from then on."""
         create = self.client.chat.completions.create
-        arguments = {"timeout": seconds, **self.more}
-        if self._takes_form:
+        arguments = {"timeout": seconds, **self.extra_params}
+        if self._supports_schema:
             arguments.setdefault("response_format", form)
-        if tags := tags_for(self._place()):
+        if tags := headers_for(self._base_url()):
             arguments["extra_headers"] = {**(arguments.get("extra_headers") or {}), **tags}
         arguments |= {"model": self.model, "messages": list(messages)}
         try:
@@ -132,24 +140,24 @@ class ClientJudge:
                 response = await asyncio.to_thread(create, **arguments)
                 response = await response if inspect.isawaitable(response) else response
         except Exception as error:  # noqa: BLE001 - as above
-            if self._takes_form and "response_format" in str(error):
-                self._takes_form = False
+            if self._supports_schema and "response_format" in str(error):
+                self._supports_schema = False
                 return await self.ask(messages, form, seconds)
-            raise _meant(self.name, error, getattr(self.client, "api_key", None)) from None
-        return answered(response, None)
+            raise _judge_error(self.name, error, getattr(self.client, "api_key", None)) from None
+        return parse_completion(response, None)
 
-    def _place(self) -> str:
+    def _base_url(self) -> str:
         return str(getattr(self.client, "base_url", None) or "")
 
 
-def _meant(name: str, error: Exception, key: Any) -> Exception:
+def _judge_error(name: str, error: Exception, key: Any) -> Exception:
     """An SDK's error by its HTTP status; one that has none is of the connection, or the SDK's own."""
     if isinstance(error, AnswerUnusable):
         return error
-    said = f"{type(error).__name__}: {error}"
+    text = f"{type(error).__name__}: {error}"
     if isinstance(key, str) and key:  # servers repeat what they do not know
-        said = said.replace(key, "…")
+        text = text.replace(key, "…")
     status = getattr(error, "status_code", None)
     if isinstance(status, int):
-        return refused(name, status, said)
-    return NotNow(said[:200])
+        return error_for_status(name, status, text)
+    return RetryableError(text[:200])

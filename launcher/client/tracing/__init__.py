@@ -1,4 +1,4 @@
-"""Rollouts of programs in any SDK: what is asked inside a block is tagged, and nothing else is touched."""
+"""Rollouts of programs in any SDK: requests inside a block are tagged, and nothing else is touched."""
 
 from launcher.client.tracing.rollout import Rollout
 

@@ -3,7 +3,7 @@
 httpx, and httpx2 on which OpenAI's SDK stands since its release 3, send every request by one method of
 `Client` or `AsyncClient`: an SDK's, LiteLLM's (whose aiohttp lies below), and each hop of a redirect. aiohttp
 takes a middleware, which is asked at each hop as well.
-Neighbours: `http_hook.py` puts them in place. Knows nothing of when, or of what is done to a request.
+Neighbours: `http_patch.py` puts them in place. Knows nothing of when, or of what is done to a request.
 """
 
 from __future__ import annotations
@@ -19,94 +19,94 @@ from typing import Any
 from launcher.client.failures import ClientError
 
 # What is entered for the time of a request's sending.
-Around = Callable[[Any], AbstractContextManager[None]]
+OnRequest = Callable[[Any], AbstractContextManager[None]]
 
-_SENDING = "_send_single_request"
+_HTTPX_SEND = "_send_single_request"
 """No part of what httpx promises. `send`, which is one, sees a redirect's first request only, and all that it
 adds goes on to the other host."""
-_REQUESTING = "_request"
+_AIOHTTP_REQUEST = "_request"
 
 
 @dataclass(frozen=True)
-class Method:
+class SendMethod:
     """A method of theirs; `instead` makes ours of it."""
 
     owner: type
     name: str
-    instead: Callable[[Callable[..., Any], Around], Callable[..., Any]]
+    wrap: Callable[[Callable[..., Any], OnRequest], Callable[..., Any]]
 
     @property
-    def theirs(self) -> Callable[..., Any]:
-        """What is there now."""
+    def original(self) -> Callable[..., Any]:
+        """The method that is there now."""
         return self.owner.__dict__[self.name]
 
 
-def methods() -> list[Method]:
+def send_methods() -> list[SendMethod]:
     """Of all libraries that are installed: a client may be imported within a block.
 
     Raises ClientError for an httpx that is none which is known here.
     """
     found = []
     for name in ("httpx", "httpx2"):
-        if module := _module(name):
-            found += _of_httpx(module)
-    if aiohttp := _module("aiohttp"):
-        found += _of_aiohttp(aiohttp)
+        if module := _import_if_installed(name):
+            found += _httpx_methods(module)
+    if aiohttp := _import_if_installed("aiohttp"):
+        found += _aiohttp_methods(aiohttp)
     return found
 
 
-def _module(name: str) -> ModuleType | None:
+def _import_if_installed(name: str) -> ModuleType | None:
     try:
         return import_module(name)
     except ModuleNotFoundError:
         return None
 
 
-def _of_httpx(module: ModuleType) -> list[Method]:
-    owners = [(module.Client, _in_line), (module.AsyncClient, _awaited)]
-    if not all(callable(owner.__dict__.get(_SENDING)) for owner, _ in owners):
+def _httpx_methods(module: ModuleType) -> list[SendMethod]:
+    owners = [(module.Client, _wrap_sync), (module.AsyncClient, _wrap_async)]
+    if not all(callable(owner.__dict__.get(_HTTPX_SEND)) for owner, _ in owners):
         raise ClientError(
             f"Requests of {module.__name__} {getattr(module, '__version__', '')} cannot be tagged here",
-            why=f"its clients have no {_SENDING}",
+            why=f"its clients have no {_HTTPX_SEND}",
             hint="give each rollout a client with base_url=run.rollout_url(run.new_rollout())",
         )
-    return [Method(owner, _SENDING, instead) for owner, instead in owners]
+    return [SendMethod(owner, _HTTPX_SEND, instead) for owner, instead in owners]
 
 
-def _of_aiohttp(module: ModuleType) -> list[Method]:
+def _aiohttp_methods(module: ModuleType) -> list[SendMethod]:
     """None for a release without middlewares: its requests are tagged by their address only."""
-    known = hasattr(module, "ClientMiddlewareType") and _REQUESTING in module.ClientSession.__dict__
-    return [Method(module.ClientSession, _REQUESTING, _with_middleware)] if known else []
+    known = hasattr(module, "ClientMiddlewareType") and _AIOHTTP_REQUEST in module.ClientSession.__dict__
+    return [SendMethod(module.ClientSession, _AIOHTTP_REQUEST, _wrap_aiohttp)] if known else []
 
 
-def _in_line(theirs: Callable[..., Any], around: Around) -> Callable[..., Any]:
-    @functools.wraps(theirs)
+def _wrap_sync(original: Callable[..., Any], on_request: OnRequest) -> Callable[..., Any]:
+    @functools.wraps(original)
     def send(client: Any, request: Any, *more: Any, **named: Any) -> Any:
-        with around(request):
-            return theirs(client, request, *more, **named)
+        with on_request(request):
+            return original(client, request, *more, **named)
 
     return send
 
 
-def _awaited(theirs: Callable[..., Any], around: Around) -> Callable[..., Any]:
-    @functools.wraps(theirs)
+def _wrap_async(original: Callable[..., Any], on_request: OnRequest) -> Callable[..., Any]:
+    @functools.wraps(original)
     async def send(client: Any, request: Any, *more: Any, **named: Any) -> Any:
-        with around(request):
-            return await theirs(client, request, *more, **named)
+        with on_request(request):
+            return await original(client, request, *more, **named)
 
     return send
 
 
-def _with_middleware(theirs: Callable[..., Any], around: Around) -> Callable[..., Any]:
+def _wrap_aiohttp(original: Callable[..., Any], on_request: OnRequest) -> Callable[..., Any]:
     async def hop(request: Any, handler: Callable[[Any], Any]) -> Any:
-        with around(request):
+        with on_request(request):
             return await handler(request)
 
-    @functools.wraps(theirs)
+    @functools.wraps(original)
     async def request(session: Any, method: Any, url: Any, *more: Any, **named: Any) -> Any:
         chosen = named.get("middlewares")
         if chosen is None:
             chosen = getattr(session, "_middlewares", ())
-        return await theirs(session, method, url, *more, **named | {"middlewares": (*chosen, hop)})
+        return await original(session, method, url, *more, **named | {"middlewares": (*chosen, hop)})
 
     return request

@@ -7,8 +7,8 @@
 
 Which block a request is in is a context variable: it goes with tasks, with `asyncio.to_thread`, with threads
 that are given a copied context (`contextvars.copy_context().run`), and with no others.
-Neighbours: `Session.rollout` makes these, `http_hook.py` shows what is sent, `aimed.py` says to whom.
-Knows nothing of DSPy, whose own `launcher.client.rollout` also tells a program's predictors apart.
+Neighbours: `Session.rollout` makes these, `http_patch.py` shows what is sent, `match_endpoint.py` says to
+whom. Knows nothing of DSPy, whose own `launcher.client.rollout` also tells a program's predictors apart.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from typing import Any, Literal, Self
 from urllib.parse import quote
 
 from launcher.base.sanitize import plain_text as sanitized
-from launcher.client.bodies import (
+from launcher.client.connection import Connection
+from launcher.client.schema import (
     PREDICTOR_HEADER,
     PURPOSE_HEADER,
     ROLLOUT_HEADER,
     Member,
 )
-from launcher.client.connection import Connection
-from launcher.client.tracing.aimed import aim_at
-from launcher.client.tracing.http_hook import HttpHook, HttpRequest
+from launcher.client.tracing.http_patch import HttpPatch, HttpRequest
+from launcher.client.tracing.match_endpoint import match_endpoint
 
 # "refuse": a request whose answer could not be trained is refused, and not answered and counted.
 _UNTRAINABLE_HEADER = "x-slipway-untrainable"
@@ -45,11 +45,11 @@ Untrainable = Literal["count", "refuse"]
 # What stands in a header and in a path.
 _NAME = re.compile(r"(?! )[ -.0-~]{1,128}")
 
-_ASTRAY = (
+_UNTAGGED_WARNING = (
     "a request came to the run from outside every rollout while one was open, so no reward reaches it. "
     "A thread belongs to the rollout where it runs in contextvars.copy_context().run. They are run.astray"
 )
-_SILENT = (
+_NO_REQUEST_WARNING = (
     "a rollout has asked the run nothing. Is base_url of its client the run's, and does it send by httpx or "
     "aiohttp? Any other client is tagged by its address: base_url=r.base_url"
 )
@@ -60,7 +60,7 @@ class TracedRun:
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
-        self.astray = 0
+        self.untagged_requests = 0
 
     @property
     def root(self) -> str:
@@ -103,7 +103,7 @@ class Rollout:
 
     @property
     def base_url(self) -> str:
-        """The address that tags what is sent through it with this rollout's name alone, for any client."""
+        """The address that tags every request through it with this rollout's name alone, for any client."""
         return self.run.connection.rollout_url(self.id)
 
     @property
@@ -118,7 +118,7 @@ class Rollout:
 
     @property
     def headers(self) -> dict[str, str]:
-        """What each of its requests carries."""
+        """The headers of each of its requests."""
         headers = {ROLLOUT_HEADER: self.id}
         if self.predictor is not None:
             headers[PREDICTOR_HEADER] = self.predictor
@@ -141,25 +141,25 @@ class Rollout:
     # ------------------------------------------------------------- the block
 
     def __enter__(self) -> Self:
-        _hook.hold()
+        _http_patch.acquire()
         with self._lock:
             self._blocks += 1
-        _open.add(self.run)
+        _open_runs.add(self.run)
         _innermost.set(_Block(self, _innermost.get()))
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
     ) -> None:
-        _leave(self)
-        _open.remove(self.run)
+        _exit_block(self)
+        _open_runs.remove(self.run)
         with self._lock:
             self._blocks -= 1
         # In words alone: an exception would keep alive all that its frames hold.
         self.failed = None if error is None else f"{type(error).__name__}: {error}"
-        _hook.let_go()
+        _http_patch.release()
         if error is None and not self.requests:
-            _say_once(self.run, _SILENT)
+            _log_once(self.run, _NO_REQUEST_WARNING)
 
     async def __aenter__(self) -> Self:
         return self.__enter__()
@@ -180,23 +180,23 @@ class _Block:
     """A rollout in force, and the block around it."""
 
     rollout: Rollout
-    around: _Block | None
+    outer: _Block | None
 
 
 _innermost: ContextVar[_Block | None] = ContextVar("slipway_block", default=None)
 
 
-def _blocks() -> Iterator[Rollout]:
+def _rollouts_in_force() -> Iterator[Rollout]:
     """Those in force here, from the inside out."""
     block = _innermost.get()
     while block is not None:
         yield block.rollout
-        block = block.around
+        block = block.outer
 
 
-def is_inside(connection: Connection) -> bool:
-    """Whether what is asked of this run here is tagged: also for `PolicyLM`, which else asks to evaluate."""
-    return any(it.is_open and it.run.root == connection.endpoint.root for it in _blocks())
+def is_in_rollout(connection: Connection) -> bool:
+    """Whether requests to this run are tagged here. Elsewhere `PolicyLM` marks its own as evaluation."""
+    return any(it.is_open and it.run.root == connection.endpoint.root for it in _rollouts_in_force())
 
 
 def samples_of(connection: Connection, rollout: str) -> list[dict[str, Any]]:
@@ -204,16 +204,16 @@ def samples_of(connection: Connection, rollout: str) -> list[dict[str, Any]]:
     return connection.get_json(f"/slipway/rollouts/{quote(rollout, safe='')}/samples")
 
 
-def _leave(rollout: Rollout) -> None:
+def _exit_block(rollout: Rollout) -> None:
     """Take the innermost block of this rollout off. A generator may end in another context: there is none."""
     kept: list[Rollout] = []
     block = _innermost.get()
     while block is not None and block.rollout is not rollout:
         kept.append(block.rollout)
-        block = block.around
+        block = block.outer
     if block is None:
         return
-    left = block.around
+    left = block.outer
     for one in reversed(kept):
         left = _Block(one, left)
     _innermost.set(left)
@@ -238,33 +238,33 @@ class _OpenRuns:
             if not self._blocks[id(run)]:
                 del self._blocks[id(run)], self._runs[id(run)]
 
-    def note_astray(self, request: HttpRequest) -> None:
+    def count_untagged(self, request: HttpRequest) -> None:
         """Count a request that is in no block on each run that it asks."""
         with self._lock:
             asked = [it for it in self._runs.values() if _is_untagged(request, it)]
             for run in asked:
-                run.astray += 1
+                run.untagged_requests += 1
         for run in asked:
-            _say_once(run, _ASTRAY)
+            _log_once(run, _UNTAGGED_WARNING)
 
 
-_open = _OpenRuns()
-_said: set[tuple[str, str]] = set()
+_open_runs = _OpenRuns()
+_logged: set[tuple[str, str]] = set()
 
 
-def _say_once(run: TracedRun, text: str) -> None:
+def _log_once(run: TracedRun, text: str) -> None:
     """Once for a run in this process."""
-    if (run.root, text) not in _said:
-        _said.add((run.root, text))
+    if (run.root, text) not in _logged:
+        _logged.add((run.root, text))
         sys.stderr.write(f"slipway: {sanitized(text)}\n")
         sys.stderr.flush()
 
 
 @contextmanager
-def _tagged(request: HttpRequest) -> Iterator[None]:
+def _tag_request(request: HttpRequest) -> Iterator[None]:
     """The request with its rollout's headers while it is sent, and without them again.
 
-    What a redirect makes of it carries nothing of ours then, unless it is for the run as well.
+    A redirected request then carries nothing of ours, unless it goes to the run as well.
     """
     headers = _headers_for(request)
     added = [name for name in headers if name not in request.headers]
@@ -278,27 +278,27 @@ def _tagged(request: HttpRequest) -> Iterator[None]:
 
 
 def _headers_for(request: HttpRequest) -> dict[str, str]:
-    for rollout in _blocks():
-        aim = aim_at(rollout.run.root, request)
-        if aim is None:
+    for rollout in _rollouts_in_force():
+        match = match_endpoint(rollout.run.root, request)
+        if match is None:
             continue
-        named = aim.rollout or request.headers.get(ROLLOUT_HEADER)
+        named = match.rollout or request.headers.get(ROLLOUT_HEADER)
         if named is not None and named != rollout.id:
             return {}  # it says itself whose it is
         if not rollout.is_open:
             break  # a task or thread that has outlived its block
         rollout.count()
         return rollout.headers
-    _open.note_astray(request)
+    _open_runs.count_untagged(request)
     return {}
 
 
 def _is_untagged(request: HttpRequest, run: TracedRun) -> bool:
     """Whether it asks this run, and nobody said for whom or that it is an evaluation."""
-    aim = aim_at(run.root, request)
-    if aim is None or aim.rollout is not None:
+    match = match_endpoint(run.root, request)
+    if match is None or match.rollout is not None:
         return False
     return ROLLOUT_HEADER not in request.headers and PURPOSE_HEADER not in request.headers
 
 
-_hook = HttpHook(_tagged)
+_http_patch = HttpPatch(_tag_request)

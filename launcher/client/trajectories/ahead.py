@@ -19,22 +19,22 @@ from functools import partial
 from typing import Any, Protocol
 
 from launcher.base.sanitize import plain_text as sanitized
-from launcher.client.bodies import RuntimeStatus
 from launcher.client.failures import Rewound
-from launcher.client.staleness import check_staleness, check_whole
+from launcher.client.schema import RuntimeStatus
+from launcher.client.staleness import check_integers, check_staleness
 from launcher.client.trajectories.ahead_place import Place
 from launcher.client.trajectories.begun_group import BegunGroup
 from launcher.client.trajectories.gather_context import GatherContext
 from launcher.client.trajectories.gathering import AfterEach
-from launcher.client.trajectories.trajectory_group import TrajectoryGroup, close
+from launcher.client.trajectories.trajectory_group import TrajectoryGroup, close_unawaited
 
 Pending = Awaitable[TrajectoryGroup] | TrajectoryGroup
 # Of a step's own groups, where nobody says how many rollouts more there may be.
-_MOST_EXTRA = 3
+_MAX_EXTRA_FACTOR = 3
 
 
 class VersionedRun(Protocol):
-    """What is asked of the run; a Session is one."""
+    """The part of a run that is read here; a Session has it."""
 
     @property
     def version(self) -> int: ...
@@ -92,7 +92,7 @@ async def gather_ahead(
     Raises Rewound where the machine was lost: what was begun is worth nothing, and the place is that of
     `read_state()`.
     """
-    check_whole(per_step=per_step, staleness=staleness)
+    check_integers(per_step=per_step, staleness=staleness)
     if per_step < 1 or staleness < 0:
         raise ValueError(f"per_step is at least 1 and staleness at least 0, not {per_step} and {staleness}")
     if staleness:
@@ -123,7 +123,7 @@ class _Bounds:
     def allows(self, extra: int, size: int) -> bool:
         """Whether so many rollouts may be added to those that a step has besides its own."""
         asked = self.dynamic_sampling
-        most = _MOST_EXTRA * self.per_step * size * asked if isinstance(asked, bool) else asked
+        most = _MAX_EXTRA_FACTOR * self.per_step * size * asked if isinstance(asked, bool) else asked
         return extra + max(1, size) <= most
 
 
@@ -143,7 +143,7 @@ class _Ahead:
         self._rewinds = run.rewinds
         self._bounds = bounds
         self._given = enumerate(groups)
-        self._is_all_made = isinstance(groups, Sequence)
+        self._closes_unused = isinstance(groups, Sequence)
         self._before, self._done, self._next = place, place.steps, place.next
         self._shown = shown
         self._after_each = after_each
@@ -168,11 +168,11 @@ class _Ahead:
         Raises what a rollout raises that is one too many, and Rewound.
         """
         if self._run.rewinds != self._rewinds:
-            raise _lost("a step was refused: what was begun before is not known any more")
+            raise _machine_lost("a step was refused: what was begun before is not known any more")
         if self._bounds.staleness:
-            await self._look()
+            await self._read_version()
         while True:
-            self._leave_out()
+            self._drop_stale()
             while self._filled() < self._bounds.places(self._done) and self._begin():
                 pass
             if self._error is not None:
@@ -187,15 +187,15 @@ class _Ahead:
             await self._changed.wait()
 
     async def end(self) -> None:
-        """Nothing is under way any more; what was begun and is in no step is said."""
-        self._let_go([*self._open.values()])
-        for _, given in self._given if self._is_all_made else ():
-            close(given)
+        """End all groups in progress; the groups that were begun and are in no step are logged."""
+        self._cancel([*self._open.values()])
+        for _, given in self._given if self._closes_unused else ():
+            close_unawaited(given)
         self._shown.close()
         if groups := self._unused["groups"]:
-            came = _counted(self._unused["came"], "trajectory", "trajectories")
+            came = _plural(self._unused["came"], "trajectory", "trajectories")
             stale = f" ({self._unused['stale']} as too old)" if self._unused["stale"] else ""
-            _say(f"{_counted(groups, 'group')} begun and in no step{stale}: {came} had come")
+            _log(f"{_plural(groups, 'group')} begun and in no step{stale}: {came} had come")
         await asyncio.gather(*self._ending, return_exceptions=True)
 
     # ------------------------------------------------------------- beginning
@@ -205,7 +205,7 @@ class _Ahead:
         for number, given in self._given:
             self._last = number
             if not self._before.has(number):
-                close(given)
+                close_unawaited(given)
                 continue
             pending = given() if callable(given) else given
             since = None if self._newest is None else self._seen
@@ -226,7 +226,7 @@ class _Ahead:
         try:
             self._seen = max(self._seen, *begun.versions(), 0)
             begun.has_ended = True
-            if begun.is_flat() and self._bounds.allows(self._extra, begun.size):
+            if begun.has_zero_variance() and self._bounds.allows(self._extra, begun.size):
                 begun.replaced = self._begin()
                 self._extra += begun.size * begun.replaced
         except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - raised again where a step is taken
@@ -235,17 +235,17 @@ class _Ahead:
 
     # ------------------------------------------------------------- taking out
 
-    async def _look(self) -> None:
+    async def _read_version(self) -> None:
         """Which version is served now. Raises Rewound where it is an older one than there was."""
         self._newest = await asyncio.to_thread(lambda: self._run.version)
         if self._newest < self._seen:
-            raise _lost(f"version {self._newest} is served, and version {self._seen} was before")
+            raise _machine_lost(f"version {self._newest} is served, and version {self._seen} was before")
         self._seen = self._newest
 
-    def _leave_out(self) -> None:
+    def _drop_stale(self) -> None:
         """Those that would be too old in the next step, done or not: they only become older."""
         stale = [it for it in self._open.values() if self._is_stale(it)]
-        self._let_go(stale)
+        self._cancel(stale)
         self._stale += [it.number for it in stale]
         self._unused["stale"] += len(stale)
 
@@ -266,8 +266,8 @@ class _Ahead:
         self._shown.end_line()
         stale, self._stale = self._stale, []
         if stale:
-            _say(
-                f"step {self._done}: {_counted(len(stale), 'group')} left out as too old for "
+            _log(
+                f"step {self._done}: {_plural(len(stale), 'group')} left out as too old for "
                 f"staleness={self._bounds.staleness}; others are rolled out instead"
             )
         return StepGroups(taken, stale, self._place(), self._seen)
@@ -276,7 +276,7 @@ class _Ahead:
         left = {*self._open, *(it for it in self._before.again if it > self._last)}
         return Place(self._done, self._next, frozenset(it for it in left if it < self._next))
 
-    def _let_go(self, left: list[BegunGroup]) -> None:
+    def _cancel(self, left: list[BegunGroup]) -> None:
         """Cancelled, and not waited for."""
         for begun in left:
             self._unused.update(groups=1, came=begun.came)
@@ -292,14 +292,14 @@ class _Ahead:
         self._next = max(self._next, begun.number + 1)
 
 
-def _lost(why: str) -> Rewound:
+def _machine_lost(why: str) -> Rewound:
     return Rewound("The machine was lost, and the run went back", 409, why=why)
 
 
-def _counted(count: int, one: str, more: str = "") -> str:
+def _plural(count: int, one: str, more: str = "") -> str:
     return f"{count} {one if count == 1 else more or one + 's'}"
 
 
-def _say(text: str) -> None:
+def _log(text: str) -> None:
     sys.stderr.write(f"slipway: {sanitized(text)}\n")
     sys.stderr.flush()

@@ -29,7 +29,7 @@ class Place:
 
     @classmethod
     def of(cls, said: Mapping[str, Any] | None) -> Place:
-        """What `to_dict` gave; the beginning for None. Raises ValueError for anything else."""
+        """Read the result of `to_dict`; the beginning for None. Raises ValueError for anything else."""
         if said and not {"steps", "next", "again"} <= set(said):
             raise ValueError(f"a place is the `groups.place` of a step, and this has {sorted(said)}")
         return cls(said["steps"], said["next"], frozenset(said["again"])) if said else cls()

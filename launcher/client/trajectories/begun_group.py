@@ -12,10 +12,10 @@ from collections import Counter
 from collections.abc import Awaitable
 from dataclasses import dataclass, field
 
-from launcher.client.trajectories.gather_context import GatherContext, PartContext, gathering_in
-from launcher.client.trajectories.gathering import AfterEach, gathered, size_of
-from launcher.client.trajectories.members import choices_of, number_of, version_of
-from launcher.client.trajectories.trajectory_group import TrajectoryGroup, close
+from launcher.client.trajectories.gather_context import GatherContext, PartContext, use_context
+from launcher.client.trajectories.gathering import AfterEach, expected_size, gather_group
+from launcher.client.trajectories.members import choices_of, to_float, version_of
+from launcher.client.trajectories.trajectory_group import TrajectoryGroup, close_unawaited
 
 
 @dataclass(eq=False)
@@ -36,17 +36,17 @@ class BegunGroup:
     task: asyncio.Task[list[TrajectoryGroup]] = field(init=False)
 
     def __post_init__(self) -> None:
-        self._part = PartContext(total=size_of(self.pending), whole=self.whole)
+        self._part = PartContext(total=expected_size(self.pending), whole=self.whole)
         self.task = asyncio.create_task(self._gathered())
         # One that is cancelled before it began has begun none of its coroutines.
-        self.task.add_done_callback(lambda _: close(self.pending))
+        self.task.add_done_callback(lambda _: close_unawaited(self.pending))
 
     async def _gathered(self) -> list[TrajectoryGroup]:
-        with gathering_in(self._part):
-            return await gathered(self.pending, self.after_each)
+        with use_context(self._part):
+            return await gather_group(self.pending, self.after_each)
 
     def leave(self) -> None:
-        """Its gathering counts it no more; what it raises is of no interest."""
+        """Its gathering no longer counts it; its exceptions are ignored."""
         self._part.leave()
         self.task.add_done_callback(lambda task: task.cancelled() or task.exception())
 
@@ -61,7 +61,7 @@ class BegunGroup:
 
     @property
     def groups(self) -> list[TrajectoryGroup]:
-        """What came of it. Raises what a rollout raised that is one too many."""
+        """Its groups. Raises a rollout's exception that is one too many."""
         return self.task.result()
 
     def versions(self) -> Counter[int]:
@@ -75,14 +75,14 @@ class BegunGroup:
         answered = self.versions() if self.has_ended else ()
         return min(answered, default=self.since)
 
-    def is_flat(self) -> bool:
+    def has_zero_variance(self) -> bool:
         """Whether it teaches nothing: its rewards are all equal, or `after_each` left it out.
 
         Of one that has no rewards at all (a judge was away) that cannot be said.
         """
-        return all(map(_is_flat, self.groups))
+        return all(map(_has_zero_variance, self.groups))
 
 
-def _is_flat(group: TrajectoryGroup) -> bool:
-    rewards = (number_of(one.reward) for one in group)
+def _has_zero_variance(group: TrajectoryGroup) -> bool:
+    rewards = (to_float(one.reward) for one in group)
     return len({it for it in rewards if it is not None and math.isfinite(it)}) == 1

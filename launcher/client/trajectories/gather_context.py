@@ -1,4 +1,4 @@
-"""What a gathering counts while it goes on, and how that is shown: one line on a terminal, else nothing.
+"""The counts of a gathering in progress, shown as one line on a terminal and not at all elsewhere.
 
 Neighbours: `gathering.py` begins one, the groups that are awaited within it report to it; `members.py` reads
 a trajectory. Knows nothing of groups.
@@ -15,9 +15,9 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
-from launcher.client.trajectories.members import number_of, part
+from launcher.client.trajectories.members import get_field, to_float
 
-_WIDTH = 110
+_LINE_WIDTH = 110
 
 
 @dataclass
@@ -27,7 +27,7 @@ class GatherContext:
     max_exceptions: float = 0
     total: int = 0
     # What the line begins with; None for none.
-    shown_as: str | None = None
+    description: str | None = None
     max_metrics: int | None = None
     done: int = 0
     exceptions: int = 0
@@ -37,18 +37,18 @@ class GatherContext:
 
     def add(self, trajectory: Any) -> None:
         """A trajectory has come. Raises TypeError for what is none."""
-        if part(trajectory, "messages_and_choices") is None:
+        if get_field(trajectory, "messages_and_choices") is None:
             came = "nothing" if trajectory is None else f"a {type(trajectory).__name__}"
             raise TypeError(f"a rollout must return its Trajectory, and one returned {came}")
         self.done += 1
-        measured = {"reward": part(trajectory, "reward"), **(part(trajectory, "metrics") or {})}
+        measured = {"reward": get_field(trajectory, "reward"), **(get_field(trajectory, "metrics") or {})}
         for name, value in measured.items():
-            if (number := number_of(value)) is not None:
+            if (number := to_float(value)) is not None:
                 self.sums[name] += number
                 self.counts[name] += 1
         self._show()
 
-    def failed(self) -> bool:
+    def count_exception(self) -> bool:
         """Count an exception; whether it is one too many."""
         self.exceptions += 1
         self._show()
@@ -60,10 +60,10 @@ class GatherContext:
         names = [*self.counts][: self.max_metrics]
         parts = [f"{name}={self.sums[name] / self.counts[name]:.3g}" for name in names]
         parts += [f"exceptions={self.exceptions}"] if self.exceptions else []
-        return f"{self.shown_as}: {self.done}/{self.total} {' '.join(parts)}".rstrip()
+        return f"{self.description}: {self.done}/{self.total} {' '.join(parts)}".rstrip()
 
     def end_line(self) -> None:
-        """What comes from here on has a line of its own, with its own averages."""
+        """Start a new line with its own averages."""
         self.close()
         self.sums.clear()
         self.counts.clear()
@@ -76,10 +76,10 @@ class GatherContext:
         self._is_shown = False
 
     def _show(self) -> None:
-        if self.shown_as is None or not _is_watched():
+        if self.description is None or not _is_interactive():
             return
         self._is_shown = True
-        sys.stderr.write(f"\r{self.line()[:_WIDTH]:<{_WIDTH}}")
+        sys.stderr.write(f"\r{self.line()[:_LINE_WIDTH]:<{_LINE_WIDTH}}")
         sys.stderr.flush()
 
 
@@ -96,9 +96,9 @@ class PartContext(GatherContext):
         self.whole.add(trajectory)
         self.done += 1
 
-    def failed(self) -> bool:
+    def count_exception(self) -> bool:
         self.exceptions += 1
-        return self.whole.failed()
+        return self.whole.count_exception()
 
     def leave(self) -> None:
         """The whole has nothing of it any more, neither what came nor what still comes."""
@@ -108,7 +108,7 @@ class PartContext(GatherContext):
         self.whole = GatherContext(math.inf)
 
 
-def _is_watched() -> bool:
+def _is_interactive() -> bool:
     """Whether somebody sees a line that is written over: on a terminal, and in a notebook."""
     return sys.stderr.isatty() or "ipykernel" in sys.modules
 
@@ -116,14 +116,14 @@ def _is_watched() -> bool:
 _current: ContextVar[GatherContext | None] = ContextVar("gather_context", default=None)
 
 
-def current() -> GatherContext:
+def current_context() -> GatherContext:
     """That of the gathering around; alone, one that takes no exception."""
     return _current.get() or GatherContext()
 
 
 @contextlib.contextmanager
-def gathering_in(context: GatherContext) -> Iterator[GatherContext]:
-    """What is awaited inside reports to `context`."""
+def use_context(context: GatherContext) -> Iterator[GatherContext]:
+    """Trajectories awaited inside are counted in `context`."""
     token = _current.set(context)
     try:
         yield context

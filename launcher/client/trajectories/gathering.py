@@ -1,7 +1,7 @@
 """Many groups, or many trajectories, awaited at once: a line that shows how far, and exceptions as data.
 
-Neighbours: `trajectory_group.py` awaits one group and counts into `gather_context.py`; `bounded.py` bounds
-how many rollouts go on at once. Knows nothing of a run, nor of how a rollout is made.
+Neighbours: `trajectory_group.py` awaits one group and counts into `gather_context.py`; `concurrency.py`
+bounds how many rollouts go on at once. Knows nothing of a run, nor of how a rollout is made.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ import inspect
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
-from launcher.client.trajectories.gather_context import GatherContext, current, gathering_in
-from launcher.client.trajectories.members import part
-from launcher.client.trajectories.trajectory_group import PendingGroup, TrajectoryGroup, all_of
+from launcher.client.trajectories.gather_context import GatherContext, current_context, use_context
+from launcher.client.trajectories.members import get_field
+from launcher.client.trajectories.trajectory_group import PendingGroup, TrajectoryGroup, gather_or_cancel
 
 # A judge, a filter: what it returns takes the group's place, and None leaves the group out.
 AfterEach = Callable[[TrajectoryGroup], Any]
@@ -36,9 +36,9 @@ async def gather_trajectory_groups(
     metrics.
     """
     pending = list(groups)
-    context = GatherContext(max_exceptions, sum(map(size_of, pending)), pbar_desc, max_metrics)
-    with gathering_in(context):
-        found = await all_of(gathered(one, after_each) for one in pending)
+    context = GatherContext(max_exceptions, sum(map(expected_size, pending)), pbar_desc, max_metrics)
+    with use_context(context):
+        found = await gather_or_cancel(gather_group(one, after_each) for one in pending)
     return [group for groups_of_one in found for group in groups_of_one]
 
 
@@ -52,41 +52,41 @@ async def gather_trajectories(
     """
     pending = list(trajectories)
     context = GatherContext(max_exceptions, len(pending), pbar_desc)
-    with gathering_in(context):
-        return await all_of(map(_trajectories, pending))
+    with use_context(context):
+        return await gather_or_cancel(map(_await_trajectories, pending))
 
 
-def size_of(pending: Awaitable[TrajectoryGroup] | TrajectoryGroup) -> int:
+def expected_size(pending: Awaitable[TrajectoryGroup] | TrajectoryGroup) -> int:
     """How many trajectories are to come of it, as far as is known."""
     return len(pending) if isinstance(pending, PendingGroup | TrajectoryGroup) else 1
 
 
-async def gathered(
+async def gather_group(
     pending: Awaitable[TrajectoryGroup] | TrajectoryGroup, after_each: AfterEach | None
 ) -> list[TrajectoryGroup]:
     """A group once it is there, with what `after_each` makes of it; in the gathering around."""
-    group = pending if isinstance(pending, TrajectoryGroup) else await _awaited(pending)
+    group = pending if isinstance(pending, TrajectoryGroup) else await _await_group(pending)
     if after_each is None:
         return [group]
     try:
         after = after_each(group)
         after = await after if inspect.isawaitable(after) else after
     except Exception as error:  # data, up to `max_exceptions`
-        if current().failed():
+        if current_context().count_exception():
             raise
         after = TrajectoryGroup([error], exceptions=group.exceptions, metadata=group.metadata)
     return after if isinstance(after, list) else [] if after is None else [after]
 
 
-async def _awaited(pending: Awaitable[TrajectoryGroup]) -> TrajectoryGroup:
+async def _await_group(pending: Awaitable[TrajectoryGroup]) -> TrajectoryGroup:
     """A group; one that failed as a whole has its exception, and no trajectories."""
     if isinstance(pending, PendingGroup):
         return await pending
-    context = current()
+    context = current_context()
     try:
         group = await pending
     except Exception as error:  # data, up to `max_exceptions`
-        if context.failed():
+        if context.count_exception():
             raise
         return TrajectoryGroup([error])
     for trajectory in group:
@@ -94,15 +94,15 @@ async def _awaited(pending: Awaitable[TrajectoryGroup]) -> TrajectoryGroup:
     return group
 
 
-async def _trajectories(pending: Awaitable[Any]) -> Any:
-    context = current()
+async def _await_trajectories(pending: Awaitable[Any]) -> Any:
+    context = current_context()
     try:
         found = await pending
     except Exception as error:  # data, up to `max_exceptions`
-        if context.failed():
+        if context.count_exception():
             raise
         return error
-    is_one = part(found, "messages_and_choices") is not None or not isinstance(found, Iterable)
+    is_one = get_field(found, "messages_and_choices") is not None or not isinstance(found, Iterable)
     several = [found] if is_one else list(found)
     for trajectory in several:
         context.add(trajectory)

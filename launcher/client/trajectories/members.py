@@ -1,4 +1,4 @@
-"""What of trajectories is trained: each one's own answers become a member of a group, the rest is counted.
+"""The members of a group, from trajectories: each one's own answers are trained, the rest is counted.
 
     made, dropped = group_of(trajectories, "scenario-7")
 
@@ -14,17 +14,17 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from launcher.client.bodies import Group, Member
+from launcher.client.schema import Group, Member
 
 # In the history, but nothing that this run sampled: a judge's turn, another model's.
-OTHERS = "answer of another model"
+OTHER_MODEL = "answer of another model"
 # A trajectory with no answer at all: nothing was sampled, so nothing of it can be learnt.
-EMPTY = "no answer in its trajectory"
+NO_ANSWER = "no answer in its trajectory"
 # As the gateway says it where two members name one sample.
-TWICE = "named twice"
+NAMED_TWICE = "named twice"
 NO_REWARD = "no reward"
 # Of a reason.
-MOST_CHARACTERS = 80
+MAX_REASON_CHARACTERS = 80
 
 
 def group_of(
@@ -41,11 +41,11 @@ def group_of(
     once: a choice of another model, a choice that stands in it twice, a trajectory without a choice, an
     exception.
     """
-    dropped = Counter(raised_by(one) for one in part(trajectories, "exceptions") or ())
+    dropped = Counter(exception_reason(one) for one in get_field(trajectories, "exceptions") or ())
     members: list[Member] = []
     for trajectory in _members_of(trajectories):
         if isinstance(trajectory, BaseException):
-            dropped[raised_by(trajectory)] += 1
+            dropped[exception_reason(trajectory)] += 1
             continue
         made, left_out = _member(trajectory, found)
         dropped += left_out
@@ -61,8 +61,8 @@ def choices_of(trajectory: Any) -> Iterator[Any]:
 
 def histories_of(trajectory: Any) -> Iterator[Sequence[Any]]:
     """The entries of its own history, then those of each of `additional_histories`."""
-    for history in (trajectory, *(part(trajectory, "additional_histories") or ())):
-        yield part(history, "messages_and_choices") or ()
+    for history in (trajectory, *(get_field(trajectory, "additional_histories") or ())):
+        yield get_field(history, "messages_and_choices") or ()
 
 
 def is_choice(entry: Any) -> bool:
@@ -74,38 +74,38 @@ def is_choice(entry: Any) -> bool:
 
 def sample_of(choice: Any) -> str | None:
     """The id of the sample that a choice is; None for one that this run did not make."""
-    sample = _named(choice, "sample")
+    sample = _slipway_field(choice, "sample")
     return sample if isinstance(sample, str) and sample else None
 
 
 def version_of(choice: Any) -> int | None:
     """The policy version that a choice was sampled from; None for another model's."""
-    version = _named(choice, "version")
+    version = _slipway_field(choice, "version")
     return version if isinstance(version, int) else None
 
 
-def part(thing: Any, name: str) -> Any:
+def get_field(thing: Any, name: str) -> Any:
     """A field of an object or of its JSON; None where there is none."""
     return thing.get(name) if isinstance(thing, Mapping) else getattr(thing, name, None)
 
 
-def _named(choice: Any, name: str) -> Any:
-    """What the gateway says of a choice; LiteLLM keeps it among the fields that it does not know."""
-    said = part(choice, "slipway") or part(part(choice, "provider_specific_fields"), "slipway")
-    return part(said, name)
+def _slipway_field(choice: Any, name: str) -> Any:
+    """A field that the gateway added to a choice; LiteLLM keeps it among the fields that it does not know."""
+    tags = get_field(choice, "slipway") or get_field(get_field(choice, "provider_specific_fields"), "slipway")
+    return get_field(tags, name)
 
 
 def _members_of(trajectories: Any) -> Iterable[Any]:
     """The trajectories of a group, of its JSON, or as they are."""
-    listed = part(trajectories, "trajectories")
+    listed = get_field(trajectories, "trajectories")
     return trajectories if listed is None else listed
 
 
 def _member(trajectory: Any, found: Mapping[int, str]) -> tuple[Member | None, Counter[str]]:
     dropped: Counter[str] = Counter()
-    reward = number_of(part(trajectory, "reward"))
+    reward = to_float(get_field(trajectory, "reward"))
     rewarded: dict[str, Any] = {"reward": reward, "failure": NO_REWARD if reward is None else None}
-    if rollout := part(trajectory, "rollout"):
+    if rollout := get_field(trajectory, "rollout"):
         return Member(rollout=rollout, **rewarded), dropped
     samples: dict[str, None] = {}
     choices = 0
@@ -113,17 +113,17 @@ def _member(trajectory: Any, found: Mapping[int, str]) -> tuple[Member | None, C
         choices += 1
         sample = sample_of(choice) or found.get(id(choice))
         if sample is None:
-            dropped[OTHERS] += 1
+            dropped[OTHER_MODEL] += 1
         elif sample in samples:
-            dropped[TWICE] += 1
+            dropped[NAMED_TWICE] += 1
         else:
             samples[sample] = None
     if not choices:
-        dropped[EMPTY] += 1
+        dropped[NO_ANSWER] += 1
     return (Member(samples=[*samples], **rewarded) if samples else None), dropped
 
 
-def number_of(reward: Any) -> float | None:
+def to_float(reward: Any) -> float | None:
     """A reward as a number, also one that is not finite: the run counts it. None for what is none."""
     try:
         return float(reward)
@@ -131,8 +131,8 @@ def number_of(reward: Any) -> float | None:
         return None
 
 
-def raised_by(exception: Any) -> str:
+def exception_reason(exception: Any) -> str:
     """An exception by its type, as text such as `<class 'builtins.ValueError'>` has it too."""
-    said = part(exception, "type")
-    words = re.findall(r"\w+", said) if isinstance(said, str) else [type(exception).__name__]
-    return f"raised {words[-1] if words else 'an error'}"[:MOST_CHARACTERS]
+    type_text = get_field(exception, "type")
+    words = re.findall(r"\w+", type_text) if isinstance(type_text, str) else [type(exception).__name__]
+    return f"raised {words[-1] if words else 'an error'}"[:MAX_REASON_CHARACTERS]

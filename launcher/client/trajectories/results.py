@@ -1,4 +1,4 @@
-"""What training and logging trajectories come to, awaited or not; and the settings of a step.
+"""The results of training and logging trajectories, awaited or not; and the settings of a step.
 
 Neighbours: `train_groups.py` and `log_groups.py` make these, `session.py` hands them to the program. Knows
 nothing of how.
@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self, TypedDict
 
-from launcher.client.bodies import Loss, Normaliser, Overlong, Schedule
+from launcher.client.schema import Loss, Normaliser, Overlong, Schedule
 
 
 class TrainSettings(TypedDict, total=False):
-    """What a step does otherwise than the run, by the names of StepSettings."""
+    """Settings of a step that override the run's, by the names of StepSettings."""
 
     learning_rate: float
     schedule: Schedule
@@ -36,7 +36,7 @@ class TrainSettings(TypedDict, total=False):
 
 
 @dataclass(frozen=True)
-class _Done:
+class _AwaitableResult:
     """A result that may be awaited too: `run.train(...)` and `await run.train(...)` are both right."""
 
     def __await__(self) -> Generator[Any, None, Self]:
@@ -45,8 +45,8 @@ class _Done:
 
 
 @dataclass(frozen=True)
-class StepResult(_Done):
-    """What became of everything in the groups: `trained`, and the rest in `dropped` by its reason.
+class StepResult(_AwaitableResult):
+    """The counts of everything in the groups: `trained`, and the rest in `dropped` by its reason.
 
     The two together are the choices of all trajectories, the trajectories that have none, and the
     exceptions. `step` and `version` are None where nothing could be trained: then no step was taken.
@@ -65,8 +65,8 @@ class StepResult(_Done):
 
 
 @dataclass(frozen=True)
-class Logged(_Done):
-    """What was logged: the line of `history.jsonl`, and the folder with it, where the run has one."""
+class Logged(_AwaitableResult):
+    """The logged line of `history.jsonl`, and the folder with it, where the run has one."""
 
     line: dict[str, Any] = field(default_factory=dict)
     folder: Path | None = None

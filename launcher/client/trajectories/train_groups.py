@@ -18,19 +18,19 @@ from typing import Any
 from pydantic_core import to_json
 
 from launcher.base.sanitize import plain_text as sanitized
-from launcher.client.answers import check_size
-from launcher.client.bodies import Group, StepCounts, StepSettings, StepStatus
+from launcher.client.answers import check_client_state
 from launcher.client.failures import Refused, Rewound, StepFailed
 from launcher.client.program_state import ProgramState
+from launcher.client.schema import Group, StepCounts, StepSettings, StepStatus
 from launcher.client.steps import TrainingSteps
-from launcher.client.trajectories.members import group_of, part
+from launcher.client.trajectories.members import get_field, group_of
 from launcher.client.trajectories.results import StepResult
 
 # The step that these answers were made for was sent by the program before it was killed.
-TAKEN = "step taken already"
-_NOTHING = "nothing_to_train"
+STEP_ALREADY_TAKEN = "step taken already"
+_NOTHING_TO_TRAIN = "nothing_to_train"
 # A step that failed gives its samples back: the same groups may be sent so often.
-_MOST_TRIES = 4
+_MAX_ATTEMPTS = 4
 
 
 def train(
@@ -42,32 +42,34 @@ def train(
     settings: Mapping[str, Any],
 ) -> StepResult:
     """See `Session.train`."""
-    asked = _settings(settings)
+    step_settings = _step_settings(settings)
     made, left_out = _groups(groups)
-    kept, before, earlier = program.next_of(state or {})
-    check_size(kept)
-    key = _key(made, kept, asked, before)
+    kept, before, earlier = program.for_next_step(state or {})
+    check_client_state(kept)
+    key = _key(made, kept, step_settings, before)
     try:
         status = None
         if earlier is not None:
             status = steps.wait(earlier, timeout_seconds)
         elif made:
-            status = _step(steps, key, made, kept, asked, timeout_seconds)
+            status = _step(steps, key, made, kept, step_settings, timeout_seconds)
     except Rewound:
         program.rewind()
         raise
     except Refused as error:
-        if error.code != _NOTHING:
+        if error.code != _NOTHING_TO_TRAIN:
             raise
         program.unsaved = kept
-        return _said(_result(StepCounts.model_validate(error.error.get("counts") or {}), left_out))
+        return _log_result(_result(StepCounts.model_validate(error.error.get("counts") or {}), left_out))
     if status is None:
         program.unsaved = kept  # the next step keeps it
-        return _said(StepResult(dropped=dict(left_out)))
-    program.saved(status.id, kept)
+        return _log_result(StepResult(dropped=dict(left_out)))
+    program.mark_saved(status.id, kept)
     if earlier is not None and not status.key.startswith(key):
-        return _said(_result(StepCounts(dropped={TAKEN: _answers(made)}), left_out, status))
-    return _said(_result(status.counts, left_out, status))
+        return _log_result(
+            _result(StepCounts(dropped={STEP_ALREADY_TAKEN: _answer_count(made)}), left_out, status)
+        )
+    return _log_result(_result(status.counts, left_out, status))
 
 
 def _step(
@@ -79,14 +81,14 @@ def _step(
     timeout_seconds: float | None,
 ) -> StepStatus:
     status = None
-    for attempt in range(_MOST_TRIES):
+    for attempt in range(_MAX_ATTEMPTS):
         name = f"{key}-{attempt}"
         status = steps.step(groups, name, client_state=state or None, wait=False, settings=settings)
         if status.state != "failed":  # as an earlier try that is known by this key
             return steps.wait(status.id, timeout_seconds)
     why = status.error if status else None
     raise StepFailed(
-        f"These groups failed {_MOST_TRIES} times", None, why, "gather others; see `launch logs`"
+        f"These groups failed {_MAX_ATTEMPTS} times", None, why, "gather others; see `launch logs`"
     )
 
 
@@ -102,24 +104,24 @@ def _key(groups: list[Group], state: dict[str, Any], settings: StepSettings | No
     return hashlib.sha256(content).hexdigest()[:48]
 
 
-def _answers(groups: list[Group]) -> int:
+def _answer_count(groups: list[Group]) -> int:
     return sum(len(member.samples or (member.rollout,)) for group in groups for member in group.members)
 
 
-def _settings(said: Mapping[str, Any]) -> StepSettings | None:
+def _step_settings(keywords: Mapping[str, Any]) -> StepSettings | None:
     """Raises TypeError for a keyword that means nothing, as Python does."""
-    for name in said:
+    for name in keywords:
         if name not in StepSettings.model_fields:
             near = difflib.get_close_matches(name, StepSettings.model_fields, 1)
             meant = f"; did you mean {near[0]!r}?" if near else ""
             raise TypeError(f"train() got an unexpected keyword argument {name!r}{meant}")
-    given = {name: value for name, value in said.items() if value is not None}
+    given = {name: value for name, value in keywords.items() if value is not None}
     return StepSettings(**given) if given else None
 
 
 def _groups(groups: Any) -> tuple[list[Group], Counter[str]]:
-    """What is sent, and what is left out of it. Raises TypeError for what are no groups."""
-    is_one = any(part(groups, name) is not None for name in ("trajectories", "messages_and_choices"))
+    """The groups to send, and the counts of what is left out. Raises TypeError for what are no groups."""
+    is_one = any(get_field(groups, name) is not None for name in ("trajectories", "messages_and_choices"))
     listed = [groups] if is_one else list(groups)
     made: list[Group] = []
     left_out: Counter[str] = Counter()
@@ -128,7 +130,7 @@ def _groups(groups: Any) -> tuple[list[Group], Counter[str]]:
             raise TypeError(
                 "train() needs groups that are there: `await gather_trajectory_groups(groups)` first"
             )
-        if part(one, "messages_and_choices") is not None or isinstance(one, BaseException):
+        if get_field(one, "messages_and_choices") is not None or isinstance(one, BaseException):
             raise TypeError(
                 "train() needs groups: TrajectoryGroup([trajectory, …]), of which rewards are compared"
             )
@@ -152,7 +154,7 @@ def _result(counts: StepCounts, left_out: Counter[str], status: StepStatus | Non
     )
 
 
-def _said(result: StepResult) -> StepResult:
+def _log_result(result: StepResult) -> StepResult:
     """A line for each step, so that nobody trains on nothing without knowing."""
     step = "no step" if result.step is None else f"step {result.step}"
     parts = [f"{result.trained} answers trained"]

@@ -16,7 +16,7 @@ from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from launcher.client.trajectories.members import is_choice, part
+from launcher.client.trajectories.members import get_field, is_choice
 
 Metadata = dict[str, float | int | str | bool | None]
 Metrics = dict[str, float | int | bool]
@@ -111,12 +111,12 @@ class _Span:
 def message_of(entry: Any) -> dict[str, Any]:
     """An entry of a history as the message that the next request sends: text, and calls of tools if any."""
     if not is_choice(entry):
-        return {**_plain(entry), "content": part(entry, "content") or ""}
-    message = part(entry, "message")
-    said: dict[str, Any] = {"role": "assistant", "content": part(message, "content") or ""}
-    if calls := part(message, "tool_calls"):
-        said["tool_calls"] = [_plain(call) for call in calls]
-    return said
+        return {**_plain(entry), "content": get_field(entry, "content") or ""}
+    message = get_field(entry, "message")
+    sent: dict[str, Any] = {"role": "assistant", "content": get_field(message, "content") or ""}
+    if calls := get_field(message, "tool_calls"):
+        sent["tool_calls"] = [_plain(call) for call in calls]
+    return sent
 
 
 def _plain(thing: Any) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from typing import Any, TypeVar, overload
 
 from pydantic import BaseModel
 
-from launcher.client.trajectories.gather_context import current
+from launcher.client.trajectories.gather_context import current_context
 from launcher.client.trajectories.trajectory import Metadata, Metrics, Trajectory
 
 _Result = TypeVar("_Result")
@@ -32,7 +32,7 @@ class Raised(BaseModel):
 
     @classmethod
     def of(cls, error: BaseException) -> Raised:
-        """What is known of an exception."""
+        """The exception's type, message and traceback."""
         trace = "".join(traceback.format_exception(error))
         return cls(type=f"{type(error)}", message=str(error), traceback=trace)
 
@@ -108,39 +108,39 @@ class PendingGroup:
     def close(self) -> None:
         """Nobody awaits what has not begun of it any more."""
         for awaited in self._awaited:
-            close(awaited)
+            close_unawaited(awaited)
 
     def __await__(self) -> Generator[Any, None, TrajectoryGroup]:
         return self._gathered().__await__()
 
     async def _gathered(self) -> TrajectoryGroup:
         """In the order in which they were given, whichever came first."""
-        results = await all_of(self._one(it) for it in self._awaited)
+        results = await gather_or_cancel(self._one(it) for it in self._awaited)
         return TrajectoryGroup(results, **self._fields)
 
     async def _one(self, awaited: Any) -> Trajectory | Exception:
         if not inspect.isawaitable(awaited):
             return awaited
-        context = current()
+        context = current_context()
         try:
             trajectory = await awaited
         except Exception as error:  # data, up to `max_exceptions`; a cancellation is none
-            if context.failed():
+            if context.count_exception():
                 raise
             return error
         context.add(trajectory)
         return trajectory
 
 
-def close(awaited: Any) -> None:
-    """End what nobody awaits any more, so that Python does not say so; what is under way goes on."""
+def close_unawaited(awaited: Any) -> None:
+    """Close a coroutine that nobody awaits any more, so that Python does not warn; a running one goes on."""
     is_new = inspect.iscoroutine(awaited) and inspect.getcoroutinestate(awaited) == inspect.CORO_CREATED
     if is_new or isinstance(awaited, PendingGroup):
         awaited.close()
 
 
-async def all_of(awaited: Iterable[Awaitable[_Result]]) -> list[_Result]:
-    """What all of them came to. At the first exception the others are ended, before it is raised."""
+async def gather_or_cancel(awaited: Iterable[Awaitable[_Result]]) -> list[_Result]:
+    """The results of all of them. At the first exception the others are cancelled, before it is raised."""
     tasks = [asyncio.ensure_future(one) for one in awaited]
     try:
         return await asyncio.gather(*tasks)

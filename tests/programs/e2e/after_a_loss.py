@@ -15,7 +15,7 @@ from typing import Any
 from openai import OpenAI
 
 from launcher.client import Rewound, Session, connect, group
-from launcher.client.bodies import StepStatus
+from launcher.client.schema import StepStatus
 
 
 def train_the_lost(session: Session, rollouts: list[str]) -> dict[str, Any]:

@@ -48,7 +48,7 @@ class SayingWhere(Training):
 class AheadGRPO(GRPO):
     """GRPO around that loop."""
 
-    _loop = SayingWhere
+    _training_class = SayingWhere
 
 
 class Program(dspy.Module):

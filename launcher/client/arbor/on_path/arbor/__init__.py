@@ -1,7 +1,8 @@
-"""What `import arbor` finds under `launch --arbor`: the names of `launcher.client.arbor`, and nothing else.
+"""The module that `import arbor` finds under `launch --arbor`: it has the names of `launcher.client.arbor`
+alone.
 
 `launch` puts the folder above this one on the program's path. Where the real arbor-ai is installed too, this
-one is used, and it is said once.
+one is used, and a line says so once.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.client import arbor as _ours
-from launcher.client.arbor.said import say_once
+from launcher.client.arbor.stderr_log import log_once
 
 
 def __getattr__(name: str) -> Any:
@@ -25,7 +26,7 @@ def _say_whose() -> None:
     others = [folder for folder in sys.path if Path(folder or ".").resolve() != here.parent]
     found = PathFinder.find_spec("arbor", others)
     if found is not None and found.origin and Path(found.origin).resolve().parent != here:
-        say_once(f"`import arbor` is Slipway's under launch --arbor; {found.origin} is not used")
+        log_once(f"`import arbor` is Slipway's under launch --arbor; {found.origin} is not used")
 
 
 _say_whose()

@@ -1,0 +1,40 @@
+"""The loop of `GRPO.compile` as an Arbor job: it can be told from outside to take no more steps.
+
+Neighbours: `jobs.py` is who is told, `optimizer.py` begins it; `client/dspy/training.py` is the loop itself.
+Knows nothing of Arbor's spellings.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from launcher.client.arbor.jobs import Job
+from launcher.client.dspy.rolling import Rolled
+from launcher.client.dspy.training import Training
+
+
+class _JobCancelled(Exception):  # noqa: N818 - says what happened
+    """The job was shut down."""
+
+
+class StoppableTraining(Training):
+    """Ends after the step under way once its `job` is cancelled: validated, the best served, no failure."""
+
+    job: Job | None = None
+
+    def _run_steps(self) -> None:
+        try:
+            super()._run_steps()
+        except _JobCancelled:
+            self.journal.note(f"shut down after {self.place.step} of {self.plan.steps} steps")
+            # Nothing more was meant to be trained, so it is not in vain that nothing was.
+            self.plan = replace(self.plan, steps=self.place.step)
+            self.validations.run_now(self.place)
+            self._restore_best()
+
+    def _roll_out(self, step: int) -> Rolled:
+        if self.job is not None and self.job.is_cancelled.is_set():
+            self._wait_until_served()
+            self.validations.wait(self.place)  # it may have found the best
+            raise _JobCancelled
+        return super()._roll_out(step)

@@ -1,0 +1,112 @@
+"""A step of ART's trajectories: their groups become members, its keywords settings, once, until it is served.
+
+Neighbours: `trajectories/members.py` says what of a trajectory is trained, `sample_lookup.py` which sample
+a choice without a name is, `train_kwargs.py` what a keyword is on this run; `backend.py` calls.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from launcher.client import train_kwargs
+from launcher.client.art.sample_lookup import look_up_samples
+from launcher.client.art.stderr_log import log_once
+from launcher.client.failures import Refused, TrainingFailed
+from launcher.client.schema import Group, StepStatus
+from launcher.client.session import Session
+from launcher.client.trajectories.members import group_of
+
+# A program that has nothing to train so often in a row has something wrong with it.
+MAX_EMPTY_STEPS = 8
+# As ART calls them; any other number of ours keeps its name.
+_ART_METRIC_NAMES = {
+    "loss": "loss/train",
+    "grad_norm": "loss/grad_norm",
+    "learning_rate": "loss/learning_rate",
+}
+
+
+@dataclass
+class TrainResult:
+    """A step's result by ART's own names. `trained`: whether a step was taken."""
+
+    step: int
+    metrics: dict[str, float] = field(default_factory=dict)
+    checkpoint_path: str | None = None
+    trained: bool = True
+
+
+class ArtTraining:
+    """The steps of one backend."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._empty_steps = 0
+
+    def step(self, trajectory_groups: Sequence[Any], keywords: Mapping[str, Any]) -> TrainResult:
+        """One step, until it is served.
+
+        Raises TrainingFailed for a keyword that the run cannot follow, and where nothing could be trained for
+        too long; what a step itself raises.
+        """
+        resolved = train_kwargs.resolve(self._session.connection, keywords, trainer="art")
+        for note in resolved.notes:
+            log_once(note)
+        groups, dropped = groups_of(trajectory_groups, look_up_samples(self._session, trajectory_groups))
+        began = time.monotonic()
+        if not groups:
+            return self._empty_step(dropped)
+        try:
+            status = self._session.step(groups, settings=resolved.settings)
+        except Refused as refused:
+            if refused.code != "nothing_to_train":
+                raise
+            return self._empty_step(dropped + Counter(_dropped_counts(refused)))
+        self._empty_steps = 0
+        metrics = step_metrics(status, dropped)
+        metrics["time/step_trainer_s"] = time.monotonic() - began
+        return TrainResult(status.version or status.id, metrics)
+
+    def _empty_step(self, dropped: Counter[str]) -> TrainResult:
+        self._empty_steps += 1
+        reasons = ", ".join(f"{count} × {reason}" for reason, count in sorted(dropped.items()))
+        why = reasons or "there was no trajectory"
+        if self._empty_steps >= MAX_EMPTY_STEPS:
+            raise TrainingFailed(
+                f"Nothing could be trained {self._empty_steps} times in a row",
+                why=why,
+                hint="a trajectory is trained by the choices that the policy's own client returned",
+            )
+        log_once(f"nothing of these trajectories can be trained, so there is no step: {why}")
+        left_out = float(sum(dropped.values()))
+        version = self._session.status().version
+        return TrainResult(version, {"samples_trained": 0.0, "samples_left_out": left_out}, trained=False)
+
+
+def groups_of(trajectory_groups: Sequence[Any], found: Mapping[int, str]) -> tuple[list[Group], Counter[str]]:
+    """The groups to train, and what is left out, by reason. `found`: see `group_of`."""
+    groups: list[Group] = []
+    left_out: Counter[str] = Counter()
+    for number, one in enumerate(trajectory_groups):
+        group, dropped = group_of(one, str(number), found)
+        left_out += dropped
+        groups += [group] if group is not None else []
+    return groups, left_out
+
+
+def step_metrics(status: StepStatus, dropped: Counter[str]) -> dict[str, float]:
+    """A step's numbers under ART's names, and what became of the samples it named."""
+    found = {_ART_METRIC_NAMES.get(name, name): float(value) for name, value in status.metrics.items()}
+    found["samples_trained"] = float(status.counts.trained)
+    found["samples_left_out"] = float(sum(status.counts.dropped.values()) + sum(dropped.values()))
+    return found
+
+
+def _dropped_counts(refused: Refused) -> dict[str, int]:
+    counts = refused.error.get("counts")
+    dropped = counts.get("dropped") if isinstance(counts, dict) else None
+    return dropped if isinstance(dropped, dict) else {}

@@ -1,0 +1,112 @@
+"""Where a compile begins: at step 0 on the policy as it is, or where an earlier life of its program stopped.
+
+Neighbours: `grpo.py` and the jobs of `provider.py` ask, `training_place.py` knows what is another's work,
+`launch --resume` starts a program again. Nobody else's steps are taken for one's own: a second program on the
+same endpoint trains all of its own.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import dspy
+
+from launcher.client.dspy.training_place import PROGRAM_VARIABLE, OptimizerWork, Place, digest_of
+from launcher.client.failures import TrainingFailed
+from launcher.client.schema import RuntimeStatus
+from launcher.client.session import Session
+
+_WITHOUT_RESUME = "without resume=True it starts at step 0, with the policy as it is now"
+
+
+@dataclass
+class _CompileRecord:
+    """The digest of an optimizer's work, and the name of the version that came out of it, once it has."""
+
+    digest: str
+    name: str | None = None
+
+
+# What this process has compiled on each run: the order of it tells the places apart after a restart.
+_compiles: defaultdict[str, list[_CompileRecord]] = defaultdict(list)
+
+
+class NoteLog(Protocol):
+    """Says a line to people: an optimizer's journal, for one."""
+
+    def note(self, text: str) -> Any: ...
+
+
+@dataclass(frozen=True)
+class CompileStart:
+    """The work, its number of steps, and whether it resumes (see `GRPO`)."""
+
+    work: OptimizerWork
+    held_out: Sequence[dspy.Example]
+    steps: int
+    resume: bool | None
+
+
+def begin_compile(start: CompileStart, session: Session, journal: NoteLog) -> Place:
+    """The place to begin at, which is logged. Raises TrainingFailed where nothing can be resumed."""
+    fresh = _first_place(start, _compiles[session.endpoint.root])
+    _compiles[session.endpoint.root].append(_CompileRecord(start.work.digest))
+    status = session.settle()
+    place = _resumed_place(start, fresh, status)
+    if place is not None:
+        journal.note(_start_note(place, start.steps))
+    elif status.step:
+        why = fresh.why_not_resumed(status.client_state)
+        words = f"starting at step 0 with the policy as it is now (v{status.version})"
+        journal.note(f"{words}: {why}" if why else words)
+    return place or fresh
+
+
+def record_version(place: Place, name: str, session: Session) -> None:
+    """The version that came out of the training at this place: after a restart its program asks it again."""
+    compiled = _compiles[session.endpoint.root]
+    if place.compile < len(compiled):
+        compiled[place.compile].name = name
+
+
+def _start_note(place: Place, steps: int) -> str:
+    finished = "this optimizer finished before the program was restarted: nothing is left to train"
+    if place.superseded:
+        return finished
+    if place.step >= steps:
+        return f"{finished} ({place.step} steps are done; raise num_train_steps to train more)"
+    return f"resuming after {place.step} of {steps} steps"
+
+
+def _first_place(start: CompileStart, compiled: Sequence[_CompileRecord]) -> Place:
+    return Place(
+        start.work,
+        compile=len(compiled),
+        earlier=tuple(it.digest for it in compiled),
+        names=tuple(it.name for it in compiled),
+        life=os.environ.get(PROGRAM_VARIABLE),
+        held_out=digest_of([dict(it.items()) for it in start.held_out]),
+    )
+
+
+def _resumed_place(start: CompileStart, fresh: Place, status: RuntimeStatus) -> Place | None:
+    state, metrics = status.client_state, status.last_metrics
+    if start.resume is None:
+        return fresh.restarted(state, metrics)
+    if not start.resume:
+        return None
+    try:
+        place = fresh.resumed(state, metrics)
+    except ValueError as error:
+        raise TrainingFailed("There is nothing to resume", str(error), _WITHOUT_RESUME) from error
+    if place.step >= start.steps and not place.superseded:
+        raise TrainingFailed(
+            "There is nothing left to train",
+            f"the run has done {place.step} steps of this work, {start.steps} are asked for",
+            f"num_train_steps above {place.step} trains more; {_WITHOUT_RESUME}",
+        )
+    return place

@@ -1,0 +1,39 @@
+"""`train_kwargs` of DSPy's weight optimizers: the keywords that the run resolves, and the notes on them.
+
+Neighbours: `training_job.py` and `reinforce_job.py` ask; `client/train_kwargs.py` asks the run. What says how
+much is trained, and not how, is taken out here: it belongs to whoever makes the steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from launcher.client.session import Session
+from launcher.client.train_kwargs import ResolvedTrainKwargs, resolve
+
+# What DSPy itself adds, and what the jobs here read themselves.
+_READ_BY_JOBS = frozenset(
+    {
+        "num_generations",
+        "num_train_epochs",
+        "per_device_train_batch_size",
+        "gradient_accumulation_steps",
+        "max_steps",
+        "seed",
+    }
+)
+
+
+def resolve_for_job(
+    session: Session, train_kwargs: Mapping[str, Any], say: Callable[[str], Any], steps: int | None = None
+) -> ResolvedTrainKwargs:
+    """Ask the run; each note is logged. `steps`: how many there will be, where that is known.
+
+    Raises what `ask` raises: TrainingFailed where the run would have to be another one.
+    """
+    asked = {name: value for name, value in train_kwargs.items() if name not in _READ_BY_JOBS}
+    found = resolve(session.connection, asked, steps, strict=False)
+    for note in found.notes:
+        say(note)
+    return found

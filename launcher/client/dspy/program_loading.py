@@ -1,0 +1,70 @@
+"""Loading a saved program so that it asks this run, or the LM it is given, and never anybody else.
+
+`program.save("program.json")` writes no address and no key. Loaded by DSPy alone, a program that asked the
+policy is refused (its LM is a class of ours), and one saved with a plain LM would ask OpenAI with the user's
+own key. Neighbours: `lm.py` is what a predictor of the policy gets. Knows nothing of training.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import dspy
+from dspy.clients.base_lm import LM_CLASS_STATE_KEY, BaseLM
+
+from launcher.client.dspy.lm import PolicyLM
+from launcher.client.session import Session, connect
+
+# By its public place, which stays; and by where it once stood, for what was saved then.
+_POLICY_LM_CLASSES = (f"{PolicyLM.__module__}.{PolicyLM.__qualname__}", "launcher.client.lm.PolicyLM")
+
+
+def load(
+    program: dspy.Module,
+    path: str | Path,
+    lm: BaseLM | None = None,
+    *,
+    session: Session | None = None,
+) -> dspy.Module:
+    """Load what `program.save(path)` wrote into `program` (in place), prompts, demos and all.
+
+    A predictor that asked the policy asks the newest version on the run this program is in, with the settings
+    it was saved with; with `lm` it asks that instead: the trained weights served elsewhere, for one. A
+    predictor that asked another model is left without an LM unless `lm` is given, as a saved state has no
+    address: set one with `set_lm`. Raises NotConnected outside a run when no `lm` is given, ValueError for
+    another kind of file.
+    """
+    path = Path(path)
+    if path.suffix != ".json":
+        raise ValueError(f"{path.name}: save the program's state with program.save('program.json')")
+    state = json.loads(path.read_text())
+    state.pop("metadata", None)
+    if isinstance(program, dspy.Predict) and "signature" in state:  # saved by itself it has no name
+        settings = {"self": _pop_lm({"self": state}, "self")}
+    else:
+        settings = {name: _pop_lm(state, name) for name, _ in program.named_parameters()}
+    if lm is None and any(map(_was_policy_lm, settings.values())):
+        session = session or connect()
+    program.load_state(state)
+    for name, predictor in program.named_predictors():
+        saved = settings.get(name)
+        if lm is not None:
+            predictor.lm = lm
+        elif saved is not None and _was_policy_lm(saved):
+            predictor.lm = PolicyLM.from_state(saved, session)
+    return program
+
+
+def _pop_lm(state: dict[str, Any], name: str) -> dict[str, Any] | None:
+    """Take a predictor's LM out of the state, so that DSPy makes none of it."""
+    if name not in state:
+        raise ValueError(f"the file has no predictor {name!r}: it was saved from a different program")
+    saved = state[name].get("lm")
+    state[name]["lm"] = None
+    return saved
+
+
+def _was_policy_lm(saved: dict[str, Any] | None) -> bool:
+    return saved is not None and saved.get(LM_CLASS_STATE_KEY) in _POLICY_LM_CLASSES

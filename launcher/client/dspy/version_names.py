@@ -1,0 +1,75 @@
+"""The name by which a program asks the very weights it was compiled to, whatever is trained after it (C55).
+
+`policy@v12+3f2a9c1b4d5e`: a version by its number and by its weights, as a run that lost its machine gives
+numbers out again. Neighbours: `grpo.py` names what it trained, `lm.py` what it caches, `engine.py` reads the
+answer's version. Knows nothing of programs or of training.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Protocol
+
+from launcher.client.schema import CheckpointInfo
+from launcher.client.session import Session
+
+_NAMED = re.compile(r"@v(\d+)(?:\+[0-9a-f]+)?$")
+# Of a hash, in a name.
+_DIGITS = 12
+
+
+class VersionedLM(Protocol):
+    """An LM of the policy, as those see it who name what it asks: `lm.py` has the class."""
+
+    session: Session
+    model: str
+    is_fallback: bool
+
+    def use_version(self, model: str) -> None:
+        """Ask this version from here on."""
+        ...
+
+    def copy(self) -> Any:
+        """Another one over the same engine."""
+        ...
+
+
+def parse_version(model: str) -> str | None:
+    """The number in a version's own name; None in any other."""
+    found = _NAMED.search(model)
+    return found[1] if found else None
+
+
+def pin_version(session: Session, version: int, weights: str | None = None) -> str:
+    """Have a version kept (see `Session.pin`); the name that means it alone.
+
+    `weights`: their hash, where it is known. Raises Refused where these weights are not kept any more.
+    """
+    plain = f"{session.model}@v{version}"
+    if not version:
+        return plain  # the model itself, which is always served
+    return _name_of_checkpoint(plain, session.pin(_with_weights(plain, weights)))
+
+
+def served_version_name(session: Session, version: int) -> str:
+    """The name of the weights that are served as this version now, pinned or not."""
+    return version_name(session, version, weights_hash(session, version))
+
+
+def version_name(session: Session, version: int, weights: str | None) -> str:
+    """The name that means the version with these weights; None: whatever has its number."""
+    return _with_weights(f"{session.model}@v{version}", weights)
+
+
+def weights_hash(session: Session, version: int) -> str | None:
+    """The hash of the weights served as this version; None where they are not kept, or for version 0."""
+    kept = next((it for it in session.checkpoints() if it.version == version), None)
+    return None if kept is None else kept.weights or None
+
+
+def _name_of_checkpoint(plain: str, kept: CheckpointInfo) -> str:
+    return _with_weights(plain, kept.weights or None)
+
+
+def _with_weights(plain: str, weights: str | None) -> str:
+    return plain if weights is None else f"{plain}+{weights[:_DIGITS]}"

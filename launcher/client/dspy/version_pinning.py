@@ -1,0 +1,71 @@
+"""Copies of a program that were made before a training, which go on asking what they asked (C55).
+
+DSPy keeps copies of what it compares: BetterTogether's candidates, an optimizer's best so far, a user's
+`before = program.deepcopy()`. What was scored with one version would answer with another once the policy is
+trained. So a training begins with giving such copies the name of today's version. An LM that the user made
+keeps meaning the newest. Neighbours: `lm.py` tells of each copy of an LM, `grpo.py` and the jobs of
+`provider.py` say when.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import dspy
+
+from launcher.client.dspy.version_names import VersionedLM, pin_version
+from launcher.client.failures import Refused
+from launcher.client.session import Session
+
+_lock = threading.Lock()
+_copies: weakref.WeakSet[VersionedLM] = weakref.WeakSet()
+
+
+def register_copy(lm: VersionedLM) -> None:
+    """Remember that `lm` was copied from another with the program around it."""
+    with _lock:
+        _copies.add(lm)
+
+
+def pin_copies(student: dspy.Module, session: Session) -> str | None:
+    """Have the copies that mean the newest version ask today's by its name, but for those of `student`, which
+    is what goes on to be trained. A word on it; None where there are none.
+    """
+    return pin_copies_except(_values_of_parts(student), session)
+
+
+def pin_copies_except(lms: Iterable[Any], session: Session) -> str | None:
+    """The same, but for these LMs."""
+    trained = {id(lm) for lm in lms}
+    with _lock:
+        present = [lm for lm in _copies if id(lm) not in trained and _follows_newest(lm, session)]
+    if not present:
+        return None
+    try:
+        name = pin_version(session, session.version)
+    except Refused as error:
+        return f"copies of the program made earlier now use the newest version: {error}"
+    for lm in present:
+        lm.use_version(name)
+    return f"copies of the program made earlier keep using {name}"
+
+
+def _follows_newest(lm: VersionedLM, session: Session) -> bool:
+    same_run = lm.session.endpoint.root == session.endpoint.root
+    return same_run and lm.model == session.model and not lm.is_fallback
+
+
+def _values_of_parts(student: dspy.Module) -> Iterator[Any]:
+    """The values that a program's parts hold, by themselves or in a list, tuple or dictionary."""
+    for _, part in student.named_sub_modules():
+        for value in vars(part).values():
+            yield from _contained_values(value)
+
+
+def _contained_values(value: Any) -> Iterable[Any]:
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, list | tuple) else (value,)

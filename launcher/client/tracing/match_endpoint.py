@@ -1,0 +1,45 @@
+"""Whether a request samples from a run, by its method and address; and the rollout that its path names.
+
+Neighbours: `rollout.py` asks, about requests that `http_patch.py` sees. Pure.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from launcher.client.tracing.http_patch import DEFAULT_PORTS, HttpRequest, Url
+
+_LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
+# `/v1/responses` is none that is served: its refusal is the rollout's too.
+_PATH = re.compile(r"(?:/rollouts/(?P<rollout>[^/]+))?/v1/(?:chat/completions|completions|responses)")
+
+
+@dataclass(frozen=True)
+class EndpointMatch:
+    """A request that asks the run to sample; `rollout` is the one in its path."""
+
+    rollout: str | None
+
+
+def match_endpoint(root: str, request: HttpRequest) -> EndpointMatch | None:
+    """None for what asks somebody else, or asks the run for something else."""
+    here = urlsplit(root)
+    if request.method != "POST" or not _is_same_host(
+        request.url, here.scheme, here.hostname or "", here.port
+    ):
+        return None
+    path = request.url.path
+    below = here.path.rstrip("/")
+    found = _PATH.fullmatch(path.removeprefix(below)) if path.startswith(below) else None
+    if found is None:
+        return None
+    return EndpointMatch(found["rollout"])
+
+
+def _is_same_host(url: Url, scheme: str, host: str, port: int | None) -> bool:
+    """The names of this computer for itself are one."""
+    usual = DEFAULT_PORTS.get(scheme)
+    same = url.host == host or {url.host or "", host} <= _LOOPBACK
+    return same and url.scheme == scheme and (url.port or usual) == (port or usual)
