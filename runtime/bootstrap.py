@@ -49,7 +49,7 @@ class BootstrapError(Exception):
 
 @dataclass(frozen=True)
 class Environment:
-    """What one environment is made of. Two of the same `name` are interchangeable."""
+    """The inputs of one environment. Two of the same `name` are interchangeable."""
 
     root: Path
     variant: str
@@ -89,7 +89,7 @@ class Environment:
         return self.folder / "bin" / "python"
 
     def is_complete(self) -> bool:
-        """Whether it is there, its build was finished, and its interpreter (a link) still exists."""
+        """Whether it exists, its build was finished, and its interpreter (a link) still exists."""
         return (self.folder / MARKER).is_file() and os.access(self.python, os.X_OK)
 
 
@@ -124,7 +124,8 @@ def is_ready(root: Path, variant: str = "cpu", extras: Sequence[str] = ()) -> bo
 
 
 def _mark_used(environment: Environment) -> None:
-    """So that `launch gc` does not offer what is in use; a shared folder may be read-only."""
+    """Record the use, so that `launch gc` does not offer an environment in use; a shared folder may be
+    read-only."""
     with contextlib.suppress(OSError):
         os.utime(environment.folder / MARKER)
 
@@ -155,7 +156,8 @@ def _build_lock(environment: Environment, progress: Callable[[str], None]) -> It
 
 
 def _build(environment: Environment, progress: Callable[[str], None], environ: dict[str, str]) -> None:
-    """Build aside, then put in place. Called with the lock held, so whatever stands in the way is debris."""
+    """Build in a temporary folder, then rename. Called with the lock held, so anything in the way is the
+    remains of a killed build."""
     begun = time.monotonic()
     for debris in environment.root.glob(f".{environment.name}.building-*"):
         shutil.rmtree(debris, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""Whether a machine can do what a run needs of its GPUs, asked before the long install.
+"""Checks that a machine's GPUs fit a run, before the long install.
 
     python -m runtime.fitness --variant cuda --gpus H100:4 --root DIR     one line; code 1: why it cannot
 
@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from runtime import bootstrap
-from runtime.nvidia_smi import Gpu, HostError, ask_driver, is_of_type
+from runtime.nvidia_smi import Gpu, HostError, is_of_type, list_gpus
 from runtime.shared import gpu_memory
 from runtime.shared.memory.planning import format_gib, usable
 
@@ -48,10 +48,8 @@ _MIN_MEMORY_SHARE = 0.9
 
 @dataclass(frozen=True)
 class Needs:
-    """What a run needs: `gpus` as rented ("H100:4"), and how they are shared out.
-
-    `gpu_bytes`: what was planned of each GPU's memory (`shared/memory/`), 0 where that is not known.
-    """
+    """A run's needs: `gpus` as rented ("H100:4"), and their split. `gpu_bytes`: the planned use of each
+    GPU's memory (`shared/memory/`), 0 if unknown."""
 
     variant: str
     gpus: str
@@ -74,7 +72,7 @@ def check(needs: Needs, root: Path) -> str:
     """All of it; what was found, in one line. Raises HostError."""
     found = []
     if needs.variant == "cuda":
-        gpus = ask_driver()
+        gpus = list_gpus()
         _check_gpus(gpus, needs)
         check_driver(gpus[0].driver, cuda_version(needs.variant))
         check_capability(gpus[0], needs)
@@ -92,7 +90,7 @@ def _check_gpus(gpus: list[Gpu], needs: Needs) -> None:
     if len(gpus) < needs.count:
         raise HostError(f"{needs.gpus} was rented, {len(gpus)} of {needs.count} GPUs are there")
     for index, gpu in enumerate(gpus):
-        if gpu.split_up:
+        if gpu.is_mig:
             raise HostError(f"GPU {index} ({gpu.name}) is split up: MIG is on, whole ones are needed")
         if not is_of_type(gpu.name, needs.type):
             raise HostError(f"{needs.gpus} was rented, GPU {index} is {gpu.name}")

@@ -1,7 +1,7 @@
 """The GPUs of this machine, as nvidia-smi lists them.
 
-Neighbours: `fitness.py` and `launcher/backends/local_gpus.py` ask. Standard library only. Knows nothing of
-what a run needs.
+Neighbours: `fitness.py` and `launcher/backends/local_gpus.py` ask. Standard library only. Knows nothing of a
+run's needs.
 """
 
 from __future__ import annotations
@@ -10,41 +10,45 @@ import re
 import subprocess
 from dataclasses import dataclass
 
-_ASK_SECONDS = 60
+_NVIDIA_SMI_SECONDS = 60
 _FIELDS = (
     "name", "driver_version", "memory.total", "compute_cap", "mig.mode.current", "uuid", "memory.used"
 )  # fmt: skip
 # What a type's name is made of; and its words that say how it is built in, not which it is.
-_PIECES = re.compile(r"RTX|GTX|PRO|[A-Z]+|\d+", re.IGNORECASE)
+_NAME_PARTS = re.compile(r"RTX|GTX|PRO|[A-Z]+|\d+", re.IGNORECASE)
 _FORMS = re.compile(r"NVIDIA|TESLA|QUADRO|GEFORCE|SXM\d*|PCIE|NVL\d*|\d+GB?", re.IGNORECASE)
 
 
 class HostError(Exception):
-    """Why this machine will not do, in one line."""
+    """The reason this machine will not do, in one line."""
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """One line of nvidia-smi; None for what it does not say."""
+    """One line of nvidia-smi; None for a value it does not give."""
 
     name: str
     driver: str
     memory_bytes: int | None
     capability: float | None
-    split_up: bool
+    is_mig: bool
     uuid: str = ""
     used_bytes: int | None = None
 
 
-def ask_driver() -> list[Gpu]:
+def list_gpus() -> list[Gpu]:
     """The GPUs that nvidia-smi lists. Raises HostError with what it says when it fails."""
     command = ["nvidia-smi", f"--query-gpu={','.join(_FIELDS)}", "--format=csv,noheader,nounits"]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=_ASK_SECONDS)
+        done = subprocess.run(
+            command, capture_output=True, text=True, errors="replace", timeout=_NVIDIA_SMI_SECONDS
+        )
     except FileNotFoundError:
         raise HostError("no NVIDIA driver is there: nvidia-smi is not installed") from None
     except subprocess.TimeoutExpired:
-        raise HostError(f"the NVIDIA driver hangs: nvidia-smi said nothing for {_ASK_SECONDS} s") from None
+        raise HostError(
+            f"the NVIDIA driver hangs: nvidia-smi said nothing for {_NVIDIA_SMI_SECONDS} s"
+        ) from None
     lines = [line.strip() for line in done.stdout.splitlines() if line.strip()]
     gpus = [gpu for line in lines if (gpu := _gpu(line)) is not None]
     complaints = [line for line in lines if _gpu(line) is None]
@@ -77,5 +81,5 @@ def is_of_type(name: str, rented: str) -> bool:
     """
     words = [word for word in re.split(r"[-_\s]+", rented) if word and not _FORMS.fullmatch(word)]
     numbered = next((index for index, word in enumerate(words) if re.search(r"\d", word)), len(words) - 1)
-    wanted = r"[-\s]*".join(_PIECES.findall(" ".join(words[: numbered + 1])))
+    wanted = r"[-\s]*".join(_NAME_PARTS.findall(" ".join(words[: numbered + 1])))
     return re.search(rf"(?<![A-Z0-9]){wanted}(?![A-Z0-9])", name, re.IGNORECASE) is not None

@@ -36,10 +36,10 @@ _HEARTBEAT_SECONDS = 5.0
 # A check that takes longer is worth a word, though not yet a restart: of a child that is at work the word is
 # that it is slow, and comes later where its own answers have taken long before; in time (test_bounds.py).
 SLOW_SECONDS = 10.0
-LONGEST_SLOW_SECONDS = 13.0
+MAX_SLOW_SECONDS = 13.0
 _SLOW_FACTOR = 3.0
 # Until then nobody looks whether it is at work.
-_LOOK_SECONDS = 5.0
+_STALL_POLL_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
@@ -219,7 +219,7 @@ class Supervisor:
                         self._set(child, pid=pid)
                     check = asyncio.create_task(spec.check(pid))
                 if check is not None and not check.done():
-                    if now - next_check > _LOOK_SECONDS and child.state.pid is not None:
+                    if now - next_check > _STALL_POLL_SECONDS and child.state.pid is not None:
                         computing = computing or CpuActivity(child.state.pid)
                         self._report_stall(child, now - next_check, computing)
                 elif check is not None and check.done():
@@ -249,7 +249,7 @@ class Supervisor:
         if seconds <= SLOW_SECONDS or (child.state.detail is not None and child.stall is None):
             return
         found: Literal["slow", "still"] = "slow" if computing else "still"
-        if found == child.stall or (found == "slow" and seconds <= min(usual, LONGEST_SLOW_SECONDS)):
+        if found == child.stall or (found == "slow" and seconds <= min(usual, MAX_SLOW_SECONDS)):
             return
         words = {
             "slow": f"is slow: at work for {seconds:.0f} s without an answer",

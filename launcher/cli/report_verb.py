@@ -1,4 +1,4 @@
-"""`launch report`: a run's progress, or several runs side by side, as one file drawn from what is at home.
+"""`launch report`: draws one run, or several side by side, as one file from the results on this computer.
 
 Neighbours: `commands.py` calls, `results/report_data.py` reads, `results/report_page.py` makes the page. Asks
 no runtime and no network: it works for a run that lives, and for one that is long gone.

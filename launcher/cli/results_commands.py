@@ -1,6 +1,6 @@
-"""The verbs about what a run has learned: their options and help; `commands.py` makes them verbs of `launch`.
+"""The verbs about a run's results: their options and help; `commands.py` registers them.
 
-Knows nothing of how anything is done: it imports what does the work when asked.
+Each verb imports its implementation when called.
 """
 
 from __future__ import annotations

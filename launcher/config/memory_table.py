@@ -1,4 +1,4 @@
-"""What takes a run's GPU memory, as text: the table of `launch plan`, and a line for who agrees to a price.
+"""A run's GPU memory as text: the table of `launch plan`, and one line beside the price.
 
 Neighbours: `plan_verb.py` shows it, `price_agreement.py` has the line, `memory_fit.py` found the figures out.
 """

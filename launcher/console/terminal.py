@@ -85,8 +85,8 @@ class StatusLine:
             self._rows = rows
 
     def clear_sequence(self) -> str:
-        """What removes the status line and gets to the start of a row; for a signal handler, too, which
-        cannot wait for the lock."""
+        """The bytes that remove the status line and move to the start of a row; also for a signal handler,
+        which cannot wait for the lock."""
         if self._inline:
             return f"\r{_CLEAR_LINE}"
         # As many blanks as a row less one: the cursor gets to a new row unless it is at a row's start.

@@ -33,7 +33,7 @@ class RunWeights:
 
     @property
     def label(self) -> str:
-        """What a person calls it: "demo@7"."""
+        """Its name for people: "demo@7"."""
         return f"{self.record.name or self.record.id}@{self.step}"
 
 
@@ -99,7 +99,9 @@ def _checkpoint_folders(record: RunRecord, folder: Path) -> list[Path]:
 
 def _step_at_home(adapter: Path) -> int | None:
     """The step of an adapter that came home apart from its checkpoint, as its state says."""
-    with contextlib.suppress(FileNotFoundError, checked_files.NotWholeError, KeyError, TypeError, ValueError):
+    with contextlib.suppress(
+        FileNotFoundError, checked_files.IncompleteFileError, KeyError, TypeError, ValueError
+    ):
         return int(checkpoints.read_state(adapter)["step"])
     return None
 

@@ -22,7 +22,7 @@ from launcher.run.runtime_monitor import RuntimeMonitor
 from launcher.run.work import Work
 
 _AGAIN, _END = ("\n", "\r"), ("q", "Q", "")
-_LOOK_SECONDS = 0.25
+_POLL_SECONDS = 0.25
 
 
 class ProgramRetry:
@@ -88,7 +88,7 @@ class _RetryPrompt:
 
     def is_over(self) -> bool:
         """A look at the keyboard, a little while long."""
-        key = self._keys.read_key(_LOOK_SECONDS)
+        key = self._keys.read_key(_POLL_SECONDS)
         now = clock.boot_seconds()
         if key is not None:  # somebody is there
             self._until = now + self._idle_seconds

@@ -45,8 +45,8 @@ def announce(output: Output, machine: Machine, plan: Plan, label: str, runs: Pat
     `yes`: --yes, which also lets plain `ssh` find it where nobody has ever said no to that.
     """
     price = machine.price_per_hour or 0.0
-    if price > plan.dearest_per_hour:
-        most = format_money(plan.dearest_per_hour)
+    if price > plan.max_price_per_hour:
+        most = format_money(plan.max_price_per_hour)
         output.warn(f"it costs {format_money(price)}/h, the plan said {most}/h at most")
     cluster_status = machine.describe()["standing"]
     answered = consent.remembered_answer(runs.parent, _SSH_LINE)

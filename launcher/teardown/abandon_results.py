@@ -1,6 +1,6 @@
 """Whether a run's results were abandoned with `launch down --give-up-results`.
 
-Neighbours: `ending.py` and `teardown/take_down.py` ask while they bring results home; `ending_verbs.py`
+Neighbours: `ending.py` and `teardown/take_down.py` ask while they bring results home; `teardown_verbs.py`
 writes it into the record. Knows nothing of machines, and nothing of how results come home.
 """
 
@@ -13,7 +13,7 @@ from launcher.records.records import RecordStore
 from launcher.types.machine import Stopped
 
 # A look reads a small file.
-_LOOK_EVERY_SECONDS = 0.5
+_POLL_SECONDS = 0.5
 
 
 def was_requested(store: RecordStore, run_id: str) -> Stopped:
@@ -22,7 +22,7 @@ def was_requested(store: RecordStore, run_id: str) -> Stopped:
 
     def given_up() -> bool:
         nonlocal said, looked_at
-        if not said and time.monotonic() - looked_at >= _LOOK_EVERY_SECONDS:
+        if not said and time.monotonic() - looked_at >= _POLL_SECONDS:
             looked_at = time.monotonic()
             with contextlib.suppress(Exception):  # what cannot be read says nothing, and so gives nothing up
                 said = store.load(run_id).given_up

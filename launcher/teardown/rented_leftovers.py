@@ -1,9 +1,8 @@
 """Finds unattended rented machines at their providers, for `launch gc`.
 
-Neighbours: `backends/skypilot/orphaned_machines.py` finds them, `leftovers.py` has what is left on this
-computer, `records.py` the ledger, which may have been deleted. Only ours: a machine is offered when its
-label or this ledger says that a run of this home began it; what is another home's or another computer's is
-named and left alone.
+Neighbours: `backends/skypilot/orphaned_machines.py` finds them, `leftovers.py` finds those on this computer,
+`records.py` has the records, which may have been deleted. Only ours: a machine is offered when its label or a record of this home says that a run of this home began it; what is another home's or another computer's is named and
+left alone.
 """
 
 from __future__ import annotations

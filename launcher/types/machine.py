@@ -43,8 +43,8 @@ def never_stopped() -> bool:
 
 @dataclass(frozen=True)
 class PullReport:
-    """What came home. `skipped` names what was there but not whole, each with its reason; `lost` is why the
-    newest cannot come any more."""
+    """The downloaded files. `skipped` names incomplete files, each with its reason; `lost` is why the
+    newest results can no longer be downloaded."""
 
     into: Path
     files: int
@@ -64,7 +64,8 @@ class PullReport:
 class Proof:
     """Whether it is proven that nothing of the machine is left. Silence is never success.
 
-    `hint`: a command that proves more, where typing the same again does not."""
+    `hint`: a command that proves more, if repeating the same command does not.
+    """
 
     verified: bool
     detail: str
@@ -84,7 +85,7 @@ class Machine(Protocol):
 
     @property
     def kind(self) -> str:
-        """The word under which `from_record` finds the class."""
+        """The key under which `machine_from_record` finds the class."""
         ...
 
     @property
@@ -104,7 +105,7 @@ class Machine(Protocol):
 
     @property
     def price_per_hour(self) -> float | None:
-        """What it costs, in US dollars, by the provider's list; None before that is known."""
+        """Its price in US dollars per hour, by the provider's list; None before it is known."""
         ...
 
     @property
@@ -137,7 +138,7 @@ class Machine(Protocol):
         ...
 
     def ended(self) -> str | None:
-        """Why the runtime has ended by itself; None while it runs, or where that cannot be known.
+        """The reason the runtime ended by itself; None while it runs, or if that is unknown.
 
         Raises JobFailed when the machine itself is gone.
         """
@@ -158,7 +159,7 @@ class Machine(Protocol):
         ...
 
     def committed(self) -> int | None:
-        """The newest step of which everything is whole on the machine; None when there is none."""
+        """The newest step whose files are all complete on the machine; None if there is none."""
         ...
 
     def make_durable(self, into: Path, stopped: Stopped = never_stopped) -> DurabilityStatus:

@@ -1,8 +1,8 @@
-"""What one vLLM server is told at its start: its command line and its environment.
+"""The command line and environment of one vLLM server.
 
-Neighbours: server.py starts vLLM with them; engine_client.py asks by the names and the mode said here. Of the
-policy it knows how large an adapter may be and how many versions are loaded at a time; of training, nothing.
-Imports no vLLM: the gateway imports this.
+Neighbours: server.py starts vLLM with them; engine_client.py uses the names and the mode defined here. Knows
+the adapter's size and how many versions are loaded at a time; nothing of training. Imports no vLLM: the
+gateway imports this.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from runtime.engine.parsers import Parsers, parsers_of
 from runtime.shared.architectures import check_on_cpu, checked_context
 from runtime.shared.memory.engine import cache_bytes
 from runtime.shared.model_shape import shape
-from runtime.shared.peft_form import engine_rank
+from runtime.shared.peft_format import engine_rank
 from runtime.shared.projections import lora_targets
 from runtime.shared.runtime_config import RuntimeConfig
 
@@ -103,7 +103,7 @@ def scratch_path(config: RuntimeConfig, index: int) -> Path:
 
 
 def environment(config: RuntimeConfig, index: int) -> dict[str, str]:
-    """What vLLM and torch read from the environment, beyond what this process was given."""
+    """The environment variables for vLLM and torch, beyond those of this process."""
     scratch = str(scratch_path(config, index))
     words = {
         "TMPDIR": scratch,
@@ -163,7 +163,7 @@ def _lora_modules(config: RuntimeConfig) -> tuple[str, ...]:
 
 
 def _kv_cache_bytes(config: RuntimeConfig) -> int:
-    """What is configured, but no more than two full batches of the longest sequences could ever fill."""
+    """The configured size, but no more than two full batches of the longest sequences could ever fill."""
     configured = int((config.engine.kv_cache_gib or _CPU_CACHE_GIB) * 2**30)
     known, places = shape(model_description(config.model_path)), _max_num_seqs(config)
     if known is None or places is None:

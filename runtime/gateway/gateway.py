@@ -1,9 +1,9 @@
-"""The only door of the runtime: an allow-listed OpenAI API and the training routes, on a Unix socket.
+"""The runtime's only endpoint: an allow-listed OpenAI API and the training routes, on a Unix socket.
 
     python -m runtime.gateway.gateway --config STATE/runtime.json      (the token on the first line of stdin)
 
 Neighbours: the supervisor starts it; everything behind a route is in a file of its own (proxy.py, routes.py).
-This file builds the application, says what is listed, and runs it.
+This file builds the application with its allow-list, and runs it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from runtime.gateway.engines.engine_pool import EnginePool
 from runtime.gateway.engines.version_check import AdapterVerifier
 from runtime.gateway.fine_tuning.routes import FineTuning
 from runtime.gateway.http.auth import BearerAuth
-from runtime.gateway.http.bodies import WholeBodies
+from runtime.gateway.http.bodies import BodyReader
 from runtime.gateway.http.error_handlers import install_error_handlers
 from runtime.gateway.http.openai_errors import ApiError
 from runtime.gateway.readiness import Readiness
@@ -212,7 +212,7 @@ def build_app(parts: Components) -> FastAPI:
     app.include_router(validation_routes(parts.validations, lambda: parts.versions.current))
     app.include_router(train_kwargs_routes(parts.config, parts.context_tokens))
     app.include_router(parts.fine_tuning.router)
-    app.add_middleware(WholeBodies)
+    app.add_middleware(BodyReader)
     install_error_handlers(app)
     return app
 

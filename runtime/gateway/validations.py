@@ -1,8 +1,8 @@
 """`POST /slipway/validations`: a held-out score, kept in `validations.jsonl` and shown with what is trained.
 
 Neighbours: gateway.py mounts it; `runtime/shared/validations.py` has the file's form; an optimizer sends one
-each time it validates. Said again it is the same one; said otherwise, as after a machine was lost, the newest
-word counts. Knows nothing of what is scored.
+each time it validates. The same validation sent again is one entry; a different one, as after a lost machine,
+replaces it. Knows nothing of the scored program.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from runtime.shared import files, validations
 from runtime.shared.schema import Validation
 
 # More than any training validates; a program gone wrong must not fill the disk.
-MOST = 20_000
+MAX_VALIDATIONS = 20_000
 
 
 class Validations:
@@ -54,8 +54,10 @@ class Validations:
             known = self._newest.get(validations.key_of(line))
             if known is not None and {**known, "time": None} == {**line, "time": None}:
                 return
-            if len(self._newest) >= MOST:
-                raise ApiError(409, f"this run has {MOST} validations, and keeps no more", code="too_many")
+            if len(self._newest) >= MAX_VALIDATIONS:
+                raise ApiError(
+                    409, f"this run has {MAX_VALIDATIONS} validations, and keeps no more", code="too_many"
+                )
             line["time"] = round(time.time(), 3)
             files.append_line(self._path, line)
             self._newest[validations.key_of(line)] = line

@@ -1,4 +1,4 @@
-"""Which models cannot be trained here whatever a proof would say, by their config.json alone, and why.
+"""Refuses models that cannot be trained here, by their config.json alone, with the reason.
 
 Neighbours: `launcher/models/model_folder.py` asks before a run, the trainer when it builds the policy. Any
 other causal language model is tried: it is admitted when engine and trainer agree on it (C58). Pure: knows
@@ -50,7 +50,7 @@ _NATIVE = {
 
 
 class PolicyError(Exception):
-    """The model or the adapter cannot be trained here; the text says what is supported."""
+    """The model or the adapter cannot be trained here; the text says which can."""
 
 
 def check_trainable(config: Mapping[str, Any]) -> None:
@@ -99,13 +99,13 @@ def head_size(config: Mapping[str, Any]) -> int | None:
 
 
 def state_of(config: Mapping[str, Any]) -> str | None:
-    """By what a model says that it passes a state along its tokens, which packed samples would share."""
+    """The config key by which a model passes a state along its tokens, which packed samples would share."""
     odd = sorted(set(config.get("layer_types") or ()) - _ATTENTION_LAYERS)
     return next(iter(odd + [key for key in _STATE_KEYS if config.get(key)]), None)
 
 
 def rotation(config: Mapping[str, Any]) -> dict[str, Any]:
-    """What is said of the rotary embeddings. transformers 5 has all in `rope_parameters`, 4 in two keys."""
+    """The rotary embedding's settings. transformers 5 has all in `rope_parameters`, 4 in two keys."""
     said: dict[str, Any] = {"rope_theta": config.get("rope_theta")}
     said |= config.get("rope_scaling") or {}
     said |= config.get("rope_parameters") or {}

@@ -1,4 +1,4 @@
-"""A step's batch: what was sampled, by which policy version, and what it earned; whole on disk or absent.
+"""A step's batch: samples, their policy versions and rewards; whole on disk or absent.
 
 Neighbours: the gateway writes one folder per step (handover.py), the recipe reads them in order.
 numpy and safetensors only; knows nothing of torch, models or advantages.

@@ -1,7 +1,7 @@
 """Checkpoints: whole or absent. The rename of a folder with its manifest in it *is* the commit of a step.
 
-Neighbours: the recipe commits, the gateway lists, publishes and pins; manifest.py says what whole means.
-Knows nothing of what the tensors mean, nor of models, torch or serving.
+Neighbours: the recipe commits, the gateway lists, publishes and pins; manifest.py defines "whole". Knows
+nothing of models, torch or serving.
 
     checkpoints/step-000007/
         adapter/adapter_model.safetensors  adapter/adapter_config.json     PEFT form
@@ -150,7 +150,7 @@ class CheckpointStore:
         return True
 
     def _clear_partials(self) -> None:
-        """What a killed commit left; there is one writer, so nothing here is in use."""
+        """Remove the remains of a killed commit; there is one writer, so nothing here is in use."""
         for path in self.root.glob(".tmp-*"):
             shutil.rmtree(path, ignore_errors=True)
 
@@ -228,10 +228,10 @@ class CheckpointStore:
         return _info(checkpoint, pinned=True).model_copy(update={"let_go": let_go})
 
     def prune(self, keep: int, protected: Collection[str] = ()) -> list[str]:
-        """Remove what is older than the newest `keep` (2 at least) readable ones; the names removed.
+        """Remove all older than the newest `keep` (2 at least) readable ones; returns the removed names.
 
-        Pinned ones stay, and those to `spare`.
-        Nothing is removed while pins change or when they cannot be read: the next prune makes up for it.
+        Pinned ones stay, and those in `protected`. Nothing is removed while pins change or when they cannot
+        be read: the next prune makes up for it.
         """
         with self._retention_lock(0) as held:
             pins = self._pins() if held else None

@@ -1,4 +1,4 @@
-"""Why a process ended, by its log: the error that it ended with, not what was said around it or after.
+"""Finds the error that ended a process, in its log.
 
 Neighbours: supervision.py asks of a child, `launcher/backends/runtime_start.py` of one that does not
 start. Pure but for reading the log.

@@ -1,6 +1,6 @@
 """A model's shape by its config.json, whatever its family: layers, widths, linear layers, how much it weighs.
 
-Neighbours: `memory/` plans with it, `peft_form.py` knows by it which tensors an adapter has, the launcher
+Neighbours: `memory/` plans with it, `peft_format.py` knows by it which tensors an adapter has, the launcher
 reads it before a run. Pure: knows nothing of torch, files or weights. What a config.json leaves out is read
 as transformers does.
 """

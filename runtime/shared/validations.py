@@ -20,7 +20,7 @@ FILE = "validations.jsonl"
 
 
 def key_of(line: Mapping[str, Any]) -> tuple[str, int, str]:
-    """What there is one validation of."""
+    """The key under which there is one validation."""
     return str(line["compile"]), int(line["step"]), str(line["name"])
 
 

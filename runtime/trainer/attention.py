@@ -26,8 +26,8 @@ _WITHOUT_EFFECT = frozenset(
     {"position_ids", "cache_position", "use_cache", "output_attentions", "return_dict", "is_causal"}
 )
 _BLOCK = 128
-# Lengths of fixed rows (shared/fixed_rows.py), windows of a model, passes with gradients and without: twice
-# as many as for the longest contexts, and as many as torch takes of one function.
+# Lengths of fixed rows (shared/fixed_row_lengths.py), windows of a model, passes with gradients and without:
+# twice as many as for the longest contexts, and as many as torch takes of one function.
 _MAX_KERNELS = 256
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from runtime.shared.batch import Batch
-from runtime.shared.fixed_rows import fixed_length
+from runtime.shared.fixed_row_lengths import fixed_length
 from runtime.trainer import losses
 from runtime.trainer.attention import AttentionPattern, BlockSparseMask
 from runtime.trainer.packing import PADDING, Pack, Sequences
@@ -20,7 +20,8 @@ from runtime.trainer.packing import PADDING, Pack, Sequences
 if TYPE_CHECKING:
     from runtime.trainer.policy import Policy
 
-# Sequences alone are padded, on a GPU, to this many places, or to another length of `shared/fixed_rows.py`.
+# Sequences alone are padded, on a GPU, to this many places, or to another length of
+# `shared/fixed_row_lengths.py`.
 _SINGLE_SEQUENCE_TOKENS = 4096
 
 

@@ -2,8 +2,8 @@
 
 One file of the base after the other, one tensor at a time, so that a model larger than memory can be merged.
 Prints one JSON object: what was merged, and how much of the adapter the rounding to `--dtype` took away.
-Neighbours: `launch export --merge` runs it in the runtime's environment; `shared/peft_form.py` has the form.
-While a run lives nothing is merged: engines and trainer keep A and B apart from the base.
+Neighbours: `launch export --merge` runs it in the runtime's environment; `shared/peft_format.py` has the
+form. While a run lives nothing is merged: engines and trainer keep A and B apart from the base.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from runtime.shared.architectures import PolicyError
-from runtime.shared.peft_form import CONFIG, PREFIX, WEIGHTS, Lora, check_adapter_config
+from runtime.shared.peft_format import CONFIG, PREFIX, WEIGHTS, Lora, check_adapter_config
 from runtime.trainer.policy import resolve
 
 INDEX = "model.safetensors.index.json"

@@ -148,7 +148,7 @@ def test_without_network_a_built_environment_is_enough(
 ) -> None:
     monkeypatch.setattr(environments, "why_unreachable", lambda **options: "Failed to fetch")
     assert answer("network").state == "fail"
-    monkeypatch.setattr(environments, "why_unreachable", lambda **options: f"{environments.SILENT} in 2 s")
+    monkeypatch.setattr(environments, "why_unreachable", lambda **options: f"{environments.NO_ANSWER} in 2 s")
     assert answer("network").state == "warn", "perhaps it is only slow"
     build(home)
     assert answer("network").state == "info"

@@ -117,9 +117,7 @@ def test_a_driver_that_is_not_there_or_in_trouble_is_said_in_its_own_words(machi
 
 
 def test_what_was_planned_of_a_gpu_is_what_is_looked_for_on_it() -> None:
-    gpu = nvidia_smi.Gpu(
-        "NVIDIA H100 80GB HBM3", "580.95.05", 81559 * 2**20, 9.0, split_up=False, uuid="GPU-0"
-    )
+    gpu = nvidia_smi.Gpu("NVIDIA H100 80GB HBM3", "580.95.05", 81559 * 2**20, 9.0, is_mig=False, uuid="GPU-0")
     fitness.check_weights(gpu, Needs("cuda", "H100:1", model_bytes=60 * 10**9, gpu_bytes=70 * 2**30))
 
 

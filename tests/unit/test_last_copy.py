@@ -52,7 +52,7 @@ def clocks(monkeypatch: pytest.MonkeyPatch) -> Clocks:
     clocks = Clocks(time.time())
     monkeypatch.setattr(last_copy, "time", SimpleNamespace(monotonic=clocks.ask, time=clocks.ask))
     monkeypatch.setattr(last_copy, "clock", SimpleNamespace(boot_seconds=clocks.ask))
-    monkeypatch.setattr(last_copy, "_LOOK_SECONDS", 0.005)
+    monkeypatch.setattr(last_copy, "_POLL_SECONDS", 0.005)
     return clocks
 
 

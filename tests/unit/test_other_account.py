@@ -122,7 +122,7 @@ class _Answering:
             return now
 
         monkeypatch.setattr(sky_providers, "_listed", answer)
-        monkeypatch.setitem(sky_identity._ASKED, "aws", account)
+        monkeypatch.setitem(sky_identity._IDENTITY_CALLS, "aws", account)
 
     def call(self, name: str, seconds: float, **arguments: Any) -> dict[str, Any]:
         """One of its calls."""

@@ -18,7 +18,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from launcher.base import processes, running
+from launcher.base import process_inspection, processes
 from launcher.base.home import Home
 from launcher.base.processes import ProcessId
 from launcher.records import heartbeat, teardown_lock
@@ -125,7 +125,7 @@ def test_g01_a_guardian_whose_package_was_replaced_in_mid_run_still_ends_everyth
         wait_until(lambda: not store.load(said["run_id"]).live, what=log.read_text)
         assert store.load(said["run_id"]).ended_by == "guardian"
     finally:
-        processes.end(lambda: running.with_variable(RUN_VARIABLE, said["run_id"]), 0)
+        processes.end(lambda: process_inspection.with_variable(RUN_VARIABLE, said["run_id"]), 0)
 
 
 def _guarded(store: RecordStore, record: RunRecord) -> subprocess.CompletedProcess[str]:

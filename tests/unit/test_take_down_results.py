@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from launcher.base.errors import NotPulled
-from launcher.cli import ending_verbs
+from launcher.cli import teardown_verbs
 from launcher.records.records import RecordStore
 from launcher.results import background_copy
 from launcher.run import resume
@@ -95,7 +95,7 @@ def test_g29_results_that_do_not_come_are_tried_for_a_minute_and_a_copy_has_one(
     with pytest.raises(NotPulled):
         take_down.take_down(store, record, "down")
     assert tried == [60.0, 60.0]
-    assert ending_verbs._KEEPING_SECONDS == 60.0, "and whoever typed it waits with a launch for as long"
+    assert teardown_verbs._KEEPING_SECONDS == 60.0, "and whoever typed it waits with a launch for as long"
 
 
 def test_g29_results_that_are_given_up_while_they_are_tried_for_go_with_their_machine(

@@ -16,9 +16,9 @@ from pathlib import Path
 from launcher.backends.skypilot import sky_cache
 from launcher.backends.skypilot.sky_cache import CATALOGS
 from launcher.backends.skypilot.sky_home import SkyHome
-from launcher.backends.skypilot.sky_process import SkyCallError, SkyCallLateError, SkyProcess
+from launcher.backends.skypilot.sky_process import SkyCallError, SkyCallTimeoutError, SkyProcess
 from launcher.base.errors import LaunchError, PreflightError
-from launcher.types.clouds import KNOWN, SELF_HOSTED, has_account
+from launcher.types.clouds import KNOWN_CLOUDS, SELF_HOSTED, has_account
 from launcher.types.offers import Market, Offer
 
 # Importing SkyPilot takes 2 to 4 s, reading a large catalog less than one.
@@ -39,7 +39,7 @@ def places(
     if not found:
         raise PreflightError(
             "no cloud account is set up on this computer",
-            f"there are no credentials for any of {', '.join(sorted(KNOWN - SELF_HOSTED))}",
+            f"there are no credentials for any of {', '.join(sorted(KNOWN_CLOUDS - SELF_HOSTED))}",
             "sky check  # says how to log in; prices need no account: launch plan --gpus H100:4 --infra aws",
         )
     return found
@@ -52,7 +52,7 @@ def places_to_show(
     this computer. Nowhere, where none of those has its prices here."""
     home, variables = user_home or Path.home(), os.environ if environ is None else environ
     known = with_catalog(home)
-    asked = infra or _with_account(home, variables) or tuple(sorted(known & (KNOWN - SELF_HOSTED)))
+    asked = infra or _with_account(home, variables) or tuple(sorted(known & (KNOWN_CLOUDS - SELF_HOSTED)))
     priced = any(place.partition("/")[0] in known | SELF_HOSTED for place in asked)
     return asked if priced else ()
 
@@ -63,7 +63,7 @@ def with_catalog(user_home: Path) -> set[str]:
 
 
 def _with_account(home: Path, variables: Mapping[str, str]) -> tuple[str, ...]:
-    return tuple(cloud for cloud in sorted(KNOWN - SELF_HOSTED) if has_account(cloud, home, variables))
+    return tuple(cloud for cloud in sorted(KNOWN_CLOUDS - SELF_HOSTED) if has_account(cloud, home, variables))
 
 
 def refresh(infra: tuple[str, ...], user_home: Path | None = None) -> tuple[str, ...]:
@@ -100,7 +100,7 @@ def market(gpu: str, count: int, infra: tuple[str, ...], user_home: Path | None 
         sky = SkyProcess(home, home.folder / "skypilot.log")
         try:
             found = sky.call("offers", _PRICES_SECONDS, gpu=gpu, count=count, infra=list(infra))
-        except (SkyCallError, SkyCallLateError) as error:
+        except (SkyCallError, SkyCallTimeoutError) as error:
             # Its log goes with the folder.
             hint = f"launch plan --gpus {gpu}:{count} --refresh"
             raise PreflightError(error.message, error.why, hint) from error

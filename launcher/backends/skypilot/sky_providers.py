@@ -1,8 +1,8 @@
 """The machines of a cluster by its providers' own lists: where they may be, which are there, ending them.
 
 Neighbours: `sky_calls.py` answers with these in SkyPilot's process; `provider_listings.py` asks;
-`sky_named.py` has the machines of all clusters. Asks through SkyPilot's provisioners, never its API server or
-its books.
+`sky_machines_by_name.py` has the machines of all clusters. Asks through SkyPilot's provisioners, never its
+API server or its books.
 """
 
 from __future__ import annotations

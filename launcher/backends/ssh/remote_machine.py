@@ -1,4 +1,4 @@
-"""A rented machine as ssh reaches it: which host it is, its user's home, and what of the run lies there.
+"""A rented machine over ssh: its host, its user's home, and the run's folders there.
 
 Neighbours: `cloud.py` asks, `link.py` is the way to a host, `remote_folder.py` one folder on it. Of SkyPilot
 it knows only what its books said of the cluster.
@@ -42,7 +42,7 @@ class RemoteMachine:
 
     @property
     def seen(self) -> Path:
-        """What was seen of the run's folder there."""
+        """The local copy of the run's folder there."""
         return self._folder / "machine"
 
     @property
@@ -73,6 +73,6 @@ class RemoteMachine:
         return model_upload.remote_path(model, self.user_home)
 
     def forget(self) -> None:
-        """What an earlier machine of the run said must not be taken for what the next one says."""
+        """Forget everything about the run's earlier machine."""
         shutil.rmtree(self.seen, ignore_errors=True)
         (self._folder / "known_hosts").unlink(missing_ok=True)

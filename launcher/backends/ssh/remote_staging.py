@@ -5,9 +5,10 @@
     .home/checkpoints/pinned.json    best.json beside it
     .home/logs/                      the processes' own, rollouts/ a file a step, wandb/ its offline runs
 
-Neighbours: `fetching.py` sends it, with {"newest": how many, "journals": {name: [bytes, sha256] of what home
-has}} as its argument, and reads what it prints: a line of JSON, {"files": {path: bytes}, "journals": [[name,
-from, bytes]]}, then what the journals have beyond that. Standard library only, and Python 3.8.
+Neighbours: `results_download.py` sends it, with {"newest": how many, "journals": {name: [bytes, sha256] of
+what home has}} as its argument, and reads what it prints: a line of JSON, {"files": {path: bytes},
+"journals": [[name, from, bytes]]}, then what the journals have beyond that. Standard library only, and Python
+3.8.
 """
 
 from __future__ import annotations

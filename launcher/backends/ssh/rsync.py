@@ -1,8 +1,8 @@
 """Runs rsync and reports its progress; ends it when it stalls or is too slow.
 
-Neighbours: `fetching.py` brings results by this, `remote_folder.py` sends folders, `model_upload.py` a
-model. How long a copy may take follows from its size, so one that moves is never ended for its length.
-Knows nothing of what is copied, or of ssh.
+Neighbours: `results_download.py` downloads results by this, `remote_folder.py` sends folders,
+`model_upload.py` a model. How long a copy may take follows from its size, so one that moves is never ended
+for its length. Knows nothing of what is copied, or of ssh.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.base import disk
-from launcher.base.descriptors import readable
+from launcher.base.descriptor_polling import wait_readable
 from launcher.base.units import format_duration, format_rate
 from launcher.types.machine import Stopped, never_stopped
 
@@ -28,14 +28,14 @@ MIN_BYTES_PER_SECOND = 100_000.0
 # Nothing of it for so long is a line that stands still; ssh itself notices a machine that is gone after 15 s.
 STALL_SECONDS = 60.0
 # To connect, to compare what is there, and to be held up once.
-_LEAST_SECONDS = 180.0
-_LOOK_EVERY_SECONDS = 0.25
+_MIN_SECONDS = 180.0
+_POLL_SECONDS = 0.25
 _END_SECONDS = 5.0
 # So much later than we would, where we see that it stands still, it ends by itself: in words of its own.
 _LATER_SECONDS = 15
 _READ_BYTES = 65536
 # rsync's words for a connection that broke, and ssh's.
-_LOST = (10, 12, 30, 35, 255)
+_CONNECTION_LOST = (10, 12, 30, 35, 255)
 # "Some files vanished before they could be copied."
 _VANISHED = 24
 _PROGRESS_LINE = re.compile(rb"([\d.,]+)\s+\d+%\s+([\d.]+)([kMGT]?)B/s")
@@ -43,7 +43,7 @@ _POWERS = (b"", b"k", b"M", b"G", b"T")
 
 
 class RsyncError(Exception):
-    """A copy that did not end well. `lost`: its connection broke, and it may be worth another try."""
+    """A copy that failed. `lost`: its connection broke, so another try may work."""
 
     def __init__(self, why: str, *, lost: bool = False) -> None:
         super().__init__(why)
@@ -92,13 +92,13 @@ class Transfer:
         """How long it may take: what so many bytes need at the slowest rate, which is never more than half of
         the one that it is held to."""
         slowest = self.slowest if self.rate is None else min(self.slowest, self.rate / 2)
-        return _LEAST_SECONDS + self.size / slowest
+        return _MIN_SECONDS + self.size / slowest
 
 
 def run(arguments: list[str], folder: Path, copy: Transfer) -> TransferProgress:
-    """rsync with these arguments, started in `folder`; what came. What is there in part is gone on from.
+    """Run rsync with these arguments in `folder`; returns the bytes copied. A partial file is continued.
 
-    Raises RsyncError, FileNotFoundError where there is no rsync.
+    Raises RsyncError, FileNotFoundError if there is no rsync.
     """
     still_seconds = max(1, round(copy.still_seconds)) + (_LATER_SECONDS if _progress_options() else 0)
     command = ["rsync", "--partial", f"--timeout={still_seconds}", *_progress_options()]
@@ -128,7 +128,7 @@ def run(arguments: list[str], folder: Path, copy: Transfer) -> TransferProgress:
     code = rsync.returncode
     if code not in (0, _VANISHED):
         why = next((line for line in lines if not line.startswith("rsync error")), None)
-        raise RsyncError(why or f"rsync ended with code {code}", lost=code in _LOST or code < 0)
+        raise RsyncError(why or f"rsync ended with code {code}", lost=code in _CONNECTION_LOST or code < 0)
     return watched.moved
 
 
@@ -146,24 +146,24 @@ class _RsyncProcess:
         assert self._rsync.stdout is not None  # a pipe, as asked for
         descriptor = self._rsync.stdout.fileno()
         while True:
-            if readable([descriptor], _LOOK_EVERY_SECONDS):
+            if wait_readable([descriptor], _POLL_SECONDS):
                 piece = os.read(descriptor, _READ_BYTES)
                 if not piece:
-                    return self._last_words()
-                self._hear(piece)
+                    return self._read_remaining_output()
+                self._parse_output(piece)
             if (why := self._why_to_end()) is not None:
                 return why
 
-    def _last_words(self) -> str | None:
+    def _read_remaining_output(self) -> str | None:
         """It has closed its output, and is as good as over."""
         while self._rsync.poll() is None:
             if (why := self._why_to_end()) is not None:
                 return why
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self._rsync.wait(timeout=_LOOK_EVERY_SECONDS)
+                self._rsync.wait(timeout=_POLL_SECONDS)
         return None
 
-    def _hear(self, piece: bytes) -> None:
+    def _parse_output(self, piece: bytes) -> None:
         """rsync writes one line over and over, without ending it."""
         told = _PROGRESS_LINE.findall(piece)
         if not told:
@@ -201,7 +201,7 @@ def _end(rsync: subprocess.Popen[bytes]) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         while time.monotonic() < bound:
             os.killpg(rsync.pid, 0)
-            time.sleep(_LOOK_EVERY_SECONDS / 10)
+            time.sleep(_POLL_SECONDS / 10)
 
 
 @functools.cache

@@ -1,4 +1,4 @@
-"""Each side's own log, which `launch bench` reads when it has ended: one JSON object a line, with its times.
+"""The log of one side of a bench: one JSON object a line, with times. `launch bench` reads it at the end.
 
 Neighbours: both programs write it, `launcher/bench/side_run.py` reads. Standard library only, and nothing of
 `launcher`: the other trainer's environment has neither.

@@ -140,7 +140,7 @@ def _sample_id(asked: ParsedRequest, index: int) -> str:
 
 
 def _prompt_not_trainable(prompt_ids: list[int], engine: EngineFacts) -> str | None:
-    """Why a prompt must not be learned from; None when it may.
+    """The reason a prompt must not be trained on; None if it may.
 
     A template that writes the first token and a tokenizer that adds it give two: the policy would learn to
     answer prompts it never meets elsewhere (C3).
@@ -186,7 +186,7 @@ def _add_sample_name(asked: ParsedRequest, choice: dict[str, Any], version: int 
 
 
 def _strip(asked: ParsedRequest, body: dict[str, Any], model: str) -> None:
-    """Leave the client what it asked for, under the versioned name."""
+    """Keep only the parts the client asked for, under the versioned name."""
     body["model"] = model
     choices = body.get("choices") or ()
     for part in (body, *choices):

@@ -67,7 +67,7 @@ class ExactPrompts:
     def __init__(self) -> None:
         self._closings: OrderedDict[str, _Closing] = OrderedDict()
 
-    async def after(self, client: EngineClient, body: Body, earlier: EarlierTurn) -> tuple[Ids, Ids]:
+    async def continue_from(self, client: EngineClient, body: Body, earlier: EarlierTurn) -> tuple[Ids, Ids]:
         """The prompt that goes on from `earlier`, and the one that the template alone makes of `body`.
 
         They are the same where the template shows the earlier turn as it was. Raises EngineError, and

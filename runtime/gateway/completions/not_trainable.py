@@ -1,4 +1,4 @@
-"""Says of a rollout's request that none of its samples can be trained, when it is asked: not steps later.
+"""Warns at once, and not steps later, that none of a request's samples can be trained.
 
 The answer has a header with the reason; the log and the run's status have a line for the first request of
 each reason. Who asks for it by a header is refused instead, before anything is sampled.
@@ -24,7 +24,7 @@ _OF_ANY = "it bends what the policy would say by itself: leave it out"
 
 
 def reason(asked: ParsedRequest) -> str | None:
-    """What keeps every sample of a request from being trained, by what it asks for; None: nothing does."""
+    """The reason no sample of this request can be trained; None if they can."""
     if asked.tags.purpose != "train":
         return None
     try:

@@ -1,8 +1,8 @@
-"""The hot path: one completion request, from the door to an engine and back, recorded on the way.
+"""The hot path: one completion request, from the client to an engine and back, recorded on the way.
 
 Neighbours: request_parsing.py reads the request, engine_pool.py chooses the engine, answers.py reads what
 comes back, samples.py records it, in_flight.py hands it to whoever waits. An engine that dies under a request
-is asked again when it is back; what was sampled once is never sampled twice under one request id.
+is asked again when it is back; nothing is sampled twice under one request id.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class EngineFailedError(Exception):
 
 
 class Completions:
-    """Answers `/v1/chat/completions` and `/v1/completions` (an ASGI application per kind: `door`)."""
+    """Answers `/v1/chat/completions` and `/v1/completions` (an ASGI application per kind: `endpoint`)."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class Completions:
         config: RuntimeConfig,
         warnings: Warnings,
     ) -> None:
-        """`unheeded`: the fields of a request that have no effect here; its answer names them."""
+        """`ignored_fields`: the fields of a request that have no effect here; its answer names them."""
         self._fleet = engines
         self._versions = versions
         self._store = store
@@ -161,7 +161,7 @@ class Completions:
                 await self._ask(engine, asked, served, body, turn, flight)
                 return
             except EngineGoneError as error:
-                self._fleet.mark_lost(engine)
+                self._fleet.mark_unreachable(engine)
                 deaths += 1
                 if flight.has_started or deaths >= MAX_ENGINE_DEATHS:
                     raise not_ready(f"the engine died while answering: {error}") from error
@@ -284,7 +284,8 @@ class CompletionEndpoint:
 
 
 async def _refusal(engine: Engine, response: aiohttp.ClientResponse, served: Served) -> Exception:
-    """What an engine's error answer means: gone (ask again), or the client's own mistake (passed on)."""
+    """The meaning of an engine's error answer: it is gone (ask again), or the client's own mistake (passed
+    on)."""
     body = await response.read()
     if response.status == 404:
         return EngineGoneError(f"it does not have {served.engine_model}")

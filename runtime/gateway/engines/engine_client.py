@@ -2,7 +2,7 @@
 
 Neighbours: server.py is the other end; the gateway forwards completions with `post`, version_check.py loads,
 verifies and scores adapters. Every call is bounded; whatever goes wrong is an EngineError.
-Knows nothing of versions, samples or of what a good logprob is.
+Knows nothing of versions or samples, and judges no logprob.
 
     EngineError                 the engine answered, and not well: `status`, `message`
     └── EngineUnreachableError       it did not answer: no socket, connection lost, too slow
@@ -74,10 +74,10 @@ class AdapterReport:
 
 @dataclass(frozen=True)
 class EngineFacts:
-    """What an engine says of itself once. None: it did not say.
+    """Facts that an engine reports once. None: not reported.
 
-    `context_length`: the longest sequence it takes, in tokens; `first_token`: what its tokenizer puts before
-    every text by itself (BOS), if anything.
+    `context_length`: the longest sequence it takes, in tokens; `first_token`: the token (BOS) that its
+    tokenizer puts before every text, if any.
     """
 
     context_length: int | None = None
@@ -128,7 +128,7 @@ class EngineClient:
         return self._mode_is_right
 
     async def cache_use(self) -> CacheUse:
-        """What its prefix cache was asked for and had. Raises EngineError."""
+        """The use of its prefix cache. Raises EngineError."""
         return prefix_cache.read((await self._ask("GET", "/metrics", seconds=_HEALTH_SECONDS)).decode())
 
     async def load_adapter(self, name: str, path: Path) -> None:

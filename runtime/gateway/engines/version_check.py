@@ -38,7 +38,7 @@ class VerificationError(Exception):
 
 
 class Committed(Protocol):
-    """What is needed of a checkpoint (shared/checkpoint.py)."""
+    """The needed part of a checkpoint (shared/checkpoint.py)."""
 
     @property
     def folder(self) -> Path: ...
@@ -52,11 +52,11 @@ class Committed(Protocol):
 
 @dataclass(frozen=True)
 class VersionCheck:
-    """What was found. Errors are served minus trained logprobs over the probe's sampled tokens, all engines.
+    """The result of a check. Errors are served minus trained logprobs over the probe's sampled tokens, all
+    engines. `cached_error`: the error of a logprob when the prefix cache is read.
 
-    `cached_error`: how far a logprob is off when the prefix cache is read.
-    `effect`: how far the adapter moves the probe's logprobs from the base, at most, by the trainer's word;
-    `effect_share`: how much of that the engines show (1 is all of it), None where it drowns in rounding.
+    `effect`: how far the adapter moves the probe's logprobs from the base, at most, by the trainer's numbers;
+    `effect_share`: how much of that the engines show (1 is all of it), None if it is smaller than rounding.
     """
 
     version: int

@@ -24,7 +24,7 @@ RESULTS = "fine-tune-results"
 MAX_BYTES = 2 * 2**30
 MAX_FILES = 2048
 _ID = re.compile(r"file-[0-9a-f]{24}")
-_LONGEST_NAME = 255
+_MAX_NAME_LENGTH = 255
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class FileStore:
         total = sum(one.bytes for one in self._files.values()) + size
         if total > MAX_BYTES or len(self._files) >= MAX_FILES:
             raise ApiError(413, "the run keeps no more files: delete some", code="too_many_files")
-        name = Path(filename.replace("\\", "/")).name[:_LONGEST_NAME] or "file"
+        name = Path(filename.replace("\\", "/")).name[:_MAX_NAME_LENGTH] or "file"
         # Ids are in the order of their making.
         file_id = f"file-{time.time_ns():016x}{uuid.uuid4().hex[:8]}"
         return StoredFile(file_id, size, int(time.time()), name, purpose)

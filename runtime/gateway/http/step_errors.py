@@ -1,4 +1,4 @@
-"""Why a step, or a question about one, is not accepted.
+"""The errors of a step, or of a request about one.
 
     StepError
     ├── KeyReusedError            the key belongs to a step with another body

@@ -45,7 +45,7 @@ class BadField(ValueError):  # noqa: N818 - what it is, not what went wrong
 
 @dataclass(frozen=True)
 class FieldRule:
-    """What becomes of one field. `neutral`: values that ask for nothing, dropped where others are refused."""
+    """The handling of one field. `neutral`: values without an effect, dropped where others are refused."""
 
     action: Action
     reason: str = ""
@@ -131,7 +131,7 @@ SAMPLING: dict[str, FieldRule] = {
     "request_id": FieldRule("drop", "the gateway names requests"),
     "session_id": FieldRule("drop", "rollouts are named by header or path"),
     "return_token_offsets": FieldRule("drop", "answered by vLLM's render routes only"),
-    # As many as `n` are all there are to choose from: then it asks for nothing (_asks_for_nothing).
+    # As many as `n` are all there are to choose from: then it asks for nothing (_is_default).
     "best_of": FieldRule("refuse", "vLLM 0.32 ignores it silently: ask for n, with logprobs, and choose"),
     "use_beam_search": FieldRule("refuse", "beams are not samples of the policy", neutral=(False,)),
     "length_penalty": FieldRule("refuse", "belongs to beam search", neutral=(1, 1.0)),
@@ -200,22 +200,22 @@ def check(kind: Kind, body: Body, device: str) -> Body:
             raise BadField(name, f"{name[:80]!r} is not a field of this route")
         if rule.device not in (None, device):
             rule = _PASS
-        if rule.action == "drop" or value in rule.neutral or _asks_for_nothing(name, body):
+        if rule.action == "drop" or value in rule.neutral or _is_default(name, body):
             continue
         if rule.action == "refuse":
             raise BadField(name, f"{name!r} is not served: {rule.reason}")
         _check_content(name, value)
         kept[name] = value
     _check_values(kept)
-    return _held_tools(kept)
+    return _strict_tools(kept)
 
 
-def _asks_for_nothing(name: str, body: Body) -> bool:
-    """A value that is what would happen anyway, by what else is asked for."""
+def _is_default(name: str, body: Body) -> bool:
+    """Whether the value is the default, given the other fields."""
     return name == "best_of" and body["best_of"] in (1, body.get("n"))
 
 
-def _held_tools(body: Body) -> Body:
+def _strict_tools(body: Body) -> Body:
     try:
         return tools.with_strict_tools(body)
     except tools.NotAnObjectError as error:

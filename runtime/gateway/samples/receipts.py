@@ -1,6 +1,6 @@
-"""`POST /slipway/receipts`: which answers reached their clients, as the relay saw it.
+"""`POST /slipway/receipts`: the relay reports which answers reached their clients.
 
-Neighbours: gateway.py mounts it; samples.py keeps what it says; launcher/proxy/relay_receipts.py sends it.
+Neighbours: gateway.py mounts it; samples.py stores the reports; launcher/proxy/relay_receipts.py sends it.
 Who marked a request with `x-slipway-receipt: follows` says here what became of its answer: until then the
 answer is recorded, and no sample (C52).
 """

@@ -1,9 +1,9 @@
-"""A step on the trainer's side: its batch is built and given, then its commit is waited for.
+"""Hands a step to the trainer: builds its batch, then waits for its commit.
 
 Neighbours: queue.py has the step before and after; sample_ownership.py says what of it is trained,
 batch_building.py makes the batch, or examples.py and sft_batch.py where it imitates, and step_records.py
-writes it; the trainer takes `steps/NNNNNN/` and commits `checkpoints/step-NNNNNN/`. Knows nothing of keys,
-publications or what the queue says of the step.
+writes it; the trainer takes `steps/NNNNNN/` and commits `checkpoints/step-NNNNNN/`. Knows nothing of keys or
+publications.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ _POLL_SECONDS = 0.02
 
 
 class NotTrainedError(Exception):
-    """The trainer cannot do the step, by its own word or by the supervisor's; the message is the reason."""
+    """The trainer cannot do the step, as it or the supervisor reports; the message is the reason."""
 
 
 class Handover:
-    """What passes between the queue and the trainer. The gateway's event loop is its only user."""
+    """The exchange between the queue and the trainer. The gateway's event loop is its only user."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""A conversation's answer in exact ids: the prompt and what follows it, by the engine's own rendering.
+"""A conversation's answer in exact ids: the prompt and the answer, by the engine's own rendering.
 
 Neighbours: text_members.py asks for members given as text, examples.py for what is to be imitated; the engine
 has the chat template and the tokenizer. Knows nothing of rewards, steps or samples.
@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from runtime.gateway.engines.engine_client import EngineClient
-from runtime.gateway.requests.text_length import characters, most_characters
+from runtime.gateway.requests.text_length import characters, max_characters
 
 Message = dict[str, Any]
 Tools = list[dict[str, Any]] | None
@@ -35,7 +35,7 @@ async def render(
     """
     said = {"role": "assistant", "content": answer} if isinstance(answer, str) else answer
     context_tokens = await client.context_length()
-    if characters([messages, said, tools]) > most_characters(context_tokens):
+    if characters([messages, said, tools]) > max_characters(context_tokens):
         raise NotRenderedError(TOO_LONG)
     prompt = await client.tokenize(messages, tools=tools)
     if len(prompt) >= context_tokens:

@@ -1,7 +1,7 @@
-"""Which step has which sample, and which samples of a step are left to train: no two steps train one.
+"""Assigns samples to steps, so that no two steps train the same one.
 
 Neighbours: queue.py asks when a step is taken in, handover.py when it is given out; selection.py sorts;
-step_records.py has on disk what a step has. Knows nothing of the trainer or of what a step came to.
+step_records.py has on disk what a step has. Knows nothing of the trainer or of a step's outcome.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ class SampleOwnership:
             self._folder.queue(step)
             self._owners.update(dict.fromkeys(late, step.id))
 
-    def reset_rows(self, step: Step) -> None:
-        """The step trains nothing: its samples are free."""
+    def release(self, step: Step) -> None:
+        """The step trains nothing, so its samples are free again."""
         for sample in step.samples:
             if self._owners.get(sample) == step.id:
                 del self._owners[sample]

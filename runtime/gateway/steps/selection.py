@@ -1,4 +1,4 @@
-"""Which samples a step trains, and what becomes of the rest: everything named is trained or counted.
+"""Selects the samples that a step trains: everything named is trained, or counted with its reason.
 
 Neighbours: sample_ownership.py asks when a step is taken in and again when it is given to the trainer;
 samples come from the gateway's store; turns.py says which of them are one sequence; batch_building.py makes
@@ -73,7 +73,7 @@ class Source(Protocol):
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What a store knew of some groups at one moment. Only tokens are read later, as any thread may."""
+    """A store's answers about some groups at one moment. Only tokens are read later, as any thread may."""
 
     store: SampleStore
     rollouts: dict[str, list[SampleRef]]

@@ -1,7 +1,7 @@
 """Every step that the run has taken in: by its number, by its key, and after a restart from what is on disk.
 
 Neighbours: queue.py decides what is taken in and drives it; step_records.py has each step on disk;
-sample_ownership.py is told which samples they have. Knows nothing of what becomes of a step.
+sample_ownership.py is told which samples they have. Knows nothing of a step's outcome.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class StepRegistry:
 
     @property
     def next_id(self) -> int:
-        """What the next one is called."""
+        """The id of the next step."""
         return max((*self._steps, *self._claims.committed), default=0) + 1
 
     def _remember(self, step: Step) -> None:

@@ -28,7 +28,7 @@ from runtime.shared.runtime_config import RuntimeConfig
 
 log = logging.getLogger(__name__)
 
-_LOOK_SECONDS = 0.05
+_POLL_SECONDS = 0.05
 # Of engines that died while they were asked, and of those that live and refuse; other numbers are final.
 _ATTEMPTS = 5
 _REFUSALS = 2
@@ -95,7 +95,7 @@ class ModelCheck:
                 trial = await asyncio.to_thread(on_disk.find, self._state_dir, self._subject)
                 if trial is not None:
                     return trial
-            await asyncio.sleep(_LOOK_SECONDS)
+            await asyncio.sleep(_POLL_SECONDS)
 
     def _changed(self, trial: Checkpoint) -> bool:
         """Whether the trainer, started anew, has meanwhile put another trial in its place."""

@@ -1,10 +1,10 @@
-"""`POST /slipway/policy_name`: what a program calls the policy, as one for ART names its model.
+"""`POST /slipway/policy_name`: a program's own name for the policy, as programs for ART have one.
 
     art/models.json     {"policy": "agent-001"}
 
 A run trains one policy, so there is one such name: a second one would be the same weights under another name,
 and is refused. From then on `agent-001` is the newest version and `agent-001@7` that of step 7. Neighbours:
-gateway.py mounts it; versions.py asks what a name means.
+gateway.py mounts it; versions.py resolves names by it.
 """
 
 from __future__ import annotations

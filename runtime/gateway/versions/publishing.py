@@ -1,9 +1,9 @@
 """Publishing: a committed checkpoint becomes the served policy, by a proof on every engine, then the alias.
 
 Neighbours: version_check.py stages and proves; versions.py holds the alias; queue.py calls `publish` after
-each commit; engine_pool.py calls `restage` for an engine that started anew; reload.py brings back an older
-version that is named. Every attempt is a line in `publications.jsonl`. Knows nothing of what a proof
-compares.
+each commit; engine_pool.py calls `reload_after_restart` for a restarted engine; reload.py brings back an
+older version that is named. Every attempt is a line in `publications.jsonl`. Knows nothing of the comparisons
+in a proof.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which policy versions are served, which one the alias means, and which are in use at this moment.
+"""The served policy versions: which one the alias means, and which are in use now.
 
 Neighbours: proxy.py resolves a model name at admission and holds its version until the answer;
 version_check.py stages versions and unloads those nobody holds; reload.py loads again what a request names.
@@ -119,7 +119,7 @@ class Versions:
 
     @property
     def newest(self) -> Served:
-        """What the alias means now."""
+        """The version that the alias means now."""
         return self._served(self.current)
 
     def resolve(self, model: str) -> Served:

@@ -1,4 +1,4 @@
-"""What a forward pass keeps for the backward pass, by the tensors that are kept.
+"""The memory that a forward pass keeps for the backward pass, tensor by tensor.
 
 Neighbours: `trainer.py` counts it for a row. The network is transformers' own with LoRA beside linear layers
 whose weights are frozen (`runtime/trainer/network.py`): such a layer keeps its input for A, what A makes of

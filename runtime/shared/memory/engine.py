@@ -1,6 +1,6 @@
-"""What an engine takes of its GPU's memory; what is left of its share is the cache of keys and values.
+"""The GPU memory of an engine; the rest of its share is the cache of keys and values.
 
-Neighbours: `planning.py` asks for whole tables; `runtime/engine/command.py` tells vLLM what was planned. An
+Neighbours: `planning.py` asks for whole tables; `runtime/engine/command.py` passes the plan to vLLM. An
 engine is on one GPU and has the whole model. Pure.
 """
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from runtime.shared.memory import assumptions
 from runtime.shared.memory.memory_item import MemoryLine, format_count
 from runtime.shared.model_shape import ModelShape
-from runtime.shared.peft_form import engine_rank
+from runtime.shared.peft_format import engine_rank
 
 
 @dataclass(frozen=True)

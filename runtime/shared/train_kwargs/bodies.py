@@ -1,4 +1,4 @@
-"""The bodies of `POST /slipway/train_kwargs`: what a program asked its trainer for, and what that is here.
+"""The bodies of `POST /slipway/train_kwargs`: a program's trainer keywords, and their meaning here.
 
 Neighbours: `table.py` makes the answer; `launcher/client/train_kwargs.py` has the client's copy, which a test
 compares with this. pydantic only.

@@ -1,4 +1,4 @@
-"""Keywords that have no effect here: each with one plain line that says what happens instead.
+"""Keywords without an effect here, each with one line that says what happens instead.
 
 Neighbours: `table.py` lists them. A value that says nothing else than what happens anyway is not noted.
 """

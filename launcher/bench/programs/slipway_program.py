@@ -1,9 +1,9 @@
-"""What `launch bench` puts behind `launch --`.
+"""The program that `launch bench` runs with `launch --`.
 
-    python ours_program.py TASK LOG
+    python slipway_program.py TASK LOG
 
-A DSPy program that is trained by `GRPO`, scored greedily before and after and never in between. The steps'
-times are not here: the run's own files have them. Neighbours: `launcher/bench/our_side.py` starts it.
+A DSPy program that is trained by `GRPO`, scored greedily before and after and never in between. The run's own
+files have the times of the steps. Neighbours: `launcher/bench/slipway_side.py` starts it.
 """
 
 from __future__ import annotations
