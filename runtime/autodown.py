@@ -142,9 +142,7 @@ class AutostopTimer:
             except (OSError, sqlite3.Error) as error:
                 trouble = str(error)
             unarmed = self._keep_armed()
-        said = (
-            f"the machine's timer runs: {trouble}" if trouble else f"the machine's timer is set back{unarmed}"
-        )
+        said = f"the machine's timer runs: {trouble}" if trouble else f"the machine's timer is reset{unarmed}"
         if said == self._told:
             return None
         self._told = said

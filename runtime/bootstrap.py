@@ -227,7 +227,7 @@ def find_uv() -> str:
         return os.fspath(importlib.import_module("uv").find_uv_bin())
     if found := shutil.which("uv"):
         return found
-    raise BootstrapError("uv, which installs the runtime's packages, is not here: pip install uv")
+    raise BootstrapError("uv, which installs the runtime's packages, is missing: pip install uv")
 
 
 def _uv(
@@ -268,18 +268,16 @@ def _uv(
 
 
 def _lines(descriptor: int, progress: Callable[[str], None], bound_seconds: float) -> Iterator[str]:
-    """uv's lines as they come. Its silence is said, and bounded."""
+    """uv's lines as they come. A long silence is reported, and bounded."""
     begun = heard = time.monotonic()
     rest = b""
     while True:
         readable, _, _ = select.select([descriptor], [], [], _PROGRESS_SECONDS)
         now = time.monotonic()
         if now - begun > bound_seconds:
-            raise BootstrapError(f"uv was not done after {bound_seconds:.0f} s")
+            raise BootstrapError(f"uv did not finish within {bound_seconds:.0f} s")
         if not readable:
-            progress(
-                f"uv has said nothing for {now - heard:.0f} s: a large download, or a slow package index"
-            )
+            progress(f"uv printed nothing for {now - heard:.0f} s: a large download, or a slow package index")
             continue
         heard = now
         piece = os.read(descriptor, 65536)

@@ -69,7 +69,7 @@ class Needs:
 
 
 def check(needs: Needs, root: Path) -> str:
-    """All of it; what was found, in one line. Raises HostError."""
+    """All checks; a summary in one line. Raises HostError."""
     found = []
     if needs.variant == "cuda":
         gpus = list_gpus()
@@ -91,7 +91,7 @@ def _check_gpus(gpus: list[Gpu], needs: Needs) -> None:
         raise HostError(f"{needs.gpus} was rented, {len(gpus)} of {needs.count} GPUs are there")
     for index, gpu in enumerate(gpus):
         if gpu.is_mig:
-            raise HostError(f"GPU {index} ({gpu.name}) is split up: MIG is on, whole ones are needed")
+            raise HostError(f"GPU {index} ({gpu.name}) is split by MIG: whole GPUs are needed")
         if not is_of_type(gpu.name, needs.type):
             raise HostError(f"{needs.gpus} was rented, GPU {index} is {gpu.name}")
         least = gpu_memory.memory_bytes(needs.type) or 0
@@ -150,7 +150,7 @@ def _check_planned(gpu: Gpu, needs: Needs) -> None:
 
 
 def memory_bytes() -> int:
-    """What may still be taken of the memory here, a container's bound included."""
+    """The available memory, within a container's bound."""
     available = re.search(r"^MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text(), re.MULTILINE)
     found = int(available.group(1)) * 1024 if available else sys.maxsize
     try:
@@ -173,7 +173,7 @@ def check_compiler() -> None:
     """Triton, in which kernels of vLLM and torch are written, builds what starts them when they first run:
     with a C compiler and Python's own headers. Raises HostError."""
     if not (os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")):
-        raise HostError("no C compiler is there, with which kernels are built: apt-get install gcc")
+        raise HostError("there is no C compiler, which builds kernels: apt-get install gcc")
     if not (HEADERS / "Python.h").is_file():
         raise HostError(f"Python's headers, with which kernels are built, are not in {HEADERS}: python3-dev")
 

@@ -133,10 +133,9 @@ class EngineHealth(HttpHealth):
 
 
 class TrainerHealth:
-    """`trainer.json` says ready, and its processes use processor time: idle, it still looks for work.
-
-    Writing a checkpoint it may use none: it is alive while a disk takes what it gave, for `DISK_SECONDS`.
-    """
+    """`trainer.json` says ready, and its processes use processor time: an idle trainer still polls. While
+    it writes a checkpoint it may use none: it counts as alive while a disk takes the data, for
+    `DISK_SECONDS`."""
 
     usual_seconds = 0.0
 
@@ -148,7 +147,7 @@ class TrainerHealth:
         self._wrote_at = -math.inf
 
     def reset(self) -> None:
-        """Drop what the dead trainer last said of itself."""
+        """Remove the dead trainer's last status."""
         self._path.unlink(missing_ok=True)
         self._moved_at = time.monotonic()
         self.note = None

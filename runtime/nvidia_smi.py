@@ -37,17 +37,17 @@ class Gpu:
 
 
 def list_gpus() -> list[Gpu]:
-    """The GPUs that nvidia-smi lists. Raises HostError with what it says when it fails."""
+    """The GPUs that nvidia-smi lists. Raises HostError with its error message."""
     command = ["nvidia-smi", f"--query-gpu={','.join(_FIELDS)}", "--format=csv,noheader,nounits"]
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, errors="replace", timeout=_NVIDIA_SMI_SECONDS
         )
     except FileNotFoundError:
-        raise HostError("no NVIDIA driver is there: nvidia-smi is not installed") from None
+        raise HostError("there is no NVIDIA driver: nvidia-smi is not installed") from None
     except subprocess.TimeoutExpired:
         raise HostError(
-            f"the NVIDIA driver hangs: nvidia-smi said nothing for {_NVIDIA_SMI_SECONDS} s"
+            f"the NVIDIA driver hangs: nvidia-smi did not answer for {_NVIDIA_SMI_SECONDS} s"
         ) from None
     lines = [line.strip() for line in done.stdout.splitlines() if line.strip()]
     gpus = [gpu for line in lines if (gpu := _gpu(line)) is not None]
@@ -55,7 +55,7 @@ def list_gpus() -> list[Gpu]:
     complaints += [line.strip() for line in done.stderr.splitlines() if line.strip()]
     if done.returncode or complaints or not gpus:
         said = complaints[-1] if complaints else f"nvidia-smi ended with code {done.returncode}"
-        raise HostError(f"the NVIDIA driver is in trouble: {said}")
+        raise HostError(f"the NVIDIA driver failed: {said}")
     return gpus
 
 
@@ -75,7 +75,7 @@ def _mebibytes(text: str) -> int | None:
 
 
 def is_of_type(name: str, rented: str) -> bool:
-    """Whether nvidia-smi's name ("NVIDIA H100 80GB HBM3") is what SkyPilot calls `rented` ("H100-MEGA-80GB").
+    """Whether nvidia-smi's name ("NVIDIA H100 80GB HBM3") is SkyPilot's type `rented` ("H100-MEGA-80GB").
 
     The type up to its number must stand in the name as words: A10 is no A100, L40 no L40S.
     """

@@ -44,7 +44,7 @@ _STALL_POLL_SECONDS = 5.0
 
 @dataclass(frozen=True)
 class ChildSpec:
-    """One child: what runs, how it is known to be well, and how long each thing may take."""
+    """One child: its command, its health check, and its time limits."""
 
     name: str
     command: list[str]
@@ -70,7 +70,7 @@ class ChildSpec:
     starts_after: frozenset[str] = frozenset()
 
     def environ(self) -> dict[str, str]:
-        """What it is started with."""
+        """The child's environment."""
         kept = SECRETS - self.secrets
         environ = {name: value for name, value in os.environ.items() if name not in kept}
         return environ if self.gpus is None else environ | {gpus.VISIBLE: ",".join(self.gpus)}
@@ -128,7 +128,7 @@ class Supervisor:
         self._detail: str | None = None
 
     async def run(self, stop: asyncio.Event) -> int:
-        """Until `stop` is set (0) or a vital child fails for good (1); then ends the children by rank."""
+        """Run until `stop` is set (0) or a vital child fails for good (1); then end the children by rank."""
         self._write()
         tasks = [asyncio.create_task(self._supervise(child)) for child in self._children]
         tasks.append(asyncio.create_task(self._heartbeat()))
@@ -196,7 +196,7 @@ class Supervisor:
         return time.monotonic()
 
     async def _watch(self, child: Child) -> tuple[str, float]:
-        """Until something is wrong: what, and for how many seconds the child had been well."""
+        """Wait for a failure: returns it, and for how many seconds the child had been well."""
         spec, process = child.spec, child.process
         assert process is not None
         started = well_at = time.monotonic()

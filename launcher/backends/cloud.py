@@ -166,7 +166,7 @@ class CloudMachine:
 
     @property
     def price_per_hour(self) -> float | None:
-        """What the cluster costs, by SkyPilot's catalog; None before it is armed."""
+        """The cluster's price, by SkyPilot's catalog; None before it is armed."""
         return None if self._cluster_status is None else self._cluster_status["price_per_hour"]
 
     @property
@@ -329,7 +329,7 @@ class CloudMachine:
     # -------------------------------------------------------------- down
 
     def down(self) -> None:
-        """See machine.py. Also ends a launch that is under way, whoever began it."""
+        """See machine.py. Also ends a launch that is under way."""
         try:
             if self._link is not None:
                 self._link.close()

@@ -47,7 +47,7 @@ def missing_packages(root: Path, variant: str = "cpu", extras: Sequence[str] = (
 
 
 def _pins(lock: Path) -> list[str]:
-    """What a lock file pins for every machine: a pin with a marker may be meant for another one."""
+    """The pins of a lock file that hold for every machine: a pin with a marker may be for another one."""
     return [line.strip() for line in lock.read_text().splitlines() if line.strip() and ";" not in line]
 
 
@@ -145,7 +145,7 @@ def _current_names(root: Path) -> set[str]:
 
 
 def last_used(environment: Path) -> float:
-    """When an environment was last asked for, as seconds since the epoch."""
+    """The time of an environment's last use, in seconds since the epoch."""
     return (environment / MARKER).stat().st_mtime
 
 

@@ -146,7 +146,7 @@ class LocalMachine:
         return False
 
     def provision(self, progress: Progress = no_progress) -> None:
-        """Make the two folders, for nobody but this user."""
+        """Make the two folders, for this user alone."""
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         (self._folder / "logs").mkdir(mode=0o700, exist_ok=True)
         make_own_folder(self._sockets)
@@ -290,7 +290,7 @@ class LocalMachine:
 
 
 def short_folder(run_id: str) -> Path:
-    """Where the sockets go: the temporary folder, or /tmp where that one's path is too long for a socket."""
+    """The folder for the sockets: the temporary folder, or /tmp if its path is too long for a socket."""
     for parent in (tempfile.gettempdir(), "/tmp"):
         folder = os.path.join(parent, run_id)
         if len(os.fsencode(folder + _LONGEST_SOCKET_NAME)) <= _SOCKET_PATH_BYTES:

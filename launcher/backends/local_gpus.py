@@ -59,7 +59,7 @@ def usable(needs: Needs, environ: Mapping[str, str]) -> list[Gpu]:
     if len(found) >= needs.count:
         return found
     first = next(filter(None, troubles), None)
-    here = f"{len(found)} of the {len(seen)} here will do: {first}" if first else f"{len(found)} here"
+    here = f"{len(found)} of the {len(seen)} here usable: {first}" if first else f"{len(found)} here"
     why = f"{needs.count} needed, {here}"
     raise _TooFewError(why, len(found)) if found else HostError(first or why)
 
@@ -92,7 +92,7 @@ def _why_unfit(index: int, gpu: Gpu, needs: Needs) -> str | None:
     """The reason this GPU will not do."""
     what = f"GPU {index} ({gpu.name})"
     if gpu.is_mig:
-        return f"{what} is split up: MIG is on, whole ones are needed"
+        return f"{what} is split by MIG: whole GPUs are needed"
     try:
         fitness.check_capability(gpu, needs)
         fitness.check_weights(gpu, needs)

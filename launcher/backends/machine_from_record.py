@@ -131,4 +131,4 @@ def _proof(machine: Terminable, troubles: list[str]) -> Proof:
         return machine.proof()
     except Exception as error:  # noqa: BLE001 - as above
         troubles.append(f"looking for what is left failed: {described(error)}")
-        return Proof(False, f"nothing confirms that it is gone: {'; '.join(troubles)}")
+        return Proof(False, f"it is not proven that it is gone: {'; '.join(troubles)}")

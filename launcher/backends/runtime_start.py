@@ -58,10 +58,10 @@ class RuntimeStart:
         self._told: dict[str, str] = {}
 
     def wait(self, token: str, keeper_code: Callable[[], int | None], bound_seconds: float) -> None:
-        """Until the gateway says that everything is ready. Renews the lease meanwhile: who waits is alive.
+        """Wait until the gateway says that everything is ready. Renews the lease meanwhile.
 
-        `keeper_code` is the keeper's exit code once it has ended. Raises NotStarted; PreflightError for
-        a model that engine and trainer disagree on.
+        `keeper_code` is the keeper's exit code once it has ended. Raises NotStarted; PreflightError for a
+        model that engine and trainer disagree on.
         """
         bound = time.monotonic() + bound_seconds
         while True:

@@ -37,7 +37,7 @@ _LOCAL_ERRNOS = _DISK_FULL | frozenset(
 
 
 class LaunchError(Exception):
-    """What failed, in one line; why, in one line; and what to do, best as a command to paste."""
+    """The failure in one line, its reason in one line, and a hint, best a command to paste."""
 
     exit_code = EXIT_BUG
 

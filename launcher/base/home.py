@@ -58,7 +58,7 @@ class Home:
 
     @property
     def timings(self) -> Path:
-        """How long phases took."""
+        """The file of phase durations."""
         return self.cache / "timings.json"
 
     def run_folder(self, run_id: str) -> Path:

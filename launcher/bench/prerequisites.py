@@ -24,7 +24,7 @@ def refuse_unable_computer(home: Home) -> None:
     if importlib.util.find_spec("dspy") is None:
         raise PreflightError(
             "a bench needs DSPy",
-            "the program that it trains is one of DSPy's",
+            "it trains a DSPy program",
             "pip install 'slipway-rl[dspy]'",
         )
     preflight.check_environment(home)

@@ -24,7 +24,7 @@ def no_record_because(shape: Workload, runs: Sequence[SideRun], seeds: int) -> l
 
 
 def staleness(runs: Sequence[SideRun]) -> int:
-    """How old, in steps, a sample of our side may have been."""
+    """The largest staleness, in steps, of our side's samples."""
     return max(run.staleness for run in runs)
 
 

@@ -20,14 +20,14 @@ from launcher.bench.workload import Workload
 from launcher.console.output import Output
 
 # A run that takes so long gets nowhere: its start, then each of its steps.
-_MOST_START_SECONDS, _MOST_STEP_SECONDS = 1800.0, 60.0
+_MAX_START_SECONDS, _MAX_STEP_SECONDS = 1800.0, 60.0
 
 Side = Callable[[Path, Callable[[str], None]], SideRun]
 
 
 def max_seconds(shape: Workload) -> float:
-    """How long a run of so many steps may take."""
-    return _MOST_START_SECONDS + _MOST_STEP_SECONDS * shape.steps
+    """The time limit of a run of so many steps."""
+    return _MAX_START_SECONDS + _MAX_STEP_SECONDS * shape.steps
 
 
 def run_supervised(
@@ -40,7 +40,7 @@ def run_supervised(
     others, before = this_computer.busy_share(), this_computer.load()
     busy, began = this_computer.busy_seconds(), time.monotonic()
     if others > this_computer.BUSY_SHARE:
-        output.warn(f"others use {others:.0%} of this computer now: what is measured is worth less")
+        output.warn(f"others use {others:.0%} of this computer now: the figures will be less reliable")
     with output.busy(f"{name}, run {number + 1} of {shape.seeds}, {shape.steps} steps") as progress:
         try:
             seen = run(place, progress)
@@ -65,6 +65,6 @@ def run_supervised(
 
 
 def new_folder(home: Home) -> Path:
-    """Where a bench leaves what it ran: logs, and our runs' own homes."""
+    """The folder for a bench's logs and our runs' homes."""
     home.benches.mkdir(parents=True, exist_ok=True)
     return Path(tempfile.mkdtemp(prefix=time.strftime("%Y%m%d-%H%M%S-"), dir=home.benches))

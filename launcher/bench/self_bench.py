@@ -125,7 +125,7 @@ class SelfBench:
         }
 
     def text(self) -> str:
-        """A table, and what to know of it."""
+        """The table and its remarks."""
         rows = [
             ["", "seen", "hoped for", ""],
             *(line.cells(not self.no_record_because) for line in self.lines),
@@ -153,7 +153,7 @@ def _of_task(run: SideRun) -> float:
 
 
 def _help_seconds() -> float:
-    """How long `launch --help` takes, the median of a few."""
+    """The median duration of a few `launch --help`."""
     took = []
     for _ in range(_HELP_RUNS):
         began = time.perf_counter()

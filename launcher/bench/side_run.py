@@ -114,7 +114,7 @@ class Log:
         found = self.of(kind)
         if len(found) != 1:
             raise JobFailed(
-                "a program of the bench has not told all it should have",
+                "a program of the bench did not log everything it should",
                 f"{len(found)} times {kind} in its log, instead of once",
                 f"less {self._path}",
             )

@@ -20,7 +20,7 @@ def bench(output: Output, against: str | None, steps: int, seeds: int, staleness
     """Measure. The exit code says whether it was measured, never how fast it was."""
     if against is not None:
         raise UsageError(
-            "--against is no option of launch bench any more",
+            "--against is no longer an option of launch bench",
             "the comparison with TRL's trainer is a program of the tests, in a checkout",
             "uv run python -m tests.bench.compare_with_trl",
         )

@@ -336,7 +336,7 @@ def _with_credentials() -> list[str]:
 
 
 def _clouds() -> Check:
-    """With whom there are credentials, by their places, and whose prices are here; nobody is asked."""
+    """The clouds with credentials, by their paths, and those with prices here; no cloud is asked."""
     from launcher.backends.skypilot import prices
     from launcher.types import clouds
 

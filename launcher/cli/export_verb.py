@@ -83,7 +83,7 @@ def dtype_of(weights: RunWeights) -> str:
 def _atomic_folder(target: Path) -> Iterator[Path]:
     """A temporary folder beside the target; it takes the target's place once it is complete."""
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise UsageError(f"{target} holds something already", "nothing is written over", f"ls -l {target}")
+        raise UsageError(f"{target} is not empty", "existing files are never overwritten", f"ls -l {target}")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=target.parent) as beside:
@@ -160,7 +160,7 @@ def _environ(env_file: Path | None) -> dict[str, str]:
 
 
 def _merge_error(weights: RunWeights, base: str, said: str) -> LaunchError:
-    last = REDACTOR.redact((said.strip() or "it ended without a word").splitlines()[-1])
+    last = REDACTOR.redact((said.strip() or "it ended without a message").splitlines()[-1])
     return PreflightError(
         f"{weights.label} cannot be merged into {base}", last, f"launch export {weights.label} --to DIR"
     )
@@ -181,7 +181,7 @@ def _serve_line(weights: RunWeights, base: str, folder: Path, *, merged: bool, d
 
 
 def _card(weights: RunWeights, base: str, serve: str, *, merged: bool) -> str:
-    """What is in the folder, and how it is served: for whoever finds it later."""
+    """The README of the export: its content, and how to serve it."""
     what = "A model" if merged else "A LoRA adapter"
     run, step = weights.record.id, weights.step
     return f"""---

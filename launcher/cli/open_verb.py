@@ -43,7 +43,7 @@ def open_page(output: Output, name: str, in_browser: bool) -> int:
             silent = error
     file = _saved_page(output, store, record, silent)
     if silent is not None:
-        output.note(f"{silent.message}: {silent.why}; this is what is at home")
+        output.note(f"{silent.message}: {silent.why}; showing the files on this computer")
     opened = in_browser and _has_screen() and webbrowser.open(file.as_uri())
     output.result({"file": str(file), "live": False, "opened": opened}, str(file))
     return EXIT_OK
@@ -75,7 +75,7 @@ def _link(endpoint: LocalEndpoint, label: str) -> tuple[str, float]:
         return endpoint.root + given["path"], float(given["seconds"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise PreflightError(
-            f"the endpoint of {label} gives no link to its page", str(error), f"launch status {label}"
+            f"the endpoint of {label} did not give a link to its page", str(error), f"launch status {label}"
         ) from error
 
 
@@ -95,11 +95,11 @@ def _saved_page(
     """The page as files. Raises if there is nothing to see; `silent` is why the endpoint does not answer,
     if it does not."""
     label, page = record.name or record.id, RunPage(store, record.id)
-    with output.busy(f"writing the page of {label}", "it is made of the files at home"):
+    with output.busy(f"writing the page of {label}", "the page is made of the files on this computer"):
         if page.is_empty:
             raise silent or PreflightError(
-                f"there is nothing to show of {label}",
-                "no step, no validation and no proof of it is at home",
+                f"there is nothing to show for {label}",
+                "none of its steps, validations and proofs is on this computer",
                 f"launch logs {label}",
             )
         return page_folder.write(page, store.folder(record.id) / RESULTS)

@@ -37,7 +37,7 @@ def show(
     """Show the plan; with `refresh` the prices are fetched first."""
     if flags.get("resume") is not None:
         what = "--resume cannot be used with a plan"
-        raise UsageError(what, "it ends what is left of that run; a plan changes nothing", "launch status")
+        raise UsageError(what, "it would end the rest of that run; a plan changes nothing", "launch status")
     settings = setting_sources.load(flags, sets, env_file)
     for warning in settings.warnings:
         output.note(warning)

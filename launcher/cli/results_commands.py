@@ -35,7 +35,7 @@ def export(
     as_json: options.Json = False,
     debug: options.Debug = False,
 ) -> int:
-    """Write what a run has learned into a folder: its adapter in PEFT form, or a merged model."""
+    """Write a run's result into a folder: its adapter in PEFT format, or a merged model."""
     from launcher.cli import export_verb
 
     invocation = context.obj

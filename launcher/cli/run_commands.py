@@ -151,7 +151,7 @@ def gc(
     as_json: Json = False,
     debug: Debug = False,
 ) -> int:
-    """Find what earlier runs left behind, rented machines too, and remove it once you agree."""
+    """Find leftovers of earlier runs, rented machines too, and remove them once you agree."""
     from launcher.cli import teardown_verbs
 
     agreed = yes or bool(context.obj.flags.get("yes"))

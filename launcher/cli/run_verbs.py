@@ -266,13 +266,13 @@ def _rented(record: RunRecord, cluster_status: Mapping[str, Any]) -> str:
 
 
 def _durability(record: RunRecord, store: RecordStore) -> durable.DurabilityStatus:
-    """What is committed and what is durable, by the folders on this computer."""
+    """The committed and the durable step, by the folders on this computer."""
     machine = Path(record.machine.get("state_dir", store.folder(record.id) / "machine"))
     return durable.durability_status(machine, store.folder(record.id) / RESULTS)
 
 
 def _state(record: RunRecord) -> str:
-    """The state, and what it means where nobody looks after a live run."""
+    """The state, and its meaning if a live run is unattended."""
     if not record.live:
         return "down: verified"
     if record.elsewhere:
@@ -310,7 +310,8 @@ def _log_file(folder: Path, name: str, which: str) -> Path:
 
 
 def _show(write: Callable[[str], None], path: Path, going_on: Callable[[], bool]) -> None:
-    """A file to its end, and what is added while it goes on; a full one is begun anew under its name."""
+    """Print a file to its end, and new lines while the run goes on; a full file is replaced by a new one
+    of its name."""
     while True:
         with path.open(encoding="utf-8", errors="replace") as file:
             while True:

@@ -65,7 +65,7 @@ def check_names(command: Sequence[str], folder: Path | None = None, *, arbor: bo
 
 
 def _not_runnable(command: Sequence[str]) -> tuple[str, str]:
-    """Why `command[0]` cannot be run, and what to type instead."""
+    """The reason `command[0]` cannot be run, and the command to type instead."""
     program = command[0]
     path = Path(program)
     if not program:
@@ -159,7 +159,7 @@ def check_disk(settings: Settings, model_path: str, home: Home) -> None:
 
 
 def checkpoints_bytes(settings: Settings, model_path: str) -> int:
-    """The most the checkpoints take: those that are kept, one in the making, and the adapters at home."""
+    """The most the checkpoints take: the kept ones, one in progress, and the downloaded adapters."""
     config = Path(model_path) / "config.json"
     if not config.is_file():
         return 0

@@ -25,7 +25,7 @@ def refuse_without_consent(settings: Settings) -> None:
     """Raises UsageError if nobody can agree and --yes was not given; then prices are not even looked up."""
     if not settings.rented or settings.yes or consent.is_interactive():
         return
-    raise _nobody(
+    raise _no_terminal_error(
         f"{plan_command(settings, settings.gpus or '')}  # what it costs; then the same run with --yes"
     )
 
@@ -36,7 +36,7 @@ def confirm(output: Output, plan: Plan, settings: Settings) -> None:
     if plan.rented is None or settings.yes:
         return
     if not consent.can_prompt(output):
-        raise _nobody("run the same command with --yes")
+        raise _no_terminal_error("run the same command with --yes")
     output.note(table(plan))
     if not consent.confirm(output, f"{plan.describe_cost()}. Proceed?"):
         again = "run it again with a shorter --max or a smaller --budget"
@@ -73,7 +73,7 @@ def table(plan: Plan) -> str:
 
 
 def gpu_usage(gpus: GpuSplit) -> list[str]:
-    """How GPUs are shared out, and whether all fits."""
+    """The split of the GPUs, and whether everything fits."""
     apart = f"{gpus.infer_gpus} for inference, {gpus.train_gpus} for training"
     return [
         f"  GPUs    {'shared by inference and training' if gpus.is_one_gpu else apart}",
@@ -85,5 +85,5 @@ def _price(offer: Offer) -> str:
     return f"{format_money(offer.price_per_hour)}/h" if offer.price_per_hour else "-"
 
 
-def _nobody(hint: str) -> UsageError:
+def _no_terminal_error(hint: str) -> UsageError:
     return UsageError("there is no terminal to ask you about the price", "renting GPUs costs money", hint)

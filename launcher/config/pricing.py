@@ -55,8 +55,10 @@ def make_priced_plan(
 
 
 def subtract_earlier_cost(plan: Plan, record: RunRecord) -> Plan:
-    """The plan of another life of a run that is over: the budget is the run's, and what its lives have cost
-    is spent. Raises UsageError where nothing is left of it."""
+    """The plan of another life of a run: the budget is the run's, and the cost of its earlier lives is spent.
+
+    Raises UsageError if nothing of it is left.
+    """
     if plan.budget is None or plan.max_price_per_hour == 0:
         return plan
     spent = lives.cost(record.lives, time.time())

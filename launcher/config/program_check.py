@@ -119,7 +119,7 @@ def _is_itself(python: str, folder: Path) -> bool:
 
 
 def _probe(started: _ProgramStart, bound_seconds: float) -> dict[str, Any] | None:
-    """What its Python says of the program; None where it does not say it in time."""
+    """Its Python's report on the program; None if it does not come in time."""
     text = Path(import_probe.__file__).read_text()
     try:
         done = subprocess.run(

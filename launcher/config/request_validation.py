@@ -84,7 +84,7 @@ def secret_values(settings: Settings) -> dict[str, str]:
 
 
 def validate_plan(settings: Settings, *, asks: bool) -> None:
-    """For a plan: what a run would find of its model without a network. `asks`: the hub did answer already.
+    """The checks of a plan: those of a run's model that need no network. `asks`: the hub did answer already.
 
     Raises LaunchError as a run does.
     """

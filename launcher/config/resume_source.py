@@ -134,7 +134,7 @@ def check_same_kind(settings: Settings, record: RunRecord) -> None:
     label = record.name or record.id
     raise UsageError(
         f"{label} cannot be resumed on {wanted}",
-        f"it was started on {was}; what it learned is in its results/adapter",
+        f"it was started on {was}; its adapter is in its results/adapter",
         f"launch --resume {label}  # without --gpus and --infra",
     )
 

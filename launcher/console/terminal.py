@@ -25,7 +25,7 @@ _DEFAULT_SIZE = os.terminal_size((80, 24))
 
 
 def reset_rows(descriptor: int) -> None:
-    """All rows to whoever comes next, from a process that outlives the owner of a pinned line."""
+    """Give all rows back to the terminal, after the owner of a pinned line has died."""
     with contextlib.suppress(OSError):
         if os.isatty(descriptor):
             os.write(descriptor, f"{_SAVE}{_ALL_ROWS}{_RESTORE}".encode())

@@ -43,7 +43,7 @@ class RunPage:
             "now": now,
             "revision": self._revision(record),
             "run": _run(record, now),
-            "money": _money(record, now),
+            "money": _cost(record, now),
             "lease": _lease(record, runtime, now),
             "standing": self._durability(record),
             "runtime": _runtime(runtime),
@@ -129,7 +129,7 @@ def _run(record: RunRecord, now: float) -> dict[str, Any]:
     }
 
 
-def _money(record: RunRecord, now: float) -> dict[str, Any]:
+def _cost(record: RunRecord, now: float) -> dict[str, Any]:
     plan, cluster_status = record.details.get("plan") or {}, record.machine.get("standing") or {}
     return {
         "per_hour": cluster_status.get("price_per_hour", plan.get("price_per_hour")),

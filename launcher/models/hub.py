@@ -55,7 +55,7 @@ def check_downloaded(model: str, environ: Mapping[str, str]) -> bool:
 
 
 def check_config(model: str, config: dict[str, Any]) -> None:
-    """A config.json of the hub's. Raises PreflightError when it says that the model cannot be used."""
+    """Check a config.json of the hub's. Raises PreflightError if the model cannot be used."""
     try:
         model_folder.check_config(config)
     except model_folder.UnusableModelError as unusable:
@@ -134,7 +134,8 @@ def _check_space(model: str, environ: Mapping[str, str], token: str | None) -> N
 
 
 def weights_bytes(model: str, environ: Mapping[str, str], token: str | None) -> int | None:
-    """The size of a model's weights by the hub's own list; None where it cannot be asked, or has no such."""
+    """The size of a model's weights by the hub's own list; None if it cannot be asked, or has no such
+    model."""
     if not _is_online(environ):
         return None
     sizes = _sizes(model, environ, token or _login(environ), _SIZE_SECONDS)

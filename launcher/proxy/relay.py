@@ -230,7 +230,7 @@ class Relay:
         return answer
 
     async def _status(self) -> dict[str, Any] | None:
-        """What the runtime says of itself; None where it does not answer at once."""
+        """The runtime's own status; None if it does not answer at once."""
         headers = {"Authorization": f"Bearer {self._token}", "Host": "localhost"}
         bound = aiohttp.ClientTimeout(total=_STATUS_SECONDS)
         with contextlib.suppress(aiohttp.ClientError, OSError, ValueError):  # a TimeoutError too
@@ -261,7 +261,7 @@ class Relay:
     def _refused_without_token(
         self, request: web.BaseRequest, connection: RelayConnection, reason: str
     ) -> web.StreamResponse | None:
-        """The answer to who does not show the token; None to a program that needs none."""
+        """The answer to a request without the token; None for a program that needs none."""
         if not self._keyless_by:
             return self._refuse(401, reason, "invalid_api_key")
         if relay_rules.is_from_browser(request.headers) or not connection.is_this_users:
@@ -314,5 +314,5 @@ class Relay:
 
 
 def _log_failure(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """What nobody awaited goes into the run's log, not onto the terminal."""
+    """Log an error that nothing awaited, instead of printing it on the terminal."""
     log.error("the relay: %s", context["message"], exc_info=context.get("exception"))

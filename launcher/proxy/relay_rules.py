@@ -60,7 +60,7 @@ def is_text(headers: Mapping[str, str], target: str) -> bool:
 
 
 def needs_token(target: str) -> bool:
-    """Whether a path is answered only to who has the token; one that is not has no body."""
+    """Whether a path needs the token; one that does not has no body."""
     return target != _OPEN_PATH
 
 
@@ -76,7 +76,7 @@ def without_token(headers: Mapping[str, str], token: str) -> str | None:
 
 
 def is_from_browser(headers: Mapping[str, str]) -> bool:
-    """Whether a web page may be behind a request: its user did not start it, whoever owns the browser."""
+    """Whether a web page may be behind a request: then the user did not start it."""
     return "Origin" in headers or any(name.lower().startswith(_BROWSER_HEADER_PREFIX) for name in headers)
 
 

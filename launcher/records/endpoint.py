@@ -53,7 +53,7 @@ class LocalEndpoint:
 
     @property
     def base_url(self) -> str:
-        """What an OpenAI client calls its base URL."""
+        """The base URL for an OpenAI client."""
         return f"{self.root}/v1"
 
     def variables(self) -> dict[str, str]:

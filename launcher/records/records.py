@@ -104,12 +104,12 @@ class RunRecord:
 
     @property
     def silent(self) -> bool:
-        """Whether it has given no sign of life for so long that nobody seems to attend it."""
+        """Whether it has given no sign of life for so long that it seems unattended."""
         return reachability.is_stale(self.folder)
 
     @property
     def rented(self) -> bool:
-        """Whether its machine is a provider's, who can be asked for it from any computer."""
+        """Whether its machine is rented: its provider can be asked from any computer."""
         return self.machine.get("kind", "local") != "local"
 
     @property
@@ -129,7 +129,7 @@ class RunRecord:
 
     @property
     def life(self) -> Life:
-        """The newest life: to its proven end, for what is not proven to be down is still paid for."""
+        """The newest life, up to its proven end: an unproven machine is still paid for."""
         price = (self.machine.get("standing") or {}).get("price_per_hour") or 0.0
         begun = self.created if self.begun is None else self.begun
         ended = begun if self.ended is None else self.ended

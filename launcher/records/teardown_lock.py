@@ -29,7 +29,7 @@ from launcher.records import heartbeat
 
 FILE = ".teardown"
 # What `launch` does while the results of a machine that would take them along cannot be brought home.
-WAITING_FOR_RESULTS = "waiting for results that cannot be brought home"
+WAITING_FOR_RESULTS = "waiting for results that cannot be copied"
 # A holder that is stopped (Ctrl-Z) is waited for so long: each of its own steps is bounded, so is no other.
 STUCK_SECONDS = 30.0
 _PROGRESS_SECONDS = 20.0

@@ -23,7 +23,7 @@ _NAME = re.compile(r"step-(\d{6,12})")
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a checkpoint's manifest promises: sha256 and size of each of its files. `text` is its bytes."""
+    """A checkpoint's manifest: sha256 and size of each of its files. `text` is its bytes."""
 
     step: int
     files: dict[str, dict[str, Any]]

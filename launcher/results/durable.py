@@ -200,7 +200,7 @@ def _write_rewound(home: Path, state_dir: Path, step: int, client_state: Any) ->
 
 
 def _rewound(home: Path, step: int, client_state: Any) -> str:
-    """What the runtime reads when it starts (`runtime/gateway/steps/rewind.py`)."""
+    """The content of the file that tells the runtime of a rewind (`runtime/gateway/steps/rewind.py`)."""
     said = {"to_step": step, "reused_after": _reused_after(home, step), "time": time.time()}
     return json.dumps(said | {"client_state": client_state})
 
@@ -293,7 +293,7 @@ def _same_manifest(one: Path, other: Path) -> bool:
 def _download_one(
     there: Path, home: Path, name: str, incoming: Path, downloaded: DownloadedCheckpoints
 ) -> bool:
-    """Have one checkpoint at home, whole; False, and why in `skipped`, when it is not."""
+    """Make one checkpoint durable; False, with the reason in `skipped`, when it is incomplete."""
     if _same_manifest(there / name, home / name):
         return True
     aside = incoming / f"durable-{name}"

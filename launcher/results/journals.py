@@ -54,7 +54,8 @@ def extend(path: Path, at: int, lines: bytes) -> int:
 
 
 def append_new_lines(there: BinaryIO, home: Path) -> int:
-    """Have at home the whole lines that an open file has; how many bytes were written. Raises OSError."""
+    """Append the new whole lines of an open file to the local copy; returns the bytes written. Raises
+    OSError."""
     count, sha256 = known_prefix(home)
     same = count > 0 and _digest(there, count) == sha256
     there.seek(count if same else 0)

@@ -82,7 +82,7 @@ class RunData:
 
 
 def read(results: Path, machine: Path | None, *, label: str, run_id: str, model: str, state: str) -> RunData:
-    """Of the run whose results are in `results`; `machine`: its machine's folder, while that is here."""
+    """Read the run whose results are in `results`; `machine`: its machine's folder, while that is here."""
     journal = list(read_lines(results / _JOURNAL))
     found = _validations(journal, read_lines(longest_copy(results, machine, _VALIDATIONS)))
     return RunData(

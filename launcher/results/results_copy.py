@@ -52,9 +52,9 @@ class _Tally:
 
 
 def pull(state_dir: Path, into: Path, last: bool = False) -> PullReport:
-    """Copy what the run has so far from its folder. Raises NotPulled when that cannot be done in full.
+    """Copy the run's results so far from its folder. Raises NotPulled when that cannot be done in full.
 
-    `last`: nothing more can come; checkpoints of which none is whole are left out then, and no error.
+    `last`: nothing more can come, so incomplete checkpoints are left out without an error.
     """
     begun = time.monotonic()
     tally = _Tally()
@@ -77,7 +77,7 @@ def pull(state_dir: Path, into: Path, last: bool = False) -> PullReport:
 
 
 def make_durable(state_dir: Path, into: Path) -> DurabilityStatus:
-    """Make what is committed durable; where the run stands then. Cheap when there is nothing to do.
+    """Make the committed step durable; returns the durability then. Cheap when there is nothing to do.
 
     Raises NotPulled when it cannot be done.
     """
@@ -126,10 +126,7 @@ def _times(state_dir: Path, into: Path) -> _Times | None:
 
 
 def copy_newest_adapter(state_dir: Path, into: Path) -> None:
-    """Have the newest adapter at home before what else a resume needs of its checkpoint has come.
-
-    Raises NotPulled.
-    """
+    """Copy the newest adapter before the rest of its checkpoint has arrived. Raises NotPulled."""
     there = state_dir / "checkpoints"
     with _incoming_folder(state_dir, into) as incoming:
         _pull_first_whole(there, checkpoints.names(there)[:1], into / "adapter", incoming, _Tally())

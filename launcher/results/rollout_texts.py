@@ -48,7 +48,7 @@ class DownloadedTexts:
 
 
 def download(state_dir: Path, results: Path, incoming: Path) -> DownloadedTexts:
-    """Every step's file that is new, or was written anew, with its secrets hidden. Raises OSError."""
+    """Download every step's new or changed file, with its secrets hidden. Raises OSError."""
     # The guardian, which brings the last ones home, was told of no secret.
     credentials.hide_secrets_of(os.environ)
     downloaded = DownloadedTexts()
@@ -71,7 +71,7 @@ def download(state_dir: Path, results: Path, incoming: Path) -> DownloadedTexts:
 def not_closed(why: str | None = None) -> NotPulled:
     """wandb's run was not ended before it is copied."""
     return NotPulled(
-        "the Weights & Biases run that comes home has no end", why or "the trainer is still at work", None
+        "the copied Weights & Biases run has no end", why or "the trainer is still at work", None
     )
 
 

@@ -130,7 +130,7 @@ class Ending:
             self._report_missing(self._pulled)
 
     def _report_missing(self, pulled: PullReport) -> None:
-        """Of a machine that is gone the newest never come: that is no good end."""
+        """Report results that a lost machine took with it: such an end is no success."""
         for missing in pulled.missing:
             self._warn(f"not copied: {missing}")
         if pulled.lost is not None and self._parts.background_copy is not None:  # it was ready once
@@ -188,7 +188,7 @@ class Ending:
             return None
         if now.launch != self._ended.record.launch:  # we stood still, and it was ended and taken up meanwhile
             self._ours = False
-            return Proof(True, "another launch has resumed it since")
+            return Proof(True, "another launch has resumed it")
         if now.live or now.proof is None:
             return None
         self._warn(f"{now.ended_by} has already ended it")
@@ -326,7 +326,7 @@ class Ending:
         self._timings.add(machine.kind, name, time.monotonic() - begun)
 
     def _why_unpulled(self) -> str | None:
-        """Why the newest results are not at home, in one line."""
+        """The reason the newest results are not on this computer, in one line."""
         return None if self._unpulled is None else self._unpulled.why or self._unpulled.message
 
     def _not_pulled(self, error: Exception) -> NotPulled:

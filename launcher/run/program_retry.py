@@ -41,8 +41,8 @@ class ProgramRetry:
         self._output = output
 
     def wait_for_key(self, failed: JobFailed) -> bool:
-        """Wait for a key where one can come; raises as the run's end does. Where none can, the error says how
-        to hold an endpoint."""
+        """Wait for a key if there is a terminal; raises as the run's end does. Without one, the error says
+        how to hold an endpoint."""
         if failed.job_exit_code is None or not self._before_its_first_step():
             return False
         if not _is_interactive(self._output, yes=self._request.settings.yes):

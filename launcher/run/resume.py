@@ -30,7 +30,7 @@ class ResumePoint:
 
     def describe(self) -> str:
         """For the plan's line: "resuming after step 7"."""
-        gone = "what the machine had is gone"
+        gone = "the machine's state is lost"
         if self.rewinds and self.step == 0:
             return f"resuming with the adapter it started with: {gone}"
         how = f", the last durable one: {gone}" if self.rewinds else ""

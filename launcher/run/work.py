@@ -63,7 +63,7 @@ class Work:
         self._warned: set[str] = set()
 
     def run(self) -> None:
-        """Until the program has ended, whatever the reason.
+        """Run until the program has ended, for any reason.
 
         Raises JobFailed when it or the runtime failed, LimitReached, Interrupted.
         """

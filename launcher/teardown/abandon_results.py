@@ -17,7 +17,8 @@ _POLL_SECONDS = 0.5
 
 
 def was_requested(store: RecordStore, run_id: str) -> Stopped:
-    """Whether its record says so, whoever wrote it; what was said is not taken back. To be asked often."""
+    """A function that tells whether its record says so; the request cannot be taken back. May be called
+    often."""
     said, looked_at = False, float("-inf")
 
     def given_up() -> bool:
@@ -32,6 +33,6 @@ def was_requested(store: RecordStore, run_id: str) -> Stopped:
 
 
 def after_grace(seconds: float, given_up: Stopped) -> Stopped:
-    """The same of a copy that begins now and has so long all the same: most are home by then."""
+    """The same, but only after `seconds`: most copies are complete by then."""
     bound = time.monotonic() + seconds
     return lambda: time.monotonic() >= bound and given_up()

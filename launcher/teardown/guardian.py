@@ -121,7 +121,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _released() -> bool:
-    """Whether the launcher said so before its end of the pipe closed."""
+    """Whether the launcher released the guardian before its end of the pipe closed."""
     said = b""
     while chunk := os.read(0, 4096):
         said += chunk
@@ -129,8 +129,8 @@ def _released() -> bool:
 
 
 def _prepare_teardown(record: Path) -> tuple[ProcessId | None, StandbyHelper | None]:
-    """Have ready what the end of this machine takes, while nobody is dead; whose guardian this is, and who
-    stands by."""
+    """Prepare everything that the end of this machine needs; returns the launcher's identity and the
+    standby helper."""
     launch = None
     try:
         found = RecordStore.of_record(record).load(record.parent.name)
@@ -252,7 +252,7 @@ def _bring(store: RecordStore, record: RunRecord, stopped: Stopped) -> str | Non
     if isinstance(machine, NoMachine) or not cast("Machine", machine).ephemeral:
         return None
     if record.given_up:
-        return "they were given up"
+        return "the user gave them up"
     return cast("Machine", machine).pull(store.folder(record.id) / RESULTS, no_progress, stopped).lost
 
 

@@ -101,13 +101,13 @@ def _while_it_moves(
         if not thread.is_alive():
             break
         if given_up():
-            return "they were given up"
+            return "the user gave them up"
         if reached := take_down.limit_reached(record, time.time()):
             return reached
         if clock.boot_seconds() >= until:
-            return f"they had not arrived within the lease of {format_duration(_lease(record))}"
+            return f"they did not arrive within the lease of {format_duration(_lease(record))}"
         if time.monotonic() - moved_at >= STALL_SECONDS:
-            return f"nothing of them came for {STALL_SECONDS:.0f} s"
+            return f"no bytes arrived for {STALL_SECONDS:.0f} s"
     return None
 
 

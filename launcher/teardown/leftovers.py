@@ -110,7 +110,7 @@ def _unattended_runs(
 
         def remove(record: RunRecord = record) -> str:
             if not (now := store.load(record.id)).live or now.is_attended:
-                return "its run is alive after all" if now.live else "down: verified"
+                return "its run is still alive" if now.live else "down: verified"
             give_up = not {now.id, now.name}.isdisjoint(given_up)
             ended = take_down.take_down(store, now, "gc", note, give_up=give_up)
             without = f"; without its newest results: {ended.unpulled}" if ended.unpulled else ""
@@ -143,11 +143,11 @@ def _stray_processes(
             continue  # a broken record is shown by `status`; a live run is looked after, or a find of its own
         if record is None and not all(map(process_inspection.in_our_namespace, found)):
             continue  # a container's own home may have the same path as this one
-        why = "the run is over" if record else f"no record of it is left in {home.runs}"
+        why = "the run is over" if record else f"there is no record of it in {home.runs}"
 
         def remove(run_id: str = run_id) -> str:
             if any(known.live for known in store.list() if known.id == run_id):
-                return "it is alive after all"
+                return "it is still alive"
             left = processes.end(lambda: _run_processes(home).get(run_id, set()), _GRACE_SECONDS)
             if left:
                 pids = ", ".join(str(process.pid) for process in sorted(left))

@@ -129,7 +129,7 @@ def start(
 
 
 def _tell_secrets(pipe: int) -> None:
-    """What must not be kept, by the pipe: in no command line, environment or file."""
+    """Send the secrets to hide through the pipe: in no command line, environment or file."""
     said = memoryview(json.dumps(REDACTOR.spellings).encode() + b"\n")
     with contextlib.suppress(BrokenPipeError):  # it could not start: its exit code says so
         while said:

@@ -81,7 +81,7 @@ class ResultsWait:
         self._since: float | None = None
 
     def check(self, other: LockOwner | None) -> None:
-        """To be called all the time, with whoever ends the run. Raises NotPulled."""
+        """Called repeatedly with the current owner of the teardown. Raises NotPulled."""
         now = time.monotonic()
         if other is None or other.doing != teardown_lock.WAITING_FOR_RESULTS:
             self._since = None
@@ -154,15 +154,15 @@ def close_unseen(store: RecordStore, record: RunRecord) -> RunRecord:
     if not record.silent:
         raise _unreachable(record)
     where = record.place.host if record.place else "?"
-    proof = Proof(True, f"nothing here can see its processes; that {where} is gone was your word")
+    proof = Proof(True, f"its processes cannot be seen from here; you said that {where} is gone")
     delete_token(store.folder(record.id))
     changes = {"ended": time.time(), "ended_by": "down", "proof": proof.to_dict()}
     return store.update(record.id, state="verified", **changes)
 
 
 def limit_reached(record: RunRecord, now: float) -> str | None:
-    """Which limit the run is past, in words: its newest life's time, all its lives' money. Nothing is kept
-    beyond one."""
+    """The limit that the run is past, in words: its newest life's time, all its lives' money. No machine
+    is kept beyond a limit."""
     plan, life = record.details.get("plan") or {}, record.life
     until = (plan.get("deadline_seconds"), plan.get("budget"), life.price_per_hour)
     limits = Limits(life.begun, *until, spent=lives.cost(record.earlier_lives, now))
@@ -196,7 +196,7 @@ def _bring_home(
             return _missing(record, report, note)
         if not given_up():
             raise _kept_error(record, why)
-    note(f"its newest results are lost with it: {reached or 'they were given up'} ({why})")
+    note(f"its newest results are lost with it: {reached or 'the user gave them up'} ({why})")
     return _PullOutcome(why)
 
 

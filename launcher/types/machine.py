@@ -33,11 +33,11 @@ CLOSE_WANDB_SECONDS = 15.0
 
 
 def no_progress(line: str) -> None:
-    """A Progress that says nothing."""
+    """A Progress that ignores its lines."""
 
 
 def never_stopped() -> bool:
-    """A Stopped for what is wanted to its end."""
+    """A Stopped that never stops."""
     return False
 
 
@@ -100,7 +100,7 @@ class Machine(Protocol):
 
     @property
     def device(self) -> str:
-        """What the runtime there computes on: "cpu" or "cuda"."""
+        """The device that the runtime computes on: "cpu" or "cuda"."""
         ...
 
     @property
@@ -115,7 +115,7 @@ class Machine(Protocol):
 
     @property
     def ephemeral(self) -> bool:
-        """Whether its disk goes when it is taken down, with all that is not at home."""
+        """Whether its disk, with everything not copied, goes when it is taken down."""
         ...
 
     def provision(self, progress: Progress = no_progress) -> None:
@@ -145,8 +145,9 @@ class Machine(Protocol):
         ...
 
     def close_wandb(self, seconds: float = CLOSE_WANDB_SECONDS) -> None:
-        """Before the last pull: have the trainer end its Weights & Biases run, where it has one, as what is
-        buffered is in its files only then. It has so long. Raises NotPulled where it is not ended."""
+        """Before the last pull: have the trainer end its Weights & Biases run, if it has one, because
+        buffered data is written only then. Waits for at most `seconds`. Raises NotPulled if it is not
+        ended."""
         ...
 
     def pull(
@@ -163,8 +164,8 @@ class Machine(Protocol):
         ...
 
     def make_durable(self, into: Path, stopped: Stopped = never_stopped) -> DurabilityStatus:
-        """Make what is committed durable: bring it home, whole. Asked often, so cheap when it is. What is
-        under way when it is `stopped` is broken off.
+        """Copy the committed step, complete, to this computer. Called often, so cheap when there is nothing
+        to do. A copy under way is aborted when it is `stopped`.
 
         Raises NotPulled.
         """
@@ -178,11 +179,12 @@ class Machine(Protocol):
         ...
 
     def down(self) -> None:
-        """End everything, whoever asks and however often. Never raises for what is already gone."""
+        """End everything; may be called repeatedly, by any process. Never raises for a part that is
+        already gone."""
         ...
 
     def proof(self) -> Proof:
-        """Look for what is left."""
+        """Check that nothing is left."""
         ...
 
     def describe(self) -> dict[str, Any]:

@@ -119,7 +119,7 @@ def refuse_unknown(settings: Settings, types: Iterable[str] = ()) -> None:
         return
     meant = named.get(closest_match(gpu.upper(), named, _MIN_SIMILARITY) or "")
     infra = "" if meant == LOCAL_GPUS else ",".join(settings.infra)
-    unknown = f"no GPU is called {gpu}" if types else f"launch knows no GPU that is called {gpu}"
+    unknown = f"no GPU is called {gpu}" if types else f"launch knows no GPU called {gpu}"
     raise UsageError(
         f"--gpus {settings.gpus}: {unknown}",
         (f"did you mean {meant}?" if meant else f"there are {', '.join(sorted(named.values()))}")
@@ -145,7 +145,7 @@ def affordable(settings: Settings, offers: tuple[Offer, ...]) -> tuple[Offer, ..
     cheapest = offers[0]
     enough = math.ceil(cheapest.price_per_hour * 100) / 100
     raise CapacityError(
-        f"--max-price {format_money(cap or 0)}: nothing is that cheap",
+        f"--max-price {format_money(cap or 0)}: no offer is that cheap",
         f"{cheapest.count}×{cheapest.gpu} cost {format_money(cheapest.price_per_hour)}/h or more, "
         f"on {cheapest.infra}",
         f"{plan_command(settings, settings.gpus or '')} --max-price {enough:.2f}  # or other GPUs",

@@ -63,7 +63,7 @@ class GpuSplit:
         return self.train_gpus + self.infer_gpus > gpus_of(self.gpus)[1]
 
     def needs(self, variant: str) -> Needs:
-        """What a machine must have for them, with this build of the runtime."""
+        """The machine's requirements for them, with this build of the runtime."""
         return Needs(
             variant,
             self.gpus,
@@ -90,10 +90,10 @@ class LocalGpus(GpuSplit):
 
 @dataclass(frozen=True)
 class RentedGpus(GpuSplit):
-    """What is rented, for the machine: one of these GPUs, at the first place of `infra` that has them.
+    """The GPUs to rent: one of these types, at the first place of `infra` that has them.
 
-    `disk_gb` None leaves the size to SkyPilot. Nothing dearer than `max_price_per_hour` was agreed to, None
-    where nothing has a price.
+    `disk_gb` None leaves the size to SkyPilot. `max_price_per_hour`: the user agreed to no more, None if
+    there is no price.
     """
 
     gpus: str
@@ -176,7 +176,7 @@ class Plan:
         return f"{what}, {price}, {self._limits()}"
 
     def describe_cost(self) -> str:
-        """The same with the most it can cost: what is agreed to."""
+        """The same with its maximum cost, for the user to agree to."""
         if self.unpriced:
             return self.describe()
         # Up to the next cent: less would not be the most.
@@ -275,7 +275,7 @@ def _adapter(settings: Settings) -> InitialAdapter | None:
 
 
 def split_local_gpus(settings: Settings, model_bytes: int | None = None) -> LocalGpus:
-    """How this computer's own GPUs are shared out, where the settings name some. Raises UsageError."""
+    """The split of this computer's own GPUs, if the settings name some. Raises UsageError."""
     assert settings.gpus is not None
     train, infer = split_gpus(gpus_of(settings.gpus)[1], settings.train_gpus, settings.infer_gpus)
     return LocalGpus(settings.gpus, train, infer, model_bytes, _dtype(settings))

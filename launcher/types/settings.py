@@ -155,7 +155,7 @@ def _wandb(value: Any) -> str:
 
 @dataclass(frozen=True)
 class Setting:
-    """One key of ours: how its text becomes a value and a value text, and what it is when nobody says."""
+    """One of our keys: how it is parsed and shown, and its default."""
 
     key: str
     parse: Callable[[Any], Any]

@@ -49,7 +49,7 @@ _CPU_BLOCK_TOKENS = 32
 
 
 def socket_path(config: RuntimeConfig, index: int) -> Path:
-    """Where engine `index` listens."""
+    """The socket of engine `index`."""
     return Path(config.socket_dir) / f"engine-{index}.sock"
 
 
@@ -98,7 +98,8 @@ def arguments(config: RuntimeConfig, index: int) -> list[str]:
 
 
 def scratch_path(config: RuntimeConfig, index: int) -> Path:
-    """Where vLLM's own sockets and rendezvous files go: it leaves them behind, so the folder goes with it."""
+    """The folder for vLLM's own sockets and rendezvous files. vLLM leaves them behind, so the folder is
+    removed with it."""
     return Path(config.socket_dir) / f"e{index}"
 
 
@@ -154,10 +155,10 @@ def _max_num_seqs(config: RuntimeConfig) -> int | None:
 
 
 def _lora_modules(config: RuntimeConfig) -> tuple[str, ...]:
-    """Those of the blocks alone (C14).
+    """The projections of the blocks alone (C14).
 
-    Left to itself vLLM wraps head and embeddings of a Llama as well, and with those its CPU engine dies of
-    the first request for prompt logprobs: a publication's probe.
+    By default vLLM wraps head and embeddings of a Llama as well, and then its CPU engine crashes at the first
+    request for prompt logprobs: a publication's probe.
     """
     return lora_targets(model_description(config.model_path), config.train.lora.target_modules)
 

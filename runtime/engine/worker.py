@@ -85,7 +85,7 @@ def _load_and_remember(self: LRUCacheWorkerLoRAManager, lora_request: LoRAReques
     name = lora_request.lora_name
     sha256 = hashlib.sha256((Path(lora_request.lora_path) / WEIGHTS).read_bytes()).hexdigest()
     if _weights.setdefault(name, sha256) != sha256:
-        raise ValueError(f"{name} was used for other weights: a name is never used again")
+        raise ValueError(f"{name} had other weights before: a name is never used again")
     loaded = _load_adapter(self, lora_request)
     _numbers[name] = lora_request.lora_int_id
     failpoints.failpoint("engine.loading")
@@ -123,7 +123,7 @@ class WorkerExtension:
     model_runner: Any
 
     def sampling(self) -> dict[str, Any]:
-        """How this worker's sampler makes logprobs, and what runs its model."""
+        """This worker's logprobs mode and model runner."""
         mode = self.model_runner.sampler.logprobs_mode
         return {"logprobs_mode": mode, "model_runner": _model_runner(self)}
 

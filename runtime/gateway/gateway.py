@@ -87,7 +87,7 @@ class Components:
     config: RuntimeConfig
 
     def context_tokens(self) -> int | None:
-        """The longest sequence that every engine takes, prompt and answer; None while nobody knows."""
+        """The longest sequence that every engine takes, prompt and answer; None while unknown."""
         return _context_tokens(self.config, self.clients)
 
 
@@ -97,7 +97,7 @@ def _context_tokens(config: RuntimeConfig, clients: list[EngineClient]) -> int |
 
 
 def build_components(config: RuntimeConfig) -> Components:
-    """Wire the gateway's parts. Reads what earlier processes left on disk; connects to nothing yet."""
+    """Wire the gateway's parts. Reads the files of earlier processes; connects to nothing yet."""
     state_dir, socket_dir = Path(config.state_dir), Path(config.socket_dir)
     machine = SupervisorStatus(state_dir, config.lease_seconds)
     clients = [EngineClient(socket_dir / f"engine-{index}.sock") for index in range(config.engines)]
@@ -239,7 +239,7 @@ def _openai_routes(parts: Components) -> list[Route]:
 
 
 async def _exit_on_failure(work: Any) -> None:
-    """Run what must not break off. If it does, so does the process: the supervisor starts it anew."""
+    """Run a loop that must not end. If it fails, the process ends, and the supervisor starts it again."""
     try:
         await work
     except Exception:  # whatever broke it: half a gateway would look well

@@ -28,7 +28,8 @@ MAX_VALIDATIONS = 20_000
 
 
 class Validations:
-    """The file of one run. `committed` is its newest committed step: what was scored after it is gone."""
+    """The file of one run. `committed` is its newest committed step: validations of later steps are
+    removed."""
 
     def __init__(self, state_dir: Path, committed: int) -> None:
         self._path = state_dir / validations.FILE
@@ -46,7 +47,8 @@ class Validations:
             partial.replace(self._path)
 
     def add(self, said: Validation, version: int) -> None:
-        """Keep one; `version` is served now, for whoever does not say which was scored. Raises OSError."""
+        """Keep one; `version` is the served version, for a client that does not name the scored one.
+        Raises OSError."""
         line = said.model_dump()
         if line["version"] is None:
             line["version"] = version
@@ -56,14 +58,14 @@ class Validations:
                 return
             if len(self._newest) >= MAX_VALIDATIONS:
                 raise ApiError(
-                    409, f"this run has {MAX_VALIDATIONS} validations, and keeps no more", code="too_many"
+                    409, f"this run has {MAX_VALIDATIONS} validations, which is the maximum", code="too_many"
                 )
             line["time"] = round(time.time(), 3)
             files.append_line(self._path, line)
             self._newest[validations.key_of(line)] = line
 
     def list(self) -> list[dict[str, Any]]:
-        """The newest of each compile, step and name, in the order in which they were first said."""
+        """The newest of each compile, step and name, in the order of their first entries."""
         with self._lock:
             return [*self._newest.values()]
 
@@ -77,7 +79,7 @@ def validation_routes(kept: Validations, version: Callable[[], int]) -> APIRoute
         try:
             await asyncio.to_thread(kept.add, said, version())
         except OSError as error:  # a full disk: it is said again
-            message = f"the machine's disk does not take it: {error.strerror or error}"
+            message = f"the machine's disk cannot store it: {error.strerror or error}"
             raise ApiError(503, message, code="disk", retry_after_seconds=5) from error
         return Response(status_code=204)
 

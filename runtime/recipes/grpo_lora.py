@@ -152,7 +152,7 @@ class GRPOLoRARecipe(FTRecipeInterface):
         """Nothing is left to save: every step was committed as it ended."""
 
     def cleanup(self, **_: Any) -> None:
-        """Flush what is buffered elsewhere."""
+        """Flush buffered logs."""
         self.wandb.close()
         self.ranks.leave()
 
@@ -175,7 +175,7 @@ class GRPOLoRARecipe(FTRecipeInterface):
             self.ranks.any(True)
             raise
         if self.ranks.any(False):
-            raise _RefusedByOtherRankError(f"step {step}: another process of the trainer refused it")
+            raise _RefusedByOtherRankError(f"step {step}: another trainer process refused it")
         if batch.kind != "restore":
             self.crashes.begin(step)
         return batch
@@ -330,7 +330,7 @@ class GRPOLoRARecipe(FTRecipeInterface):
 
 
 def with_defaults(cfg: DictConfig) -> DictConfig:
-    """What an older run's recipe.yaml has, and of the keys that came since what the YAML beside this says."""
+    """An older run's recipe.yaml, with newer keys from the YAML beside this file."""
     own = OmegaConf.load(Path(__file__).parent / "configs" / "grpo_lora.yaml")
     return cast("DictConfig", OmegaConf.merge(own, cfg))
 

@@ -38,7 +38,7 @@ ACTIONS = (*_SIGNALS, "raise", "full", "hang")
 
 
 class FailpointError(RuntimeError):
-    """What the action `raise` raises."""
+    """Raised by the action `raise`."""
 
 
 @dataclass(frozen=True)

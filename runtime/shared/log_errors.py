@@ -39,7 +39,7 @@ def final_error(log: Path) -> list[str]:
 
 
 def strip_log_prefix(line: str) -> str:
-    """A line of a log without what vLLM writes before it."""
+    """A log line without vLLM's prefix."""
     return line[_log_prefix(line).end() :].strip()
 
 

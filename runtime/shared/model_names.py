@@ -26,7 +26,7 @@ class ModelNames:
 
     @classmethod
     def of(cls, config: RuntimeConfig) -> Self:
-        """Those of the model that this run trains."""
+        """The names of the model that this run trains."""
         return cls(config.model_name or portable_name(config.model_path), config.model_path)
 
     def has(self, name: str) -> bool:

@@ -25,7 +25,7 @@ def key_of(line: Mapping[str, Any]) -> tuple[str, int, str]:
 
 
 def read(path: Path) -> list[dict[str, Any]]:
-    """Every whole line, in their order; what is torn or damaged is left out."""
+    """Every whole line, in order; torn or damaged ones are left out."""
     try:
         texts = path.read_text(errors="replace").splitlines()
     except FileNotFoundError:

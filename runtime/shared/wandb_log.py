@@ -109,7 +109,7 @@ class WandbLog:
         self._run.log(row)
 
     def catch_up(self) -> None:
-        """Log what has been validated since; called often, and cheap where there is nothing new."""
+        """Log new validations; called often, and cheap if there are none."""
         if self._run is None:
             return
         self._validated()

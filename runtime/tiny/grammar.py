@@ -289,7 +289,8 @@ def noisy(rng: random.Random, free: bool) -> Phrase:
 
 
 def distinct_letters(text: str) -> int:
-    """How many letters of a to z the text has, 0 to 26: case and accents are folded, œ is o and e."""
+    """The number of different letters of a to z in the text, 0 to 26: case and accents are folded, œ is o
+    and e."""
     plain = unicodedata.normalize("NFKD", text.casefold().replace("œ", "oe").replace("æ", "ae"))
     return len(set(plain) & set("abcdefghijklmnopqrstuvwxyz"))
 

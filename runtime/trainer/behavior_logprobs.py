@@ -43,7 +43,7 @@ class BehaviorLogprobReuse:
     def of(
         cls, policy: Policy, settings: UpdateSettings, sequences: Sequence[int], ranks: Ranks
     ) -> BehaviorLogprobReuse | None:
-        """None where the engine's word is never taken."""
+        """The object, or None if the engine's logprobs are never reused."""
         tolerance = settings.negligible_difference
         return cls(tolerance, sequences, ranks) if tolerance and policy.is_fp32 else None
 

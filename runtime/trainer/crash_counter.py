@@ -38,7 +38,7 @@ class CrashCounter:
         self._write({"step": step, "tries": before + 1})
 
     def reset(self) -> None:
-        """What ends the trainer from here on is not the step's doing."""
+        """From here on the step is not the cause of a crash."""
         self._write({"step": 0, "tries": 0})
 
     def on_sigterm(self) -> None:

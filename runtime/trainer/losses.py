@@ -118,7 +118,7 @@ class LossTerms:
 
 
 def token_weights(length_A: Tensor, normaliser: str, constant_tokens: int | None = None) -> Tensor:
-    """What a token of each answer counts in the step's loss [A], for answers of `length_A` sampled tokens.
+    """The weight of a token of each answer in the step's loss [A], for answers of `length_A` sampled tokens.
 
     The loss is then a plain sum over tokens, whatever the micro-batches and ranks they lie in.
     """

@@ -32,7 +32,7 @@ _COPIED = ("*.json", "*.txt", "*.model", "*.jinja", "LICENSE*")
 
 
 class MergeReport:
-    """What was merged, summed up while it is."""
+    """The sums of a merge in progress."""
 
     def __init__(self) -> None:
         self.layers = 0
@@ -132,7 +132,7 @@ def _copy_the_rest(base: Path, to: Path, total_bytes: int, dtype: str | None) ->
 
 
 def main(arguments: Sequence[str]) -> int:
-    """The command; what cannot be merged is one line on stderr, and 3."""
+    """The command; an error is one line on stderr, and exit code 3."""
     parser = argparse.ArgumentParser(prog="runtime.trainer.merging")
     parser.add_argument("--base", required=True, help="its folder, or its name on the hub")
     parser.add_argument("--adapter", required=True, type=Path)

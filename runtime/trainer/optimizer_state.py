@@ -33,7 +33,7 @@ _OLD_NAME = re.compile(r"(layers\.\d+)\.(\w+\.\w+)(\.lora_[ab]\.weight)")
 
 
 def apply_settings(optimizer: torch.optim.Optimizer, settings: UpdateSettings) -> None:
-    """Its next step is at this step's rate and decay, whatever an earlier one was told."""
+    """Set this step's learning rate and weight decay."""
     for group in optimizer.param_groups:
         group |= {"lr": settings.learning_rate, "weight_decay": settings.weight_decay}
 

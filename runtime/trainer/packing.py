@@ -98,8 +98,9 @@ def pack(
 
     No row is longer than the longest tree that fits needs, and rows that are much shorter are packs of their
     own. A tree that is past the budget, for it is one sequence that is longer, is a pack by itself and makes
-    no other row longer. With `one_sequence_per_row` each sequence has a row of its own: for models that pass a state along a
-    row. The order depends on nothing but the arguments. Raises ValueError for a sequence without a prompt.
+    no other row longer. With `one_sequence_per_row` each sequence has a row of its own: for models that pass
+    a state along a row. The order depends on nothing but the arguments. Raises ValueError for a sequence
+    without a prompt.
     """
     if fixed_rows:
         budget = whole_blocks(budget)

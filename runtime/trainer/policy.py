@@ -118,7 +118,7 @@ class Policy:
 
     @property
     def vocab_size(self) -> int:
-        """How many token ids there are."""
+        """The number of token ids."""
         return self.model.get_input_embeddings().num_embeddings  # pyright: ignore
 
     def check_tokens(self, largest: int, longest: int) -> None:

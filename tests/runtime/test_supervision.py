@@ -115,7 +115,7 @@ def test_n11_a_child_that_is_at_work_is_slow_and_one_that_is_not_stands_still(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: list[str], words: str, phase: str
 ) -> None:
     monkeypatch.setattr("runtime.supervision.SLOW_SECONDS", 0.4)
-    monkeypatch.setattr("runtime.supervision._LOOK_SECONDS", 0.1)
+    monkeypatch.setattr("runtime.supervision._STALL_POLL_SECONDS", 0.1)
 
     async def work(check: Scripted, said: Callable[[], dict[str, Any]]) -> None:
         first = said()["pid"]

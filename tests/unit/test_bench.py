@@ -69,7 +69,7 @@ def test_start_evaluations_training_and_end_are_apart(tmp_path: Path) -> None:
 
 def test_a_program_that_left_half_a_log_is_said_so(tmp_path: Path) -> None:
     log = side_log(tmp_path / "side.jsonl", *STRETCHES[:2])
-    with pytest.raises(JobFailed, match="has not told all"):
+    with pytest.raises(JobFailed, match="did not log everything"):
         side_run("ours", 0, ProcessLifetime(100.0, 140.0), log, [], tmp_path)
 
 

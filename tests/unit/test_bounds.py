@@ -72,10 +72,10 @@ def test_g23_an_index_that_falls_silent_while_it_installs_is_said_and_bounded(
     monkeypatch.setattr(bootstrap, "_PROGRESS_SECONDS", 0.2)
     said: list[str] = []
     program = ["sh", "-c", "echo Resolved 3 packages $$; exec sleep 600"]
-    with pytest.raises(bootstrap.BootstrapError, match="uv was not done after"):
+    with pytest.raises(bootstrap.BootstrapError, match="uv did not finish within"):
         bootstrap._uv(program, tmp_path, said.append, dict(os.environ), 1.0)
     assert said[0].startswith("Resolved 3 packages")
-    assert any("has said nothing for" in line for line in said)
+    assert any("printed nothing for" in line for line in said)
     assert ProcessId.of(int(said[0].split()[-1])) is None, "and it was ended"
 
 

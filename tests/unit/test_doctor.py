@@ -251,7 +251,7 @@ def test_gpus_of_this_computer_are_counted_and_none_are_no_trouble(
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     assert doctor._gpus() == Check(
-        "gpus", "info", "no NVIDIA driver is there: nvidia-smi is not installed; needed only for --gpus local"
+        "gpus", "info", "there is no NVIDIA driver: nvidia-smi is not installed; needed only for --gpus local"
     )
     driver = Driver(tmp_path)
     driver.lists(H100, A100_40, H100)

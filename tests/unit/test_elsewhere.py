@@ -177,7 +177,7 @@ def test_p01_a_local_run_whose_container_is_gone_ends_by_the_word_of_whoever_nam
     be_silent(store, record.id)
     first, second = typed_from("another container", home, ["down", "dev"], ["down", "dev", "--elsewhere"])
     assert first[0] == 5 and "launch down dev --elsewhere" in first[1]
-    assert second[0] == 0 and "is gone was your word" in second[1], second[1]
+    assert second[0] == 0 and "you said that" in second[1], second[1]
     assert not store.load(record.id).live
 
 

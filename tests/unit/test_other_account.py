@@ -171,7 +171,7 @@ def test_p04_where_nobody_says_whose_account_it_is_an_empty_list_proves_nothing(
     silent = _Answering(monkeypatch, None)
     with pytest.raises(LaunchError, match="us-west-2 did not list") as raised:
         silent.listed(WEST)
-    assert "not known whose account" in str(raised.value.why)
+    assert "the account that answered is unknown" in str(raised.value.why)
     assert not isinstance(raised.value, OtherAccountError), "it is asked again, in every way"
     assert silent.listed(EAST) == silent.listed(WEST, accounts={}) == []
     assert _Answering(monkeypatch, {"id": "other", "profile": "b"}).listed(WEST, accounts={}) == []

@@ -79,7 +79,7 @@ def test_the_same_requests_go_each_way_and_are_told_apart(tmp_path: Path) -> Non
     (results.parent / "record.json").write_text(json.dumps({"machine": {"socket_dir": str(sockets)}}))
     with three_ways(sockets) as (door, seen):
         run = Session(Endpoint(door, "the-key"), Patience(60.0, 60.0), results)
-        found = request_cost.measured(run, {**Workload().task(0, tmp_path), "requests": ASKED})
+        found = request_cost.measure_routes(run, {**Workload().task(0, tmp_path), "requests": ASKED})
     each = ASKED["concurrent"] + ASKED["rounds"] * (ASKED["each_round"] + ASKED["single"])
     assert {name: len(asked) for name, asked in seen.items()} == dict.fromkeys(seen, each)
     evidence = {"logprobs": True, "return_token_ids": True}

@@ -60,7 +60,7 @@ def test_g29_what_was_given_up_is_not_said_to_be_at_home(store: RecordStore, the
     store.update(record.id, given_up=True)
     done = _guarded(store, record)
     assert done.returncode == 0, done.stderr
-    assert store.load(record.id).unpulled == "they were given up"
+    assert store.load(record.id).unpulled == "the user gave them up"
     assert recorded_machine.calls(there) == ["down"]
 
 

@@ -148,14 +148,14 @@ class ClusterTeardown:
         self._end_listed()
 
     def _standby_homes(self) -> list[Callable[[], StandbyHome]]:
-        """Where providers may be asked from besides, one after the other; nowhere once all were."""
+        """Standby homes from which providers can be asked, one after the other; none once all were used."""
         standby, in_memory = self.standby, partial(StandbyHome.of, self._home)
         if self._standby_home is None and standby is not None:
             return [lambda: standby, in_memory]
         return [in_memory] if self._standby_home is None or self._standby_home is standby else []
 
     def _use_standby(self, standby_home: Callable[[], StandbyHome]) -> None:
-        """From now on providers are asked from a home elsewhere. Raises OSError where there is no room."""
+        """From now on ask providers from a standby home. Raises OSError if there is no room."""
         self._sky.end()
         self._standby_home = standby_home()
 
@@ -167,7 +167,8 @@ class ClusterTeardown:
         return self._ask_providers()
 
     def _prove_from_standby_home(self, before: Exception) -> Proof:
-        """The same asked from elsewhere; what went wrong `before` is said where that fails as well."""
+        """The same proof from a standby home; if that fails too, the error names the failure `before` as
+        well."""
         for standby_home in self._standby_homes():
             try:
                 self._use_standby(standby_home)
@@ -176,11 +177,11 @@ class ClusterTeardown:
                 return _from_other_account(error)
             except Exception as error:  # noqa: BLE001 - then nobody says anything
                 LOGGER.warning("asking for %s from a spare home: %s", self._run_id, _described(error))
-        detail = f"nothing confirms that it is gone: {_described(before)}"
+        detail = f"it is not proven that it is gone: {_described(before)}"
         return Proof(False, f"{detail}; {self._manual_check_hint()}")
 
     def _clean_up(self, proof: Proof) -> None:
-        """What was started here goes, after a proof the home as well; whatever fails now, a proof is one."""
+        """End our processes, and after a proof remove the home. A failure here does not undo the proof."""
         standby_home = self._standby_home if self._standby_home is not self.standby else None
         for what, act in (
             ("ending the calls", self._sky.end),
@@ -208,8 +209,7 @@ class ClusterTeardown:
             self._sky.call("down", DOWN_SECONDS, cluster=self._run_id)
 
     def _final_status(self) -> bool:
-        """Whether the books have it when nobody is left who could write into them: whatever works in
-        SkyPilot's home ends first."""
+        """SkyPilot's entry once nobody can change it: everything that works in SkyPilot's home ends first."""
         self._sky.end()
         self._home.end_server()
         return self._refresh_status()
@@ -245,7 +245,7 @@ class ClusterTeardown:
             time.sleep(_POLL_SECONDS)
 
     def _nothing_listed(self, asked: list[Provider]) -> Proof:
-        """What exactly is proven."""
+        """The exact statement that is proven."""
         unasked = self._candidates()["unasked"]
         books = f"SkyPilot's records, written before it asks a provider, have no cluster {self._run_id}"
         names = sorted({provider["cluster_on_cloud"] for provider in asked})
@@ -278,17 +278,17 @@ class ClusterTeardown:
 
     @property
     def _asker(self) -> SkyProcess:
-        """Who asks the providers: they want credentials, and no books."""
+        """The process that asks the providers: it needs credentials, and no state of SkyPilot's."""
         return self._sky if self._standby_home is None else self._standby_home.sky
 
     def _providers(self) -> list[Provider]:
-        """Where the books say the cluster is, and wherever else it may have been tried."""
+        """The place in SkyPilot's entry, and every other place where the cluster may have been tried."""
         asked: list[Provider] = [self._known["provider"]] if self._known is not None else []
         known = {place(provider) for provider in asked}
         return asked + [one for one in self._candidates()["providers"] if place(one) not in known]
 
     def _ask(self, providers: list[Provider]) -> ListingResult:
-        """What each of them lists of the cluster. Where it was up once, its provider has to answer."""
+        """Each provider's list of the cluster's machines. A place where it was once up has to answer."""
         up = self._known is not None and self._known["address"] is not None
         certain = self._known["provider"] if self._known is not None and up else None
         return self._verdicts.ask(self._asker, providers, certain)
@@ -323,7 +323,7 @@ class ClusterTeardown:
 
 
 def _from_other_account(error: OtherAccountError) -> Proof:
-    return Proof(False, f"nothing confirms that it is gone: {_described(error)}", error.hint)
+    return Proof(False, f"it is not proven that it is gone: {_described(error)}", error.hint)
 
 
 def _described(error: Exception) -> str:

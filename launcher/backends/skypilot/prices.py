@@ -48,8 +48,8 @@ def places(
 def places_to_show(
     infra: tuple[str, ...], user_home: Path | None = None, environ: Mapping[str, str] | None = None
 ) -> tuple[str, ...]:
-    """Where a plan looks, which needs no account: `infra`; the clouds with an account, or with a catalog on
-    this computer. Nowhere, where none of those has its prices here."""
+    """The places that a plan looks at, which needs no account: `infra`; the clouds with an account, or
+    with a catalog on this computer. None if none of those has its prices here."""
     home, variables = user_home or Path.home(), os.environ if environ is None else environ
     known = with_catalog(home)
     asked = infra or _with_account(home, variables) or tuple(sorted(known & (KNOWN_CLOUDS - SELF_HOSTED)))
@@ -67,8 +67,8 @@ def _with_account(home: Path, variables: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def refresh(infra: tuple[str, ...], user_home: Path | None = None) -> tuple[str, ...]:
-    """Fetch these clouds' catalogs anew, to where SkyPilot itself keeps them. The files that were left alone,
-    because the user has changed them. Raises PreflightError when they cannot be had."""
+    """Fetch these clouds' catalogs to SkyPilot's own folder. Returns the files that were not replaced
+    because the user has changed them. Raises PreflightError when they cannot be fetched."""
     asked = dict.fromkeys(place.partition("/")[0] for place in infra)
     clouds = [cloud for cloud in asked if cloud not in SELF_HOSTED]
     if not clouds:
@@ -90,7 +90,8 @@ def refresh(infra: tuple[str, ...], user_home: Path | None = None) -> tuple[str,
 
 
 def market(gpu: str, count: int, infra: tuple[str, ...], user_home: Path | None = None) -> Market:
-    """What the catalogs at hand have of these GPUs. Raises PreflightError, also where SkyPilot is missing."""
+    """The offers for these GPUs in the catalogs at hand. Raises PreflightError, also if SkyPilot is
+    missing."""
     with tempfile.TemporaryDirectory(prefix="slipway-prices-") as folder:
         home = SkyHome(Path(folder), [], _USER_ID)
         catalogs = (user_home or Path.home()) / CATALOGS

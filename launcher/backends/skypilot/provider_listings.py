@@ -94,8 +94,8 @@ class ProviderListings:
     def ask(
         self, sky: SkyProcess, providers: list[Provider], certain: Provider | None = None
     ) -> ListingResult:
-        """What they say now. `certain`: where it is known to have been. Raises LaunchError when nobody can be
-        asked."""
+        """The current lists. `certain`: places where it is known to have been. Raises LaunchError when
+        nothing can be asked."""
         answer = sky.call("instances", LIST_SECONDS, providers=providers, accounts=self._order.accounts)
         lists: list[tuple[Provider, list[str]]] = []
         silent: dict[str, str] = {}
@@ -109,7 +109,7 @@ class ProviderListings:
             if found is None and not self._counts_as_empty(sky, provider, certain, denied and other is None):
                 silent[where] = str(why)
                 if other is not None and other["id"] is None:
-                    silent[where] = "it is not known whose account has answered"
+                    silent[where] = "the account that answered is unknown"
                 elif other is not None:
                     own = self._order.accounts[str(provider["name"]).lower()]
                     strangers[where] = OtherAccountError(self._order.cluster, where, own, other)
@@ -182,7 +182,7 @@ def _where(provider: Provider) -> str | None:
 
 
 def _is_at(provider: Provider, tried: str) -> bool:
-    """Whether a provider is asked for what was tried at CLOUD, CLOUD/REGION or CLOUD/REGION/ZONE."""
+    """Whether a provider's list covers a place CLOUD, CLOUD/REGION or CLOUD/REGION/ZONE."""
     cloud, _, rest = tried.partition("/")
     if cloud != str(provider["name"]).lower():
         return False

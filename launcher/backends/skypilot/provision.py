@@ -87,8 +87,8 @@ class Provisioning:
         return left_out
 
     def _steps(self, cloud: str) -> list[_Step]:
-        """Where and what to ask for, one after the other. On AWS a region each time, so that it is written
-        down which were asked; elsewhere all of the cloud."""
+        """The requests in order. On AWS one region each, so that the record names those that were asked;
+        elsewhere all of the cloud at once."""
         places = [place for place in self.order.infra if clouds_of([place]) == [cloud]]
         whole = [_Step(places, None)]
         if cloud != "aws":

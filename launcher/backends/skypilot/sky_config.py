@@ -31,7 +31,7 @@ _AT_BOOT = "post_provision_runcmd"
 _TAKEN = ("docker", "nvidia_gpus", "provision")
 # What would change how the user's other clusters are launched, and does not here.
 _NOT_TAKEN = {
-    "admin_policy": "launch does not ask it",
+    "admin_policy": "launch does not use it",
     "api_server": "a run has a SkyPilot API server of its own, on this computer",
     "workspace": "a run has a SkyPilot of its own",
     "active_workspace": "a run has a SkyPilot of its own",

@@ -57,7 +57,7 @@ def plugins(user_home: Path, environ: Mapping[str, str]) -> set[str]:
 
 
 def variables(clouds: set[str], user_home: Path, environ: Mapping[str, str]) -> dict[str, str]:
-    """What tells such plugins where the user's own credentials are."""
+    """The variables that tell such plugins where the user's own credentials are."""
     told = [_CREDENTIAL_VARIABLES[cloud] for cloud in clouds if cloud in _CREDENTIAL_VARIABLES]
     return {name: environ.get(name) or str(user_home / place) for name, place in told}
 

@@ -20,8 +20,8 @@ _WITHOUT_PROFILE = ("env", "iam-role", "container-role", "assume-role-with-web-i
 
 
 def account(cloud: str) -> Json | None:
-    """Its "id", and the "profile" of the user's that leads to it, None where none does. None where nobody
-    says."""
+    """Its "id", and the user's "profile" that leads to it, None if there is none. None if the account is
+    unknown."""
     asked = _IDENTITY_CALLS.get(cloud)
     if asked is None:
         return None

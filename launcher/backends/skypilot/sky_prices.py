@@ -19,7 +19,7 @@ _SELF_HOSTED = ("kubernetes", "slurm", "ssh")
 
 
 def offers(gpu: str, count: int, infra: list[str]) -> Json:
-    """What the price catalogs at hand have of machines with `count` GPUs of a type, the cheapest first.
+    """The machines with `count` GPUs of a type in the catalogs at hand, the cheapest first.
 
     Reads files: asks neither the API server nor a provider, and fetches nothing where `.meta` is not beside
     the catalogs. "types": every GPU type there and how many of it a machine has. "elsewhere": other

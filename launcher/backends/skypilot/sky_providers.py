@@ -57,7 +57,7 @@ def candidates(cluster: str, gpus: str, infra: list[str], accounts: Json | None 
 
 
 def _provider_configs(place: str, gpu: str, count: int, accounts: Json) -> list[Json] | None:
-    """What SkyPilot's provisioner of a cloud wants to know to list and end machines of a name."""
+    """The configuration by which SkyPilot's provisioner of a cloud lists and ends machines of a name."""
     cloud, _, rest = place.partition("/")
     region = rest.partition("/")[0]
     if cloud in LISTED_BY_NAME:

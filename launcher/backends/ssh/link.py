@@ -49,10 +49,8 @@ _UNATTENDED = {
 
 @dataclass(frozen=True)
 class SshHost:
-    """How a machine is reached by ssh. `known_hosts` is the run's own file: its first key is the only one.
-
-    `proxy_command` where the way leads through another program (Slurm, Kubernetes).
-    """
+    """A machine's ssh address. `known_hosts` is the run's own file: its first key is the only one.
+    `proxy_command` if the connection goes through another program (Slurm, Kubernetes)."""
 
     address: str
     user: str
@@ -69,7 +67,7 @@ class SshHost:
         return cls(address, login["user"], key, known_hosts, login["port"], proxy_command)
 
     def login(self) -> dict[str, str]:
-        """Where it is and how it is known, as ssh's configuration says it: for the user's own ssh as well."""
+        """Address, user and key as ssh's configuration has them, also for the user's own ssh."""
         said = {
             "HostName": self.address,
             "User": self.user,
@@ -85,7 +83,7 @@ class SshHost:
         return said if self.proxy_command is None else said | {"ProxyCommand": self.proxy_command}
 
     def options(self) -> list[str]:
-        """ssh's options, and scp's: everything said here, nothing taken from the user's configuration."""
+        """ssh's options, and scp's: complete, so that nothing comes from the user's configuration."""
         said = {**_UNATTENDED, **self.login()}
         return ["-F", "/dev/null", *(word for key in said for word in ("-o", f"{key}={said[key]}"))]
 
@@ -99,7 +97,7 @@ class SshHost:
         return _block(("*",), {**_UNATTENDED, **self.login()})
 
     def command(self, *remote: str, flags: tuple[str, ...] = ()) -> list[str]:
-        """ssh to it; what `remote` says is given to the shell there."""
+        """The ssh command line; the shell there gets `remote`."""
         return ["ssh", *flags, *self.options(), self.address, *remote]
 
 
@@ -155,7 +153,7 @@ class Link:
         return self._failure
 
     def start(self) -> None:
-        """Begin to supervise, and wait for nothing: what is to answer there may not be up yet."""
+        """Start to supervise, without waiting: the other end may not be up yet."""
         open_files.raise_limit()  # before the first ssh, which has a descriptor for each request under way
         self._heard_at = time.monotonic()
         self._supervisor = threading.Thread(target=self._supervise, name="link", daemon=True)
@@ -207,7 +205,7 @@ class Link:
         return answered
 
     def _wait_for_end(self, ssh: subprocess.Popen[bytes], seconds: float) -> None:
-        """Until ssh ends, noticed at once, or so long; less when we close."""
+        """Wait until ssh ends, or for `seconds`; less when we close."""
         bound = time.monotonic() + seconds
         while time.monotonic() < bound and not self._closing.is_set():
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -276,7 +274,7 @@ def _failure(host: SshHost, said: str) -> LaunchError:
     if any(mark in said for mark in _CHANGED):
         return PreflightError(
             f"{host.address} may be a different machine: its host key has changed",
-            "another machine answers at its address, or someone intercepts the connection",
+            "another machine has its address now, or someone intercepts the connection",
             f"launch down RUN  # if you replaced the machine yourself: rm {host.known_hosts}",
         )
     return _connection_lost(host, said)

@@ -27,8 +27,8 @@ FILES = ("*.safetensors", "*.json", "*.jinja", "*.txt", "*.model")
 
 
 def remote_path(model_path: str, user_home: str) -> str:
-    """Where a run's model is on a machine: a hub name is one there as well; the model that comes with the
-    runtime is where its code is; a folder of the user's has a place of its own."""
+    """A model's path on a machine: a hub name stays one; the embedded model is beside the code; a user's
+    folder has a place of its own."""
     package = Path(runtime.__file__).parent
     if not Path(model_path).is_absolute():
         return model_path

@@ -44,7 +44,7 @@ class RemoteFolder:
         self._look_after = _MIN_REFRESH_INTERVAL_SECONDS
 
     def make(self, sockets: str) -> None:
-        """The run's folder, there and here, and its folder of sockets there; for nobody but their user."""
+        """Make the run's folder, there and here, and its folder of sockets there, for their user alone."""
         self.here.mkdir(mode=0o700, parents=True, exist_ok=True)
         places = f"{shlex.quote(self.there)}/logs {shlex.quote(sockets)}"
         self.shell(f"umask 077 && mkdir -p {places} && chmod 700 {places}", "create its folders")
@@ -114,7 +114,8 @@ class RemoteFolder:
     def shell(
         self, command: str, what: str, stdin: bytes = b"", bound_seconds: float = _WRITE_SECONDS
     ) -> bytes:
-        """A shell command there, to its end; what it printed. Raises JobFailed, also when it fails."""
+        """Run a shell command there to its end; returns its output. Raises JobFailed, also when the
+        command fails."""
         done = run_on(self.host, command, stdin=stdin, bound_seconds=bound_seconds)
         if done.returncode:
             lines = done.stderr.decode(errors="replace").strip().splitlines()

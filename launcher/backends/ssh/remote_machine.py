@@ -18,8 +18,8 @@ from launcher.base.errors import LaunchError
 
 
 class RemoteMachine:
-    """That of one run, whose folder here is `folder`; `cluster_status()` is what the books say, None before
-    it is armed."""
+    """The machine of one run, whose folder here is `folder`; `cluster_status()` is SkyPilot's entry, None
+    before it is armed."""
 
     def __init__(
         self, run_id: str, folder: Path, cluster_status: Callable[[], dict[str, Any] | None]
@@ -32,7 +32,7 @@ class RemoteMachine:
 
     @property
     def host(self) -> SshHost:
-        """How it is reached by ssh, once armed. Raises LaunchError."""
+        """Its ssh address, once armed. Raises LaunchError."""
         cluster_status = self._cluster_status()
         if cluster_status is None or cluster_status["ssh"] is None:
             raise LaunchError(
@@ -47,7 +47,7 @@ class RemoteMachine:
 
     @property
     def user_home(self) -> str:
-        """The home of its user, who is asked once."""
+        """The home of its user; asked once."""
         if self._user_home is None:
             self._user_home = run_on(self.host, 'printf %s "$HOME"').stdout.decode()
         return self._user_home
@@ -58,18 +58,18 @@ class RemoteMachine:
         return f"{self.user_home}/slipway/{self._run_id}"
 
     def run_folder(self) -> RemoteFolder:
-        """One for all that is asked of it, so that looks are counted."""
+        """The one RemoteFolder of the run, so that its refreshes are counted."""
         host = self.host
         if self._run_folder is None or self._run_folder.host != host:
             self._run_folder = RemoteFolder(host, self.state_dir, self.seen)
         return self._run_folder
 
     def code(self) -> RemoteFolder:
-        """Where the runtime's code goes."""
+        """The folder of the runtime's code."""
         return RemoteFolder(self.host, f"{self.user_home}/{machine_scripts.CODE}", self._folder)
 
     def model_path(self, model: str) -> str:
-        """Where a model is for the runtime: a folder of the user's own there, any other by its name."""
+        """The runtime's path of a model: a user's folder there, any other by its name."""
         return model_upload.remote_path(model, self.user_home)
 
     def forget(self) -> None:

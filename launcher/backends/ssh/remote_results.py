@@ -72,7 +72,7 @@ class RemoteResults:
             if not self._gone():
                 raise
         report = results_copy.pull(self._here, into, last=True)
-        since = "all that it had" if report.step is None else f"what it had after step {report.step}"
+        since = "all its results" if report.step is None else f"everything after step {report.step}"
         return replace(report, lost=f"the machine is gone, with {since}")
 
     def upload_checkpoints(

@@ -30,7 +30,7 @@ _PINNED, _BEST = "pinned.json", "best.json"
 _LOGS = ("*.log", "rollouts/step-*.jsonl", "wandb/offline-run-*")
 _CHUNK_BYTES = 1 << 20
 # Of one journal at a time; the rest comes with the next step.
-_MOST_BYTES = 64 << 20
+_MAX_READ_BYTES = 64 << 20
 
 
 def stage(newest: int) -> dict[str, int]:
@@ -59,7 +59,7 @@ def new_lines(name: str, known: int, sha256: str) -> tuple[int, bytes]:
     with open(name, "rb") as file:
         at = known if known and _digest(file, known) == sha256 else 0
         file.seek(at)
-        more = file.read(_MOST_BYTES)
+        more = file.read(_MAX_READ_BYTES)
     return at, more[: more.rfind(b"\n") + 1]
 
 

@@ -53,7 +53,7 @@ class RsyncError(Exception):
 
 @dataclass(frozen=True)
 class TransferProgress:
-    """How far a copy is: bytes that came, and of how many; bytes a second, as rsync sees it now."""
+    """The progress of a copy: bytes copied, bytes in all, and bytes a second as rsync measures them."""
 
     bytes: int
     of: int
@@ -74,11 +74,9 @@ def ignore_progress(moved: TransferProgress) -> None:
 
 @dataclass(frozen=True)
 class Transfer:
-    """One copy: `size`, the bytes that are to come; who looks how far it is, about once a second; whether
-    nobody wants it any more; the most bytes a second, None for as fast as it goes.
-
-    `still_seconds` and `slowest` (bytes a second) are when it is ended.
-    """
+    """One copy: `size`, the bytes to copy; `seen` gets the progress about once a second; `stopped` tells
+    whether the copy is no longer wanted; `rate`, the most bytes a second, None for no limit. `still_seconds`
+    and `slowest` (bytes a second) are the bounds at which it is ended."""
 
     size: int
     seen: Callable[[TransferProgress], object] = ignore_progress
@@ -89,8 +87,7 @@ class Transfer:
 
     @property
     def bound_seconds(self) -> float:
-        """How long it may take: what so many bytes need at the slowest rate, which is never more than half of
-        the one that it is held to."""
+        """The time limit: the size at the slowest rate, which is never more than half of its limit `rate`."""
         slowest = self.slowest if self.rate is None else min(self.slowest, self.rate / 2)
         return _MIN_SECONDS + self.size / slowest
 
@@ -142,7 +139,7 @@ class _RsyncProcess:
         self.moved = TransferProgress(0, copy.size, 0.0)
 
     def until_its_end(self) -> str | None:
-        """None when it ended by itself, else why it has to."""
+        """None when it ended by itself, else the reason to end it."""
         assert self._rsync.stdout is not None  # a pipe, as asked for
         descriptor = self._rsync.stdout.fileno()
         while True:
@@ -187,7 +184,7 @@ class _RsyncProcess:
 
 
 def _end(rsync: subprocess.Popen[bytes]) -> None:
-    """What came stays, to be gone on from."""
+    """End it; the partial file stays, for the next try."""
     if rsync.poll() is not None:
         return
     rsync.terminate()
@@ -206,7 +203,7 @@ def _end(rsync: subprocess.Popen[bytes]) -> None:
 
 @functools.cache
 def _progress_options() -> tuple[str, ...]:
-    """What makes rsync say how far it is, where it can: that of macOS cannot."""
+    """The options by which rsync reports its progress; macOS's rsync has none."""
     said = subprocess.run(["rsync", "--version"], capture_output=True, text=True, errors="replace").stdout
     version = re.match(r"rsync\s+version (\d+)\.(\d+)", said)
     able = version is not None and (int(version[1]), int(version[2])) >= (3, 1)

@@ -55,7 +55,7 @@ class _Route:
             return requests / (time.perf_counter() - began), took
 
 
-def measured(run: Session, task: dict[str, Any]) -> dict[str, Any]:
+def measure_routes(run: Session, task: dict[str, Any]) -> dict[str, Any]:
     """Requests a second with many in flight, and the median latency of one alone, on each way."""
     assert run.run_dir is not None  # a run of `launch`
     record = json.loads((run.run_dir.parent / "record.json").read_text(encoding="utf-8"))

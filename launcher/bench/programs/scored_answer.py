@@ -10,6 +10,6 @@ import unicodedata
 
 
 def letters(text: str) -> int:
-    """How many different letters of a to z a text has, accents aside."""
+    """The number of different letters of a to z in a text, accents ignored."""
     plain = unicodedata.normalize("NFKD", text.lower())
     return len(set(plain) & set("abcdefghijklmnopqrstuvwxyz"))

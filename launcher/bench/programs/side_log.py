@@ -15,7 +15,7 @@ from typing import Any
 
 
 class SideLog:
-    """Spans (what, from when to when) and steps."""
+    """Spans (name, start, end) and steps."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -27,7 +27,7 @@ class SideLog:
 
     @contextlib.contextmanager
     def span(self, kind: str) -> Iterator[dict[str, Any]]:
-        """A stretch of time; what is put into the yielded dict stands on its line."""
+        """A span of time; the yielded dict's content is added to its line."""
         began = time.time()
         told: dict[str, Any] = {}
         yield told

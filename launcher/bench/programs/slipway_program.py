@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import dspy
-from request_cost import measured
+from request_cost import measure_routes
 from scored_answer import letters
 from side_log import SideLog
 
@@ -55,7 +55,7 @@ def main(task_file: Path, log_file: Path) -> None:
         told["score"] = evaluate(program, held_out, metric).score
     if task["requests"] is not None:
         with log.span("requests") as told:
-            told["measured"] = measured(run, task)
+            told["measured"] = measure_routes(run, task)
     log.write("settings", settings=run.status().settings)
 
 

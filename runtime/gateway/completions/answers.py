@@ -171,7 +171,7 @@ def _content(asked: ParsedRequest, choice: Choice) -> str | None:
 
 
 def question(asked: ParsedRequest) -> list[Any] | None:
-    """What was asked, for the record, where a client may name it by its parsed fields."""
+    """The question, for the record, if a client may name it by its parsed fields."""
     is_named_by_content = asked.kind == "chat" and asked.tags.rollout is None
     if not is_named_by_content or asked.tags.purpose != "train":
         return None
@@ -186,7 +186,7 @@ def _add_sample_name(asked: ParsedRequest, choice: dict[str, Any], version: int 
 
 
 def _strip(asked: ParsedRequest, body: dict[str, Any], model: str) -> None:
-    """Keep only the parts the client asked for, under the versioned name."""
+    """Keep the requested parts only, under the versioned name."""
     body["model"] = model
     choices = body.get("choices") or ()
     for part in (body, *choices):

@@ -33,12 +33,12 @@ _MAX_CLOSINGS = 256
 
 
 class NotExactError(Exception):
-    """It cannot be proven what the template writes after the earlier turn; the message is the reason."""
+    """The template's text after the earlier turn cannot be proven; the message is the reason."""
 
 
 @dataclass(frozen=True)
 class EarlierTurn:
-    """The turn that is gone on from: its ids, and the request for it as it would be asked now.
+    """The turn to continue: its ids, and the request for it in its present form.
 
     `shown`: whether these are the first ids that the template made of it then. `has_stops`: whether it may
     have ended at a text or a token that its client named.

@@ -45,7 +45,7 @@ MAX_FAILURES = 2
 
 
 class FieldCheck(Protocol):
-    """request_fields.py: the body with what this device cannot take refused or dropped."""
+    """request_fields.py: the body without the fields that this device refuses or ignores."""
 
     def __call__(self, kind: Kind, body: dict[str, Any]) -> dict[str, Any]: ...
 
@@ -147,7 +147,11 @@ class Completions:
         try:
             self._store.mark_lost(asked.id)
         except OSError as error:
-            log.error("request %s: nobody received its answer, which is not recorded: %s", asked.id, error)
+            log.error(
+                "request %s: no client received its answer, and this could not be recorded: %s",
+                asked.id,
+                error,
+            )
 
     async def _answer(self, asked: ParsedRequest, served: Served, flight: InFlightRequest) -> None:
         body = asked.for_engine(served.engine_model, self._check)
@@ -298,7 +302,7 @@ async def _refusal(engine: Engine, response: aiohttp.ClientResponse, served: Ser
 def _request_error(asked: ParsedRequest, error: EngineFailedError) -> ApiError:
     """A request that a living engine cannot answer, however often it is asked."""
     if name := distribution.grammar(asked.body):
-        why = f"{name!r}: its grammar does not compile, or allows the engine no next token"
+        why = f"{name!r}: its grammar does not compile, or allows no next token"
         return ApiError(400, why, param=name, code="grammar_failed")
     return ApiError(
         400, f"the engine cannot answer this request, but still runs: {error}", code="request_failed"

@@ -55,7 +55,7 @@ class EngineUnreachableError(EngineError):
 
 @dataclass(frozen=True)
 class AdapterReport:
-    """What an engine holds of an adapter, compared with the file on disk (worker.py).
+    """An engine's adapter, compared with the file on disk (worker.py).
 
     `modules`: how many the engine will multiply with; `expected`: how many the file has; `mismatched`: the
     tensors that differ, one sentence each; `sha256`: of the file the engine read.
@@ -236,14 +236,14 @@ class EngineClient:
             begins = whole[0] if whole[-len(bare) :] == bare and len(whole) > len(bare) else None
             return EngineFacts(await self.context_length(), begins)
         except (EngineError, LookupError, ValueError) as error:
-            log.warning("%s: it does not say what it adds to a prompt: %s", self.name, error)
+            log.warning("%s: its first token is unknown: %s", self.name, error)
             return UNKNOWN
 
     async def _has_the_right_mode(self) -> bool:
         try:
             modes = {worker["logprobs_mode"] for worker in await self._rpc("sampling")}
         except EngineError as error:
-            log.error("%s: it does not say its logprobs mode: %s", self.name, error)
+            log.error("%s: its logprobs mode is unknown: %s", self.name, error)
             return False
         if modes != {LOGPROBS_MODE}:
             log.error("%s: logprobs modes %s, not %r: it is not used", self.name, modes, LOGPROBS_MODE)
@@ -276,7 +276,7 @@ class EngineClient:
     def _number(self, logprob: float | None) -> float:
         """JSON has null for what is not finite (http_speedups.py). Raises EngineError."""
         if logprob is None:
-            raise EngineError(self.name, 200, "a logprob is no number")
+            raise EngineError(self.name, 200, "a logprob is not a number")
         return logprob
 
     def _open(self) -> aiohttp.ClientSession:

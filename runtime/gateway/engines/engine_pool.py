@@ -97,7 +97,7 @@ class EnginePool:
         except VerificationError as error:
             if await self.check_all():  # which says nothing about the version
                 return True
-            message = f"it was loaded again and is not proven to be what it was: {error}"
+            message = f"it was loaded again, but its weights could not be verified: {error}"
             log.error("a version that is named: %s", message)
             raise ApiError(503, message, param="model", code="version_not_proven") from error
 

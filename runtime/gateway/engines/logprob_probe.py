@@ -84,9 +84,10 @@ class LogprobProbe:
         return probe
 
     async def score(self, engine: EngineClient, name: str) -> Scores:
-        """What the engine says of the counting tokens, and of each sequence's last one as a rollout meets it.
+        """The engine's scores of the counted tokens, and of each sequence's last token through the prefix
+        cache.
 
-        The latter first: scoring fills the prefix cache, and what was in it before is what must be met.
+        The latter comes first, because scoring fills the prefix cache.
         """
         ends = [ids for ids in self.sequences if len(ids) > 1]
         continued = await asyncio.gather(*(engine.score_next(name, ids[:-1], ids[-1]) for ids in ends))

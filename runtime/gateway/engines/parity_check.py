@@ -79,12 +79,10 @@ def judge(found: Measured, dtype: str) -> ParityReport:
     """The report. Raises ParityError, which says how far the two differ and how far they may."""
     proof = _report(found)
     if not proof.effect >= MIN_EFFECT * proof.spread:
-        raise ParityError("the adapter of the trial does nothing, which proves nothing of adapters", proof)
+        raise ParityError("the test adapter changes no logprob, so it proves nothing about adapters", proof)
     why = _disagreement(proof, dtype)
     if why is not None:
-        raise ParityError(
-            f"engine and trainer disagree on this model: {why}: it is not served as it is trained", proof
-        )
+        raise ParityError(f"engine and trainer disagree on this model: {why}", proof)
     if not proof.cached_error <= MAX_ERROR_CACHED[dtype]:
         raise ParityError(f"a logprob is {proof.cached_error:.2g} off when the prefix cache is read", proof)
     return proof

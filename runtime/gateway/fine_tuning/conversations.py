@@ -103,6 +103,6 @@ def _check(messages: list[dict[str, Any]]) -> None:
             raise ConversationError("a message's weight is 0 or 1")
         answers += message["role"] == "assistant" and weight == 1
     if not answers:
-        raise ConversationError("no message of the assistant to learn")
+        raise ConversationError("there is no assistant message to train on")
     if answers > MAX_ANSWERS:
         raise ConversationError(f"more than {MAX_ANSWERS} messages of the assistant: split it")

@@ -120,7 +120,7 @@ class JobRunner:
             except QueueFullError:
                 await asyncio.sleep(_FULL_SECONDS)
             except NothingToTrainError as error:
-                self._jobs.say(job, f"step {job.steps + 1} learned nothing: {error}", level="warn")
+                self._jobs.say(job, f"step {job.steps + 1} trained nothing: {error}", level="warn")
                 return None
         else:
             return None
@@ -169,7 +169,7 @@ class JobRunner:
     async def _succeed(self, job: Job) -> None:
         if not job.checkpoints:
             self._jobs.end(
-                job, "failed", "none of its conversations could be learned from; its events say why"
+                job, "failed", "none of its conversations could be trained on; see the job's events"
             )
             return
         table = "step,train_loss\n" + "".join(f"{step},{loss:.6f}\n" for step, loss in job.losses)

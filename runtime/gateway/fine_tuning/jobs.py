@@ -30,7 +30,7 @@ _EVENTS_SHOWN = 10_000
 
 
 class Hyperparameters(BaseModel):
-    """What a job's steps are told. `batch_size`: conversations a step."""
+    """The settings of a job's steps. `batch_size`: conversations a step."""
 
     model_config = ConfigDict(extra="forbid")
 

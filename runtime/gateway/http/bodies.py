@@ -38,7 +38,8 @@ class BodyReader:
 
 
 def unpacked(content: bytes, encoding: bytes) -> bytes:
-    """The plain body. Raises ApiError: 413 past the bound, 415 for what we cannot unpack, 400 for debris."""
+    """The plain body. Raises ApiError: 413 past the bound, 415 for an unknown encoding, 400 for damaged
+    data."""
     for name in reversed([part.strip().lower() for part in encoding.split(b",")]):
         if content and name not in (b"", b"identity"):
             content = _unpacked_once(content, name)

@@ -96,7 +96,7 @@ def not_ready(message: str, retry_after_seconds: int = RETRY_SECONDS) -> ApiErro
 
 
 def unknown_model(model: str, policy: str | None = None, trained: str | None = None) -> ApiError:
-    """404, as OpenAI words it, with what there is: the policy's name, and that of the model it trains."""
+    """404 in OpenAI's form, with the names there are: the policy's, and that of the model it trains."""
     message = f"The model `{model[:_MAX_SHOWN_LENGTH]}` does not exist."
     if policy is not None:
         also = f" (`{trained}` means it too)" if trained is not None else ""

@@ -35,7 +35,7 @@ _TOO_DEEP = f"nested more than {_MAX_DEPTH} deep"
 
 
 class BadField(ValueError):  # noqa: N818 - what it is, not what went wrong
-    """A field the engines must not see: 400. `param` is its name, `message` says why."""
+    """A field the engines must not get: 400. `param` is its name, `message` the reason."""
 
     def __init__(self, param: str, message: str) -> None:
         super().__init__(message)
@@ -73,7 +73,7 @@ _INTERNAL = "moves data between engines; not for clients"
 _NO_MEDIA = FieldRule("refuse", "the policy reads text only")
 _NO_ECHO = FieldRule(
     "refuse",
-    "an answer has only what was sampled: prepend your prompt yourself; prompt_logprobs has its "
+    "an answer contains only sampled text: prepend your prompt yourself; prompt_logprobs has its "
     "logprobs, return_token_ids its ids",
     neutral=(False,),
 )
@@ -136,7 +136,7 @@ SAMPLING: dict[str, FieldRule] = {
     "use_beam_search": FieldRule("refuse", "beams are not samples of the policy", neutral=(False,)),
     "length_penalty": FieldRule("refuse", "belongs to beam search", neutral=(1, 1.0)),
     "watermarking": FieldRule("refuse", "changes what is sampled", neutral=(False,)),
-    "thinking_token_budget": FieldRule("refuse", "ends thoughts by tokens that the policy did not sample"),
+    "thinking_token_budget": FieldRule("refuse", "ends thoughts with tokens that the policy did not sample"),
     "logits_processors": FieldRule("refuse", "would run client code in the engine", neutral=([],)),
     "guided_json": FieldRule("refuse", _IGNORED_BY_ENGINE),
     "guided_regex": FieldRule("refuse", _IGNORED_BY_ENGINE),
@@ -174,7 +174,7 @@ CHAT: dict[str, FieldRule] = SAMPLING | {
     "mm_processor_kwargs": _NO_MEDIA,
     "audio": _NO_MEDIA,
     "modalities": FieldRule("refuse", "the policy reads and writes text only", neutral=(["text"],)),
-    "prediction": FieldRule("drop", "a hint for speed; the engines take none"),
+    "prediction": FieldRule("drop", "a speed hint that the engines do not support"),
     "verbosity": _NO_EFFECT,
     "web_search_options": FieldRule("refuse", "the engines have no network access"),
     "functions": FieldRule("refuse", "vLLM 0.32 ignores it silently: use tools", neutral=([],)),

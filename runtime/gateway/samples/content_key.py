@@ -15,7 +15,7 @@ _AROUND_BYTES = 6
 
 
 class Call(NamedTuple):
-    """A tool's call in an answer. `arguments`: as who wrote it has them, some clients parsed."""
+    """A tool's call in an answer. `arguments`: as the client sent them; some clients parse them."""
 
     name: str
     arguments: Any

@@ -76,7 +76,7 @@ def digest_of(value: Any) -> str:
 
 def _form(message: Any) -> dict[str, Any]:
     if not isinstance(message, Mapping):
-        raise NoNameError("a message is no object")
+        raise NoNameError("a message is not an object")
     try:
         plain = content_key.plain(message)
     except RecursionError as error:

@@ -123,7 +123,7 @@ DeliveryEvent = DeliveryConfirmed | DeliveryUncertain | DeliveryLost
 
 @dataclass(frozen=True, slots=True)
 class LineLocation:
-    """Where a line stands."""
+    """The location of a line."""
 
     file: int
     offset: int

@@ -41,7 +41,7 @@ def receipt_routes(store: SampleStore) -> APIRouter:
                 keep = store.mark_received if receipt.state == "received" else store.mark_uncertain
                 keep(receipt.request)
         except OSError as error:  # a full disk: they are told again
-            message = f"the machine's disk does not take it: {error.strerror or error}"
+            message = f"the machine's disk cannot store it: {error.strerror or error}"
             raise ApiError(503, message, code="disk", retry_after_seconds=5) from error
         return Response(status_code=204)
 

@@ -29,5 +29,5 @@ class SampleRef:
 
     @property
     def choice(self) -> int:
-        """Which of its answer's choices it is."""
+        """The index of its choice in the answer."""
         return int(self.id.rpartition(":")[2])

@@ -100,11 +100,11 @@ class SampleStore:
         return self._received(self._fields.of(name))
 
     def may_be_written(self, exact: str, parsed: str) -> bool:
-        """Whether a text that is known by these names may be what a client wrote of what it had parsed."""
+        """Whether a client may have written the text with these names from parsed fields."""
         return self._fields.may_be_written(exact, parsed)
 
     def of_part(self, names: Names) -> list[SampleRef]:
-        """Those with this very answer to a question of which only some inputs are given."""
+        """The samples with this very answer to a question of which only some inputs are given."""
         return self._received(self._fields.of_part(names))
 
     def of_sample(self, sample: str) -> list[SampleRef]:
@@ -112,7 +112,7 @@ class SampleStore:
         return self._received(self._of_id(sample))
 
     def unreceived_of_sample(self, sample: str) -> list[SampleRef]:
-        """The same, of one that nobody is known to have received."""
+        """The sample with this id that nobody is known to have received, or none."""
         return [ref for ref in self._of_id(sample) if ref.request in self._unreceived]
 
     def load(self, ref: SampleRef) -> tuple[Exchange, Sample]:

@@ -40,7 +40,8 @@ REMINDERS: dict[Adapter, str] = {
 
 @dataclass(frozen=True)
 class Signature:
-    """The fields of a task. `task`: all that is said of it beside one adapter's form; it is known by that."""
+    """The fields of a task. `task`: the whole system message except one adapter's own format; the task is
+    identified by it."""
 
     task: tuple[str, str]
     inputs: dict[str, str]

@@ -55,10 +55,10 @@ class Handover:
         self._learn = learn
 
     async def dispatch(self, step: Step) -> None:
-        """Write the batch for the trainer; staleness is judged here, with what has been committed since.
+        """Write the batch for the trainer. Staleness is judged here, with all steps committed since.
 
-        After a try that broke off the trainer may have it: what it has is never made again. Raises OSError,
-        and NothingToTrainError where nothing is left to train.
+        After an interrupted try the trainer may have the batch: then it is never built again. Raises OSError,
+        and NothingToTrainError if nothing is left to train.
         """
         failpoints.failpoint("gateway.giving")
         if not self._folder.has_batch(step.id):
@@ -113,7 +113,7 @@ class Handover:
 
     async def _supervised_batch(self, step: Step, meta: dict[str, Any]) -> Batch:
         if self._learn is None:
-            raise NotTrainedError("no engine here can render examples")
+            raise NotTrainedError("no engine can render examples")
         try:
             learned = await self._learn(step.examples)
         except NotTokenisedError as error:

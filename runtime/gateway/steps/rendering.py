@@ -60,7 +60,7 @@ async def _after(client: EngineClient, prompt: list[int], messages: list[Message
     """What the template has after the prompt, of a conversation that goes on from it."""
     whole = await client.tokenize(messages, add_generation_prompt=False, tools=tools)
     if whole[: len(prompt)] != prompt:
-        raise NotRenderedError("the chat template does not show it as it is")
+        raise NotRenderedError("the chat template changes it")
     return whole[len(prompt) :]
 
 
@@ -68,7 +68,7 @@ async def _split(client: EngineClient, rest: list[int], text: str) -> tuple[list
     """A text's own ids, and what the template puts after them."""
     bare = await client.tokenize(text)
     if not bare or rest[: len(bare)] != bare:
-        raise NotRenderedError("the chat template does not show it as it is")
+        raise NotRenderedError("the chat template changes it")
     if len(rest) == len(bare):
         raise NotRenderedError("the chat template does not end an answer")
     return bare, rest[len(bare) :]

@@ -59,7 +59,7 @@ class Rewind:
             raise self.error(f"{lost} of its {len(rewarded)} rollouts are")
 
     def error(self, what: str) -> RewoundError:
-        """`what` was lost."""
+        """The error for `what`, which was lost."""
         return RewoundError(
             f"{what} not known here: the machine was lost, and the run went back to step {self.to_step}; "
             "roll out again from that step's client_state",

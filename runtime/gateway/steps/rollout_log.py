@@ -94,7 +94,7 @@ class TranscriptWriter:
             partial.replace(self._folder / f"step-{step:06d}.jsonl")
             keep_newest(self._folder, self._bounds.total_bytes)
         except Exception as error:  # noqa: BLE001 - whatever it is, the step itself is whole without it
-            log.warning("what was said in step %d is not written: %s: %s", step, type(error).__name__, error)
+            log.warning("the texts of step %d were not written: %s: %s", step, type(error).__name__, error)
 
     def _lines(self, step: int, selection: Selection, store: Source) -> Iterator[bytes]:
         size = 0

@@ -54,12 +54,12 @@ class SampleOwnership:
         return selection
 
     def remember(self, step: Step) -> None:
-        """The step has what it was taken in with, unless it failed before it was trained."""
+        """The step owns its samples, unless it failed before it was trained."""
         if step.committed or step.state != "failed":
             self._owners.update(dict.fromkeys(step.samples, step.id))
 
     def add(self, step: Step, samples: list[str]) -> None:
-        """Note, before it is trained, what came to a step since it was taken in. Raises OSError."""
+        """Record, before the step is trained, samples that it got since it was accepted. Raises OSError."""
         if late := [sample for sample in samples if self._owners.get(sample) != step.id]:
             step.samples = list(dict.fromkeys([*step.samples, *late]))  # a full disk is asked again
             self._folder.queue(step)

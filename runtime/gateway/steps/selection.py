@@ -62,7 +62,7 @@ class Selection:
 
 
 class Source(Protocol):
-    """Where names of samples, and the tokens behind them, come from: a SampleStore, or a Snapshot of it."""
+    """The source of sample names and their tokens: a SampleStore, or a Snapshot of it."""
 
     def of_rollout(self, rollout: str) -> list[SampleRef]: ...
     def unreceived_of_rollout(self, rollout: str) -> list[SampleRef]: ...

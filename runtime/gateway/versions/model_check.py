@@ -59,11 +59,11 @@ class ModelCheck:
         return self._passed.is_set()
 
     async def passed(self) -> None:
-        """Until the model is admitted; for ever, where it is refused."""
+        """Wait until the model is admitted; forever, if it is refused."""
         await self._passed.wait()
 
     async def run(self) -> None:
-        """Ask, where it was not asked before. Ends when that is decided."""
+        """Check the model, unless it was checked before. Ends when that is decided."""
         attempts = refusals = 0
         while not (self.is_passed or self.refusal):
             trial = await self._parity_check()

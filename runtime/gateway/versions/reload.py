@@ -73,7 +73,10 @@ class OnDemandReload:
         started = time.time()
         checkpoint = await self._checkpoint(version)
         if (old := self._versions.make_room()) is not None:
-            log.info("%s is unloaded to make room: it comes back when named", self._versions.named(old))
+            log.info(
+                "%s is unloaded to make room: a request that names it loads it again",
+                self._versions.named(old),
+            )
             await self._prover.unload(old)
         proof = asdict(await self._prover.verify_on(engines, checkpoint))
         self._versions.mark_reloaded(version)

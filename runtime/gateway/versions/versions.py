@@ -123,9 +123,9 @@ class Versions:
         return self._served(self.current)
 
     def resolve(self, model: str) -> Served:
-        """What a client's model name means now: a version that is named is that one or an error (C55).
+        """The version that a client's model name means now: a named version is that one or an error (C55).
 
-        Raises ApiError, 404 or 409. What it gives may have to be loaded first: `is_loaded`.
+        Raises ApiError, 404 or 409. The version may have to be loaded first: `is_loaded`.
         """
         name = self._plain(model)
         if name == BASE:
@@ -176,7 +176,7 @@ class Versions:
             if not self._held[version]:
                 self.forget(version)
                 return version
-        message = f"{MAX_RELOADED} older versions are answering at this moment, and there is no room for more"
+        message = f"{MAX_RELOADED} older versions are in use now, and there is no room for more"
         raise not_ready(message, 1)
 
     def mark_reloaded(self, version: int) -> None:

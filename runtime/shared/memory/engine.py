@@ -16,7 +16,8 @@ from runtime.shared.peft_format import engine_rank
 
 @dataclass(frozen=True)
 class EngineSetup:
-    """How it serves: `slots` adapters at a time, `places` sequences at a time, `batch` tokens in one pass."""
+    """The serving setup: `max_loras` adapters and `max_num_seqs` sequences at a time, `max_batched_tokens`
+    tokens in one pass."""
 
     rank: int
     names: tuple[str, ...]

@@ -28,7 +28,7 @@ KEYS = {
 
 
 def plan_with_suggestions(shape: ModelShape, split: MachineGpus, overrides: Overrides) -> MemoryPlan | None:
-    """The plan; where it does not fit, with what would. None for a GPU that is not known."""
+    """The plan; if it does not fit, with suggestions. None for an unknown GPU."""
     weighed = plan(shape, split, overrides)
     if weighed is None or weighed.fits:
         return weighed

@@ -19,10 +19,9 @@ _FP32 = 4
 
 @dataclass(frozen=True)
 class TrainerSetup:
-    """How it trains: `row` is the longest row in tokens, of one sample or of several packed together.
-
-    `scaled`: alpha is not the rank, so that fp32 has a working copy too. `gpus`: how many train.
-    """
+    """The training setup: `row` is the longest row in tokens, of one sample or of several packed together.
+    `scaled`: alpha is not the rank, so that fp32 has a working copy too. `gpus`: the number of training
+    GPUs."""
 
     row: int
     checkpointing: bool

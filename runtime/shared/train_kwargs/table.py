@@ -109,7 +109,7 @@ def _read(reading: Translation, name: str, act: Handler) -> None:
 def _unknown(reading: Translation, name: str, close: list[str]) -> None:
     meant = f"; did you mean {close[0]}?" if close else ""
     if reading.strict:
-        reading.refuse(name, f"it is not known here{meant}")
+        reading.refuse(name, f"it is unknown{meant}")
     else:
         reading.notes.append(f"{name}: not known here, and without effect{meant}")
 

@@ -44,7 +44,7 @@ class RunContext:
 
 @dataclass
 class Translation:
-    """`given` are the keywords that say something: None says nothing, with any trainer."""
+    """`given` are the keywords with a value: None means not given, with any trainer."""
 
     run: RunContext
     given: dict[str, Any]
@@ -81,7 +81,7 @@ Kind = Literal["applied", "sampling", "checked", "noted"]
 
 @dataclass(frozen=True)
 class Keyword:
-    """What kind of keyword it is, and what is done with its value."""
+    """A keyword's kind, and the handler of its value."""
 
     kind: Kind
     handle: Handler

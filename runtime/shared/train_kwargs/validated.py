@@ -33,7 +33,7 @@ def _model(reading: Translation, name: str, value: Any) -> None:
     names = ModelNames.of(reading.run.config)
     if not names.has(value.removeprefix("openai/").removeprefix("arbor:")):
         raise UnsupportedValueError(
-            f"{value!r} is asked for, this run has {names.own}", f"--model {shlex.quote(value)}"
+            f"{value!r} was requested, this run has {names.own}", f"--model {shlex.quote(value)}"
         )
 
 
@@ -120,7 +120,7 @@ def must_equal(
         if asked != has:
             said = "its own choice" if has is None else f"{has:g}"
             raise UnsupportedValueError(
-                f"{asked:g} is asked for, this run has {said}",
+                f"{asked:g} was requested, this run has {said}",
                 launch_option(reading.run.config, option, asked),
             )
 
