@@ -3,9 +3,9 @@
     python -m runtime --config STATE/runtime.json        (the token on the first line of stdin)
 
 Neighbours: the keeper is its parent and passes the token through; supervision.py does the work. It serves no
-HTTP: the gateway reads `supervisor.json`. All children start at once, because importing is what takes long;
-but not a trainer on the GPU of an engine that was told no size of its cache. While that engine starts, it
-takes what the GPU's memory loses for its own and ends where the GPU gets some back (vLLM's gpu_worker.py,
+HTTP: the gateway reads `supervisor.json`. All children start at once, because imports take longest. The
+exception is a trainer on the GPU of an engine whose cache size is not set: that engine counts any memory the
+GPU loses during its start as its own, and ends if the GPU gains some (vLLM's gpu_worker.py,
 determine_available_memory).
 """
 
@@ -80,7 +80,7 @@ def children(config_path: Path, config: RuntimeConfig, token: bytes) -> list[Chi
 
 
 def _shares_gpu(for_trainer: list[str] | None, for_engines: Sequence[list[str] | None]) -> frozenset[str]:
-    """The engines on a GPU of the trainer's."""
+    """The engines that share a GPU with the trainer."""
     shared = (
         f"engine-{index}" for index, own in enumerate(for_engines) if set(own or ()) & set(for_trainer or ())
     )

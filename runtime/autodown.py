@@ -1,6 +1,6 @@
-"""The rented machine's own timer, which ends it when nobody sets it back: SkyPilot's, kept by its skylet.
+"""Resets the rented machine's own timer, SkyPilot's skylet, which ends the machine if nobody resets it.
 
-    python3 -m runtime.autodown        sets it back once (what `launch` has run while it waits for a set-up)
+    python3 -m runtime.autodown        resets it once (`launch` runs this while it waits for a set-up)
 
 Skylet looks once a minute whether the machine was active within its idle minutes, by a time in a SQLite table
 of its own; writing the present time there is all it takes (27 ms, no SkyPilot, no API server). It was armed
@@ -45,7 +45,7 @@ ARM_COMMAND = (
 
 
 def renew(database: Path) -> None:
-    """Set the timer back. Raises OSError, sqlite3.Error where there is none."""
+    """Reset the timer. Raises OSError, sqlite3.Error if there is none."""
     if not database.is_file():  # connecting would make one that nobody reads
         raise FileNotFoundError(f"no {database}: nothing of SkyPilot's is armed here")
     with contextlib.closing(sqlite3.connect(database, timeout=_BUSY_SECONDS)) as connection, connection:
@@ -63,7 +63,7 @@ def booted_at() -> int:
 
 
 def rearm(command: Sequence[str] = ARM_COMMAND) -> None:
-    """Have SkyPilot arm the timer anew, as it was armed: one of another boot it takes for none, silently.
+    """Have SkyPilot arm the timer again. SkyPilot ignores a timer of another boot without a word.
 
     Raises OSError, subprocess.SubprocessError.
     """
@@ -72,7 +72,7 @@ def rearm(command: Sequence[str] = ARM_COMMAND) -> None:
 
 
 class RuntimeLiveness:
-    """Whether the runtime of a folder answers: its supervisor beats, its gateway says that it is well."""
+    """Whether the runtime of a folder answers: its supervisor is alive, its gateway is healthy."""
 
     def __init__(self, state_dir: Path, socket_dir: Path) -> None:
         self._beat = state_dir / "supervisor.json"
@@ -82,7 +82,7 @@ class RuntimeLiveness:
         self._answered = False
 
     def problem(self) -> str | None:
-        """Why the timer must run on; None when it may be set back. Takes 2 s at most."""
+        """The reason the timer must not be reset; None if it may be. Takes 2 s at most."""
         now = time.monotonic()
         with contextlib.suppress(FileNotFoundError):
             stamp = self._beat.stat().st_mtime_ns
@@ -111,7 +111,7 @@ class RuntimeLiveness:
 
 
 class AutostopTimer:
-    """The keeper's hold on the machine's timer."""
+    """The keeper's handle on the machine's timer."""
 
     def __init__(
         self,
@@ -130,7 +130,7 @@ class AutostopTimer:
         self._told: str | None = None
 
     def tick(self) -> str | None:
-        """Set it back when that is due and the runtime answers; something to say when it is new."""
+        """Reset it if that is due and the runtime answers; a message if there is news."""
         if time.monotonic() < self._next_at:
             return None
         self._next_at = time.monotonic() + RENEW_EVERY_SECONDS
@@ -142,16 +142,14 @@ class AutostopTimer:
             except (OSError, sqlite3.Error) as error:
                 trouble = str(error)
             unarmed = self._keep_armed()
-        said = (
-            f"the machine's timer runs: {trouble}" if trouble else f"the machine's timer is set back{unarmed}"
-        )
+        said = f"the machine's timer runs: {trouble}" if trouble else f"the machine's timer is reset{unarmed}"
         if said == self._told:
             return None
         self._told = said
         return said
 
     def _keep_armed(self) -> str:
-        """Arm it again where the machine's clock or boot is another one; what to say when that fails."""
+        """Arm it again if the machine's clock or boot changed; a message if that fails."""
         booted = self._booted()
         if booted == self._armed_for:
             return ""

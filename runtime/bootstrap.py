@@ -49,7 +49,7 @@ class BootstrapError(Exception):
 
 @dataclass(frozen=True)
 class Environment:
-    """What one environment is made of. Two of the same `name` are interchangeable."""
+    """The inputs of one environment. Two of the same `name` are interchangeable."""
 
     root: Path
     variant: str
@@ -89,7 +89,7 @@ class Environment:
         return self.folder / "bin" / "python"
 
     def is_complete(self) -> bool:
-        """Whether it is there, its build was finished, and its interpreter (a link) still exists."""
+        """Whether it exists, its build was finished, and its interpreter (a link) still exists."""
         return (self.folder / MARKER).is_file() and os.access(self.python, os.X_OK)
 
 
@@ -124,7 +124,8 @@ def is_ready(root: Path, variant: str = "cpu", extras: Sequence[str] = ()) -> bo
 
 
 def _mark_used(environment: Environment) -> None:
-    """So that `launch gc` does not offer what is in use; a shared folder may be read-only."""
+    """Record the use, so that `launch gc` does not offer an environment in use; a shared folder may be
+    read-only."""
     with contextlib.suppress(OSError):
         os.utime(environment.folder / MARKER)
 
@@ -155,7 +156,8 @@ def _build_lock(environment: Environment, progress: Callable[[str], None]) -> It
 
 
 def _build(environment: Environment, progress: Callable[[str], None], environ: dict[str, str]) -> None:
-    """Build aside, then put in place. Called with the lock held, so whatever stands in the way is debris."""
+    """Build in a temporary folder, then rename. Called with the lock held, so anything in the way is the
+    remains of a killed build."""
     begun = time.monotonic()
     for debris in environment.root.glob(f".{environment.name}.building-*"):
         shutil.rmtree(debris, ignore_errors=True)
@@ -225,7 +227,7 @@ def find_uv() -> str:
         return os.fspath(importlib.import_module("uv").find_uv_bin())
     if found := shutil.which("uv"):
         return found
-    raise BootstrapError("uv, which installs the runtime's packages, is not here: pip install uv")
+    raise BootstrapError("uv, which installs the runtime's packages, is missing: pip install uv")
 
 
 def _uv(
@@ -266,18 +268,16 @@ def _uv(
 
 
 def _lines(descriptor: int, progress: Callable[[str], None], bound_seconds: float) -> Iterator[str]:
-    """uv's lines as they come. Its silence is said, and bounded."""
+    """uv's lines as they come. A long silence is reported, and bounded."""
     begun = heard = time.monotonic()
     rest = b""
     while True:
         readable, _, _ = select.select([descriptor], [], [], _PROGRESS_SECONDS)
         now = time.monotonic()
         if now - begun > bound_seconds:
-            raise BootstrapError(f"uv was not done after {bound_seconds:.0f} s")
+            raise BootstrapError(f"uv did not finish within {bound_seconds:.0f} s")
         if not readable:
-            progress(
-                f"uv has said nothing for {now - heard:.0f} s: a large download, or a slow package index"
-            )
+            progress(f"uv printed nothing for {now - heard:.0f} s: a large download, or a slow package index")
             continue
         heard = now
         piece = os.read(descriptor, 65536)

@@ -1,7 +1,7 @@
-"""Whether a child that gives no answer is at work meanwhile: by the processor time of it and all below it.
+"""Whether a child that does not answer is busy, by the processor time of its process tree.
 
-Neighbours: supervision.py tells by it what is slow from what stands still, health.py how long to wait for a
-token on a CPU. On a GPU a kernel that hangs is waited for by a busy loop: there it says nothing of life.
+Neighbours: supervision.py tells a slow child from a stalled one by it, health.py how long to wait for a token
+on a CPU. On a GPU a busy loop waits for a hanging kernel, so there it proves nothing.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _BUSY_SHARE = 0.05
 
 
 class CpuActivity:
-    """From its making on."""
+    """Processor time since this object was made."""
 
     def __init__(self, pid: int) -> None:
         self._pid = pid

@@ -1,4 +1,4 @@
-"""Whether a machine can do what a run needs of its GPUs, asked before the long install.
+"""Checks that a machine's GPUs fit a run, before the long install.
 
     python -m runtime.fitness --variant cuda --gpus H100:4 --root DIR     one line; code 1: why it cannot
 
@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from runtime import bootstrap
-from runtime.nvidia_smi import Gpu, HostError, ask_driver, is_of_type
+from runtime.nvidia_smi import Gpu, HostError, is_of_type, list_gpus
 from runtime.shared import gpu_memory
 from runtime.shared.memory.planning import format_gib, usable
 
@@ -48,10 +48,8 @@ _MIN_MEMORY_SHARE = 0.9
 
 @dataclass(frozen=True)
 class Needs:
-    """What a run needs: `gpus` as rented ("H100:4"), and how they are shared out.
-
-    `gpu_bytes`: what was planned of each GPU's memory (`shared/memory/`), 0 where that is not known.
-    """
+    """A run's needs: `gpus` as rented ("H100:4"), and their split. `gpu_bytes`: the planned use of each
+    GPU's memory (`shared/memory/`), 0 if unknown."""
 
     variant: str
     gpus: str
@@ -71,10 +69,10 @@ class Needs:
 
 
 def check(needs: Needs, root: Path) -> str:
-    """All of it; what was found, in one line. Raises HostError."""
+    """All checks; a summary in one line. Raises HostError."""
     found = []
     if needs.variant == "cuda":
-        gpus = ask_driver()
+        gpus = list_gpus()
         _check_gpus(gpus, needs)
         check_driver(gpus[0].driver, cuda_version(needs.variant))
         check_capability(gpus[0], needs)
@@ -92,8 +90,8 @@ def _check_gpus(gpus: list[Gpu], needs: Needs) -> None:
     if len(gpus) < needs.count:
         raise HostError(f"{needs.gpus} was rented, {len(gpus)} of {needs.count} GPUs are there")
     for index, gpu in enumerate(gpus):
-        if gpu.split_up:
-            raise HostError(f"GPU {index} ({gpu.name}) is split up: MIG is on, whole ones are needed")
+        if gpu.is_mig:
+            raise HostError(f"GPU {index} ({gpu.name}) is split by MIG: whole GPUs are needed")
         if not is_of_type(gpu.name, needs.type):
             raise HostError(f"{needs.gpus} was rented, GPU {index} is {gpu.name}")
         least = gpu_memory.memory_bytes(needs.type) or 0
@@ -152,7 +150,7 @@ def _check_planned(gpu: Gpu, needs: Needs) -> None:
 
 
 def memory_bytes() -> int:
-    """What may still be taken of the memory here, a container's bound included."""
+    """The available memory, within a container's bound."""
     available = re.search(r"^MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text(), re.MULTILINE)
     found = int(available.group(1)) * 1024 if available else sys.maxsize
     try:
@@ -175,7 +173,7 @@ def check_compiler() -> None:
     """Triton, in which kernels of vLLM and torch are written, builds what starts them when they first run:
     with a C compiler and Python's own headers. Raises HostError."""
     if not (os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")):
-        raise HostError("no C compiler is there, with which kernels are built: apt-get install gcc")
+        raise HostError("there is no C compiler, which builds kernels: apt-get install gcc")
     if not (HEADERS / "Python.h").is_file():
         raise HostError(f"Python's headers, with which kernels are built, are not in {HEADERS}: python3-dev")
 

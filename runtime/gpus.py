@@ -1,4 +1,4 @@
-"""Which of the machine's GPUs each child of the runtime sees.
+"""Assigns the machine's GPUs to the children of the runtime.
 
 Neighbours: `__main__.py` gives each child its own, through CUDA's variable; a name in it, a number or a UUID,
 is passed on as it is. Knows nothing of CUDA itself.

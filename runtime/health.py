@@ -1,7 +1,7 @@
-"""How the supervisor knows that a child is up, and that it has not frozen.
+"""Health checks: whether a child is up, and has not frozen.
 
 Neighbours: supervision.py asks twice a second. A check answers None when the child is well, else one
-sentence; it keeps what it must remember between two questions. No threads, standard library only.
+sentence; it keeps its own state between two calls. No threads, standard library only.
 """
 
 from __future__ import annotations
@@ -29,10 +29,9 @@ DISK_SECONDS = 600.0
 
 
 class HealthCheck(Protocol):
-    """One child's health. `reset` is called when the child is started anew.
+    """One child's health. `reset` is called when the child is started again.
 
-    `note`: what there is to say of a child that is well; `usual_seconds`: how long its answers have taken
-    at most, while all was well.
+    `note`: a remark on a healthy child; `usual_seconds`: the longest answer while all was well.
     """
 
     note: str | None
@@ -59,7 +58,7 @@ class HttpHealth:
 
     async def __call__(self, pid: int) -> str | None:
         try:
-            status, _ = await ask(self._socket, "GET", self._path)
+            status, _ = await http_request(self._socket, "GET", self._path)
         except (OSError, TimeoutError, ValueError) as error:
             return f"{self._path}: {error or type(error).__name__}"
         return None if status == 200 else f"{self._path} answered {status}"
@@ -115,7 +114,7 @@ class EngineHealth(HttpHealth):
 
     async def _made_progress(self) -> bool:
         try:
-            _, text = await ask(self._socket, "GET", "/metrics")
+            _, text = await http_request(self._socket, "GET", "/metrics")
         except (OSError, TimeoutError, ValueError):
             return False
         counters = b" ".join(self._COUNTER.findall(text))
@@ -125,7 +124,7 @@ class EngineHealth(HttpHealth):
 
     async def _generates_a_token(self) -> bool:
         try:
-            status, _ = await ask(
+            status, _ = await http_request(
                 self._socket, "POST", "/v1/completions", self._ONE_TOKEN, bound_seconds=STALL_SECONDS
             )
         except (OSError, TimeoutError, ValueError):
@@ -134,10 +133,9 @@ class EngineHealth(HttpHealth):
 
 
 class TrainerHealth:
-    """`trainer.json` says ready, and its processes use processor time: idle, it still looks for work.
-
-    Writing a checkpoint it may use none: it is alive while a disk takes what it gave, for `DISK_SECONDS`.
-    """
+    """`trainer.json` says ready, and its processes use processor time: an idle trainer still polls. While
+    it writes a checkpoint it may use none: it counts as alive while a disk takes the data, for
+    `DISK_SECONDS`."""
 
     usual_seconds = 0.0
 
@@ -149,7 +147,7 @@ class TrainerHealth:
         self._wrote_at = -math.inf
 
     def reset(self) -> None:
-        """Drop what the dead trainer last said of itself."""
+        """Remove the dead trainer's last status."""
         self._path.unlink(missing_ok=True)
         self._moved_at = time.monotonic()
         self.note = None
@@ -169,7 +167,7 @@ class TrainerHealth:
         if used != self._cpu_seconds:
             self._cpu_seconds = used
             self._moved_at = now
-        elif process_table.at_the_disk(pids):
+        elif process_table.is_waiting_for_disk(pids):
             self._wrote_at = now
         still_seconds = now - self._moved_at
         if still_seconds < IDLE_CPU_SECONDS:
@@ -179,7 +177,7 @@ class TrainerHealth:
         return None if still_seconds < DISK_SECONDS else f"waits for its disk for {still_seconds:.0f} s"
 
 
-async def ask(
+async def http_request(
     socket: Path, method: str, path: str, body: object = None, bound_seconds: float = ANSWER_SECONDS
 ) -> tuple[int, bytes]:
     """One HTTP request over a Unix socket: (status, body). Raises OSError, TimeoutError, ValueError."""

@@ -43,14 +43,15 @@ _SIGNALS = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 @dataclass(frozen=True)
 class RunLimits:
-    """What ends a run: seconds without a renewal, seconds in all (None: no deadline)."""
+    """The limits of a run: seconds without a renewal, seconds in all (None: no deadline)."""
 
     lease_seconds: float
     deadline_seconds: float | None
 
 
 class Lease:
-    """How long ago the lease file last changed, by our own clock: the file's clock may be anyone's."""
+    """The time since the lease file last changed, by our own clock: the file's clock may be another
+    computer's."""
 
     def __init__(self, path: Path, seconds: float) -> None:
         self._path = path
@@ -93,7 +94,7 @@ class Keeper:
         self._exit_code: int | None = None
 
     def run(self, token: bytes) -> int:
-        """Until the supervisor ends, by itself (1) or because a limit or a signal ended the run (0)."""
+        """Run until the supervisor ends, by itself (1) or because a limit or a signal ended the run (0)."""
         processes.adopt_orphans()
         signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
         try:
@@ -122,7 +123,7 @@ class Keeper:
         self._log(f"supervisor {supervisor.pid} started; limits {self._limits}")
 
     def _watch(self) -> str:
-        """Why the run must end."""
+        """Wait for the reason to end the run."""
         lease = Lease(self._state_dir / "lease", self._limits.lease_seconds)
         deadline = self._limits.deadline_seconds
         ends_at = None if deadline is None else _boot_seconds() + deadline

@@ -1,7 +1,7 @@
 """The GPUs of this machine, as nvidia-smi lists them.
 
-Neighbours: `fitness.py` and `launcher/backends/local_gpus.py` ask. Standard library only. Knows nothing of
-what a run needs.
+Neighbours: `fitness.py` and `launcher/backends/local_gpus.py` ask. Standard library only. Knows nothing of a
+run's needs.
 """
 
 from __future__ import annotations
@@ -10,48 +10,52 @@ import re
 import subprocess
 from dataclasses import dataclass
 
-_ASK_SECONDS = 60
+_NVIDIA_SMI_SECONDS = 60
 _FIELDS = (
     "name", "driver_version", "memory.total", "compute_cap", "mig.mode.current", "uuid", "memory.used"
 )  # fmt: skip
 # What a type's name is made of; and its words that say how it is built in, not which it is.
-_PIECES = re.compile(r"RTX|GTX|PRO|[A-Z]+|\d+", re.IGNORECASE)
+_NAME_PARTS = re.compile(r"RTX|GTX|PRO|[A-Z]+|\d+", re.IGNORECASE)
 _FORMS = re.compile(r"NVIDIA|TESLA|QUADRO|GEFORCE|SXM\d*|PCIE|NVL\d*|\d+GB?", re.IGNORECASE)
 
 
 class HostError(Exception):
-    """Why this machine will not do, in one line."""
+    """The reason this machine will not do, in one line."""
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """One line of nvidia-smi; None for what it does not say."""
+    """One line of nvidia-smi; None for a value it does not give."""
 
     name: str
     driver: str
     memory_bytes: int | None
     capability: float | None
-    split_up: bool
+    is_mig: bool
     uuid: str = ""
     used_bytes: int | None = None
 
 
-def ask_driver() -> list[Gpu]:
-    """The GPUs that nvidia-smi lists. Raises HostError with what it says when it fails."""
+def list_gpus() -> list[Gpu]:
+    """The GPUs that nvidia-smi lists. Raises HostError with its error message."""
     command = ["nvidia-smi", f"--query-gpu={','.join(_FIELDS)}", "--format=csv,noheader,nounits"]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=_ASK_SECONDS)
+        done = subprocess.run(
+            command, capture_output=True, text=True, errors="replace", timeout=_NVIDIA_SMI_SECONDS
+        )
     except FileNotFoundError:
-        raise HostError("no NVIDIA driver is there: nvidia-smi is not installed") from None
+        raise HostError("there is no NVIDIA driver: nvidia-smi is not installed") from None
     except subprocess.TimeoutExpired:
-        raise HostError(f"the NVIDIA driver hangs: nvidia-smi said nothing for {_ASK_SECONDS} s") from None
+        raise HostError(
+            f"the NVIDIA driver hangs: nvidia-smi did not answer for {_NVIDIA_SMI_SECONDS} s"
+        ) from None
     lines = [line.strip() for line in done.stdout.splitlines() if line.strip()]
     gpus = [gpu for line in lines if (gpu := _gpu(line)) is not None]
     complaints = [line for line in lines if _gpu(line) is None]
     complaints += [line.strip() for line in done.stderr.splitlines() if line.strip()]
     if done.returncode or complaints or not gpus:
         said = complaints[-1] if complaints else f"nvidia-smi ended with code {done.returncode}"
-        raise HostError(f"the NVIDIA driver is in trouble: {said}")
+        raise HostError(f"the NVIDIA driver failed: {said}")
     return gpus
 
 
@@ -71,11 +75,11 @@ def _mebibytes(text: str) -> int | None:
 
 
 def is_of_type(name: str, rented: str) -> bool:
-    """Whether nvidia-smi's name ("NVIDIA H100 80GB HBM3") is what SkyPilot calls `rented` ("H100-MEGA-80GB").
+    """Whether nvidia-smi's name ("NVIDIA H100 80GB HBM3") is SkyPilot's type `rented` ("H100-MEGA-80GB").
 
     The type up to its number must stand in the name as words: A10 is no A100, L40 no L40S.
     """
     words = [word for word in re.split(r"[-_\s]+", rented) if word and not _FORMS.fullmatch(word)]
     numbered = next((index for index, word in enumerate(words) if re.search(r"\d", word)), len(words) - 1)
-    wanted = r"[-\s]*".join(_PIECES.findall(" ".join(words[: numbered + 1])))
+    wanted = r"[-\s]*".join(_NAME_PARTS.findall(" ".join(words[: numbered + 1])))
     return re.search(rf"(?<![A-Z0-9]){wanted}(?![A-Z0-9])", name, re.IGNORECASE) is not None

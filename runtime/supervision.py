@@ -36,15 +36,15 @@ _HEARTBEAT_SECONDS = 5.0
 # A check that takes longer is worth a word, though not yet a restart: of a child that is at work the word is
 # that it is slow, and comes later where its own answers have taken long before; in time (test_bounds.py).
 SLOW_SECONDS = 10.0
-LONGEST_SLOW_SECONDS = 13.0
+MAX_SLOW_SECONDS = 13.0
 _SLOW_FACTOR = 3.0
 # Until then nobody looks whether it is at work.
-_LOOK_SECONDS = 5.0
+_STALL_POLL_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
 class ChildSpec:
-    """One child: what runs, how it is known to be well, and how long each thing may take."""
+    """One child: its command, its health check, and its time limits."""
 
     name: str
     command: list[str]
@@ -70,7 +70,7 @@ class ChildSpec:
     starts_after: frozenset[str] = frozenset()
 
     def environ(self) -> dict[str, str]:
-        """What it is started with."""
+        """The child's environment."""
         kept = SECRETS - self.secrets
         environ = {name: value for name, value in os.environ.items() if name not in kept}
         return environ if self.gpus is None else environ | {gpus.VISIBLE: ",".join(self.gpus)}
@@ -128,7 +128,7 @@ class Supervisor:
         self._detail: str | None = None
 
     async def run(self, stop: asyncio.Event) -> int:
-        """Until `stop` is set (0) or a vital child fails for good (1); then ends the children by rank."""
+        """Run until `stop` is set (0) or a vital child fails for good (1); then end the children by rank."""
         self._write()
         tasks = [asyncio.create_task(self._supervise(child)) for child in self._children]
         tasks.append(asyncio.create_task(self._heartbeat()))
@@ -196,7 +196,7 @@ class Supervisor:
         return time.monotonic()
 
     async def _watch(self, child: Child) -> tuple[str, float]:
-        """Until something is wrong: what, and for how many seconds the child had been well."""
+        """Wait for a failure: returns it, and for how many seconds the child had been well."""
         spec, process = child.spec, child.process
         assert process is not None
         started = well_at = time.monotonic()
@@ -219,7 +219,7 @@ class Supervisor:
                         self._set(child, pid=pid)
                     check = asyncio.create_task(spec.check(pid))
                 if check is not None and not check.done():
-                    if now - next_check > _LOOK_SECONDS and child.state.pid is not None:
+                    if now - next_check > _STALL_POLL_SECONDS and child.state.pid is not None:
                         computing = computing or CpuActivity(child.state.pid)
                         self._report_stall(child, now - next_check, computing)
                 elif check is not None and check.done():
@@ -249,7 +249,7 @@ class Supervisor:
         if seconds <= SLOW_SECONDS or (child.state.detail is not None and child.stall is None):
             return
         found: Literal["slow", "still"] = "slow" if computing else "still"
-        if found == child.stall or (found == "slow" and seconds <= min(usual, LONGEST_SLOW_SECONDS)):
+        if found == child.stall or (found == "slow" and seconds <= min(usual, MAX_SLOW_SECONDS)):
             return
         words = {
             "slow": f"is slow: at work for {seconds:.0f} s without an answer",

@@ -4,7 +4,7 @@ vLLM and torchrun start processes of their own, which a death signal on their pa
 tether stands between: it adopts orphans, and when the command ends, when it is told to end (SIGTERM) or when
 the supervisor dies (its death signal is SIGTERM), it ends the whole tree within the grace and exits with the
 command's code (128 + the signal's number when a signal ended it).
-Neighbours: supervision.py starts every child through it. Knows nothing of what the command does.
+Neighbours: supervision.py starts every child through it. Knows nothing of the command.
 """
 
 from __future__ import annotations

@@ -135,7 +135,7 @@ class CloudMachine:
     @classmethod
     def from_description(cls, description: dict[str, Any], standby: StandbyHome | None = None) -> Self:
         """The machine that `describe` described, perhaps in another process. It can be ended and pulled;
-        `stand_in` asks its provider where nothing else can."""
+        `standby` asks its provider when nothing else here can."""
         plain = {name: description[name] for name in _PLAIN}
         machine = cls(description["run_id"], Path(description["folder"]), **plain)
         machine._limits = Limits(**description.get("limits", {"begun_at": 0.0}))  # older versions had none
@@ -166,7 +166,7 @@ class CloudMachine:
 
     @property
     def price_per_hour(self) -> float | None:
-        """What the cluster costs, by SkyPilot's catalog; None before it is armed."""
+        """The cluster's price, by SkyPilot's catalog; None before it is armed."""
         return None if self._cluster_status is None else self._cluster_status["price_per_hour"]
 
     @property
@@ -176,7 +176,7 @@ class CloudMachine:
 
     @property
     def host(self) -> SshHost:
-        """How the machine is reached by ssh, once armed."""
+        """Its ssh host, once armed."""
         return self._there.host
 
     @property
@@ -197,7 +197,8 @@ class CloudMachine:
     # -------------------------------------------------------------- up
 
     def provision(self, progress: Progress = no_progress) -> None:
-        """Provision, with autodown armed. Raises PreflightError, CapacityError; leaves nothing then."""
+        """Provision, with autodown armed. Raises PreflightError, CapacityError; leaves nothing behind
+        then."""
         self._there.forget()  # an earlier life's
         self._order.labels[orphaned_machines.LABEL] = orphaned_machines.home_label(self._folder.parent)
         provisioning = Provisioning(self._order, self._home, self._sky, self._trying, self._warn, progress)
@@ -309,7 +310,7 @@ class CloudMachine:
         return self._results.pull(into, progress, stopped)
 
     def committed(self) -> int | None:
-        """See machine.py. As it was seen last; nothing of a machine that is gone."""
+        """See machine.py. As seen last; None for a machine that is gone."""
         return self._results.committed() if self._home.folder.exists() else None
 
     def make_durable(self, into: Path, stopped: Stopped = never_stopped) -> DurabilityStatus:
@@ -328,7 +329,7 @@ class CloudMachine:
     # -------------------------------------------------------------- down
 
     def down(self) -> None:
-        """See machine.py. Also ends a launch that is under way, whoever began it."""
+        """See machine.py. Also ends a launch that is under way."""
         try:
             if self._link is not None:
                 self._link.close()
@@ -348,7 +349,7 @@ class CloudMachine:
         return proof
 
     def _tidy_up(self, what: str, act: Callable[[], None]) -> None:
-        """A machine that is up is up, and a proof is one, whatever cannot be tidied up here."""
+        """Run a cleanup whose failure must not undo a success: a machine that is up, or a proof."""
         try:
             act()
         except Exception as error:  # noqa: BLE001 - nothing of it is paid for

@@ -1,4 +1,4 @@
-"""The built environments on this computer: is one whole, could it be built now, which can go.
+"""The built environments on this computer: whether one is complete, can be built now, or can be removed.
 
 Neighbours: `runtime/bootstrap.py` builds them; `preflight.py`, `doctor.py` and `teardown/leftovers.py` ask
 here. Installs nothing. Knows nothing of runs.
@@ -29,13 +29,13 @@ from runtime.bootstrap import (
 )
 
 # How long one look at the package index may take: a slow one still answers.
-LOOK_SECONDS = 20.0
-SILENT = "the package index did not answer"
+INDEX_SECONDS = 20.0
+NO_ANSWER = "the package index did not answer"
 _NAME = re.compile(r"(?P<sets>.+)-py(?P<version>\d+\.\d+)-[0-9a-f]{12}")
 
 
 def missing_packages(root: Path, variant: str = "cpu", extras: Sequence[str] = ()) -> list[str]:
-    """The pinned packages that are not installed in a built environment, as its own folders say."""
+    """The pinned packages that are missing in a built environment, by its own folders."""
     environment = Environment(root.absolute(), variant, tuple(extras))
     installed = {
         _canonical(path.name.removesuffix(".dist-info"))
@@ -47,7 +47,7 @@ def missing_packages(root: Path, variant: str = "cpu", extras: Sequence[str] = (
 
 
 def _pins(lock: Path) -> list[str]:
-    """What a lock file pins for every machine: a pin with a marker may be meant for another one."""
+    """The pins of a lock file that hold for every machine: a pin with a marker may be for another one."""
     return [line.strip() for line in lock.read_text().splitlines() if line.strip() and ";" not in line]
 
 
@@ -64,12 +64,13 @@ def why_unreachable(
     *,
     requirements: Path = REQUIREMENTS,
     environ: Mapping[str, str] | None = None,
-    bound_seconds: float = LOOK_SECONDS,
+    bound_seconds: float = INDEX_SECONDS,
 ) -> str | None:
-    """Why an environment could not be built now for want of packages; None when it could. Bounded.
+    """The reason an environment could not be built now because packages cannot be had; None if it could.
+    Bounded.
 
-    Asks uv itself, as it is configured here, for one pinned package and for torch; when the index does not
-    answer, whether all of them are in uv's own cache. Raises BootstrapError without uv.
+    Asks uv itself, as configured here, for one pinned package and for torch. If the index does not answer, it
+    asks whether all of them are in uv's cache. Raises BootstrapError without uv.
     """
     environ = dict(os.environ if environ is None else environ)
     lock = requirements / f"{variant}.txt"
@@ -89,7 +90,7 @@ def why_unreachable(
 
 
 def _dry_run(words: list[str], environ: Mapping[str, str], bound_seconds: float) -> str | None:
-    """What uv complains of when it is asked to install without installing; None when it would."""
+    """uv's error from a dry-run install; None if the install would work."""
     with tempfile.TemporaryDirectory(prefix="slipway-look-") as folder:
         command = [find_uv(), "pip", "install", "--dry-run", "--no-deps", "--python", sys.executable]
         try:
@@ -103,12 +104,12 @@ def _dry_run(words: list[str], environ: Mapping[str, str], bound_seconds: float)
                 timeout=bound_seconds,
             )
         except subprocess.TimeoutExpired:
-            return f"{SILENT} in {bound_seconds:g} s"
-    return None if done.returncode == 0 else _complaint(done.stderr)
+            return f"{NO_ANSWER} in {bound_seconds:g} s"
+    return None if done.returncode == 0 else _error_line(done.stderr)
 
 
-def _complaint(said: str) -> str:
-    """The one line of uv's that says what is wrong."""
+def _error_line(said: str) -> str:
+    """The line of uv's output that names the problem."""
     lines = [re.sub(r"^\W*((error|cause|Caused by): )?", "", line) for line in said.splitlines()]
     told = [line for line in lines if line and not line.startswith(("Using ", "warning"))]
     reasons = [line for line in told if "fetch" in line.lower() or line.startswith("Because")]
@@ -118,14 +119,14 @@ def _complaint(said: str) -> str:
 # ------------------------------------------------------------------ what can go
 
 
-def half_built(root: Path) -> list[Path]:
-    """What killed builders left: folders under construction that nobody holds the lock of."""
+def incomplete(root: Path) -> list[Path]:
+    """The unfinished folders of killed builders: nobody holds their locks."""
     found = sorted(root.glob(".*.building-*"))
     return [path for path in found if not _being_built(root, path.name[1:].rpartition(".building-")[0])]
 
 
 def outdated(root: Path) -> list[Path]:
-    """Whole environments of this Python that this version would not take any more."""
+    """Complete environments of this Python that this version would no longer use."""
     version = ".".join(map(str, sys.version_info[:2]))
     current = _current_names(root)
     matches = [(path, _NAME.fullmatch(path.name)) for path in sorted(root.glob("*-py*-*"))]
@@ -144,12 +145,12 @@ def _current_names(root: Path) -> set[str]:
 
 
 def last_used(environment: Path) -> float:
-    """When an environment was last asked for, as seconds since the epoch."""
+    """The time of an environment's last use, in seconds since the epoch."""
     return (environment / MARKER).stat().st_mtime
 
 
 def remove(folder: Path) -> None:
-    """Remove an environment, or what became of one; nobody who looks for it sees half of it."""
+    """Remove an environment or its remains. No other process ever sees half of it."""
     aside = folder
     if not folder.name.startswith("."):
         aside = folder.with_name(f".{folder.name}.building-{os.getpid()}")

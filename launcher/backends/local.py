@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from launcher.backends.runtime_start import RuntimeStart, reason_of_end
-from launcher.base import credentials, processes, running
+from launcher.base import credentials, process_inspection, processes
 from launcher.base.errors import PreflightError
 from launcher.base.module_command import module_command
 from launcher.base.processes import ProcessId
@@ -41,7 +41,7 @@ from launcher.types.machine import (
     never_stopped,
     no_progress,
 )
-from runtime.shared import wandb_end
+from runtime.shared import wandb_signals
 
 if TYPE_CHECKING:
     from launcher.types.durability import DurabilityStatus
@@ -53,11 +53,11 @@ _STATE_FILES = ("keeper.json", "supervisor.json", "trainer.json")
 # The runtime's orderly end: the trainer finishes its step, then gateway and engines stop.
 KEEPER_SECONDS = 50.0
 STRAGGLER_SECONDS = 2.0
-_LOOK_SECONDS = 0.05
+_POLL_SECONDS = 0.05
 # A socket's path must fit into 108 bytes on Linux, 104 on macOS, its name and a zero byte included.
 _SOCKET_PATH_BYTES = 100
-_LONGEST_SOCKET = "/engine-00.sock"
-# In the folder of sockets: the run's folder, which says whose home it is of.
+_LONGEST_SOCKET_NAME = "/engine-00.sock"
+# In the folder of sockets: the run's folder, which tells whose home it belongs to.
 _OWNER_FILE = "run"
 
 
@@ -65,9 +65,9 @@ class LocalMachine:
     """One run's runtime on this computer.
 
     `folder` becomes the runtime's state_dir; `environments` holds the built environments of all runs.
-    `keep(description)` is called whenever `describe()` has changed, before anything depends on it.
-    `secrets` are variables for the runtime's environment; no description holds them.
-    `needs`: what it needs of this computer's own GPUs, and which build of the runtime; None: the CPU's.
+    `keep(description)` is called whenever `describe()` has changed, before anything depends on it. `secrets`
+    are variables for the runtime's environment; no description holds them. `needs`: its requirements on this
+    computer's GPUs, and the runtime's build; None: the CPU build.
     """
 
     kind = "local"
@@ -148,13 +148,13 @@ class LocalMachine:
         return False
 
     def provision(self, progress: Progress = no_progress) -> None:
-        """Make the two folders, for nobody but this user."""
+        """Make the two folders, for this user alone."""
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         (self._folder / "logs").mkdir(mode=0o700, exist_ok=True)
         make_own_folder(self._sockets, self._folder.parent)
 
     def push(self) -> None:
-        """Copy the runtime's code beside the run: an upgrade of the package meanwhile changes nothing."""
+        """Copy the runtime's code beside the run, so that an upgrade of the package changes nothing in it."""
         import runtime
 
         shutil.rmtree(self._code, ignore_errors=True)
@@ -205,15 +205,15 @@ class LocalMachine:
 
     def close_wandb(self, seconds: float = CLOSE_WANDB_SECONDS) -> None:
         """See machine.py."""
-        opened = self._folder / wandb_end.OPEN
+        opened = self._folder / wandb_signals.OPEN
         if self._keeper is None or not self._keeper.alive() or not opened.exists():
             return
-        (self._folder / wandb_end.CLOSE).touch()
+        (self._folder / wandb_signals.CLOSE).touch()
         until = time.monotonic() + seconds
         while opened.exists() and self._keeper.alive():
             if time.monotonic() > until:
                 raise not_closed()
-            time.sleep(_LOOK_SECONDS)
+            time.sleep(_POLL_SECONDS)
 
     def pull(
         self, into: Path, progress: Progress = no_progress, stopped: Stopped = never_stopped
@@ -234,7 +234,7 @@ class LocalMachine:
         return durable.restore(results, self._folder)
 
     def down(self) -> None:
-        """End the keeper, which ends the runtime in order; then whatever else carries the run's id."""
+        """End the keeper, which ends the runtime in order; then everything else that carries the run's id."""
         if self._keeper is not None and self._keeper.alive():
             self._keeper.send(signal.SIGTERM)
             processes.wait_for_end(self._keeper, KEEPER_SECONDS)
@@ -288,14 +288,14 @@ class LocalMachine:
 
     def _leftovers(self) -> set[ProcessId]:
         named = {self._keeper} if self._keeper is not None else set()
-        return processes.tree(named) | running.with_variable(RUN_VARIABLE, self._run_id)
+        return processes.tree(named) | process_inspection.with_variable(RUN_VARIABLE, self._run_id)
 
 
 def short_folder(run_id: str) -> Path:
-    """Where the sockets go: the temporary folder, or /tmp where that one's path is too long for a socket."""
+    """The folder for the sockets: the temporary folder, or /tmp if its path is too long for a socket."""
     for parent in (tempfile.gettempdir(), "/tmp"):
         folder = os.path.join(parent, run_id)
-        if len(os.fsencode(folder + _LONGEST_SOCKET)) <= _SOCKET_PATH_BYTES:
+        if len(os.fsencode(folder + _LONGEST_SOCKET_NAME)) <= _SOCKET_PATH_BYTES:
             return Path(folder)
     raise AssertionError("/tmp is short")
 

@@ -1,4 +1,4 @@
-"""This computer's own GPUs: which of them a run takes, or why it cannot have them.
+"""Chooses this computer's GPUs for a run, or says why they will not do.
 
 Neighbours: `runtime/fitness.py` has the checks, the same as on a rented machine;
 `config/request_validation.py` asks before anything is built, `local.py` once more when the runtime is
@@ -33,7 +33,7 @@ class _TooFewError(HostError):
 
 
 def choose(needs: Needs, environ: Mapping[str, str]) -> list[Gpu]:
-    """So many GPUs that will do, of those that `environ` lets this user see. Raises PreflightError."""
+    """The GPUs for a run, of those that `environ` makes visible. Raises PreflightError."""
     try:
         found = usable(needs, environ)
         fitness.check_memory(fitness.memory_bytes(), needs)
@@ -49,23 +49,23 @@ def choose(needs: Needs, environ: Mapping[str, str]) -> list[Gpu]:
 
 
 def usable(needs: Needs, environ: Mapping[str, str]) -> list[Gpu]:
-    """All that will do. Raises HostError where they are too few, with what is wrong with another."""
+    """All usable GPUs. Raises HostError if they are too few, with the reason for one of the others."""
     if platform.machine() not in {"x86_64", "AMD64"}:
         raise HostError(f"the runtime's CUDA build needs an x86-64 processor, this is {platform.machine()}")
-    seen = _visible(nvidia_smi.ask_driver(), environ)
+    seen = _visible(nvidia_smi.list_gpus(), environ)
     fitness.check_driver(seen[0][1].driver, fitness.cuda_version(needs.variant))
     troubles = [_why_unfit(index, gpu, needs) for index, gpu in seen]
     found = [gpu for (_, gpu), trouble in zip(seen, troubles, strict=True) if trouble is None]
     if len(found) >= needs.count:
         return found
     first = next(filter(None, troubles), None)
-    here = f"{len(found)} of the {len(seen)} here will do: {first}" if first else f"{len(found)} here"
+    here = f"{len(found)} of the {len(seen)} here usable: {first}" if first else f"{len(found)} here"
     why = f"{needs.count} needed, {here}"
     raise _TooFewError(why, len(found)) if found else HostError(first or why)
 
 
 def variables(chosen: list[Gpu]) -> dict[str, str]:
-    """What makes a runtime use just these, whatever else is built in."""
+    """The environment variables that limit a runtime to these GPUs."""
     return {gpus.VISIBLE: ",".join(gpu.uuid for gpu in chosen), _ORDER: "PCI_BUS_ID"}
 
 
@@ -89,10 +89,10 @@ def _is_named(name: str, index: int, gpu: Gpu) -> bool:
 
 
 def _why_unfit(index: int, gpu: Gpu, needs: Needs) -> str | None:
-    """Why this one will not do."""
+    """The reason this GPU will not do."""
     what = f"GPU {index} ({gpu.name})"
-    if gpu.split_up:
-        return f"{what} is split up: MIG is on, whole ones are needed"
+    if gpu.is_mig:
+        return f"{what} is split by MIG: whole GPUs are needed"
     try:
         fitness.check_capability(gpu, needs)
         fitness.check_weights(gpu, needs)

@@ -54,7 +54,7 @@ class StandbyHelper(Protocol):
 
 
 def from_record(record: RunRecord, standby: StandbyHelper | None = None) -> Terminable:
-    """The machine a record describes, in whatever process asks; `stand_in` is what `prepare` gave for it.
+    """The machine that a record describes, in any process; `standby` is the result of `prepare_teardown`.
 
     Raises LaunchError for an unknown kind.
     """
@@ -69,9 +69,12 @@ def from_record(record: RunRecord, standby: StandbyHelper | None = None) -> Term
 
 
 def prepare_teardown(record: RunRecord) -> StandbyHelper | None:
-    """Import now what ending this machine takes, and start what it takes besides, which is the caller's to
-    `remove`: at the moment of death an upgrade of this package may be half-way, and what is imported then is
-    not what is running. Raises LaunchError for an unknown kind, OSError."""
+    """Import everything that ending this machine needs, and start its standby helper, which the caller must
+    `remove`.
+
+    An upgrade of this package may be half done when the machine must be ended, and a later import would load
+    the new files. Raises LaunchError for an unknown kind, OSError.
+    """
     if not record.machine:
         return None
     _load(_import_path(record))
@@ -82,8 +85,9 @@ def prepare_teardown(record: RunRecord) -> StandbyHelper | None:
 def end_machine(
     machine: Terminable, say: Callable[[str], None], also: Callable[[], object] = lambda: None
 ) -> Proof:
-    """Take a machine down, then look what is left. Whatever one call raises, the next is made; after an error
-    all of it once more. `also` ends what is not the machine's own. Raises no Exception: that is no proof."""
+    """Take a machine down, then check what is left. Whatever one call raises, the next is made; after an
+    error everything is tried once more. `also` ends processes that are not the machine's own. Raises no
+    Exception: a failure is no proof."""
     proof = Proof(False, "not tried")
     for _ in range(_ATTEMPTS):
         troubles: list[str] = []
@@ -122,9 +126,9 @@ def _try(act: Callable[[], object], what: str, troubles: list[str]) -> None:
 
 
 def _proof(machine: Terminable, troubles: list[str]) -> Proof:
-    """The machine's own proof; one that could not be asked for is none."""
+    """The machine's own proof; if it cannot be asked, there is no proof."""
     try:
         return machine.proof()
     except Exception as error:  # noqa: BLE001 - as above
         troubles.append(f"looking for what is left failed: {described(error)}")
-        return Proof(False, f"nothing confirms that it is gone: {'; '.join(troubles)}")
+        return Proof(False, f"it is not proven that it is gone: {'; '.join(troubles)}")

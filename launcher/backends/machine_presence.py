@@ -1,8 +1,7 @@
 """Asks the provider now and then whether an unreachable machine still exists.
 
-Neighbours: `cloud.py` asks when ssh to it fails, `cluster_teardown.py` has the provider's list. Not asked
-before: a laptop that was asleep, or a link that is down, is no reason to give a machine up. Knows nothing of
-ssh.
+Neighbours: `cloud.py` asks when ssh to it fails, `cluster_teardown.py` has the provider's list. A laptop that
+slept, or a link that is down, is no reason to give a machine up. Knows nothing of ssh.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from launcher.base.errors import JobFailed, LaunchError
 from launcher.base.log import LOGGER
 
 # A call takes seconds, and whoever asks waits for it.
-_ASK_EVERY_SECONDS = 20.0
+_POLL_SECONDS = 20.0
 # A provider's list may miss a machine once.
 _SURE_SECONDS = 2.0
 
@@ -29,9 +28,9 @@ class MachinePresence:
         self._asked_at: float | None = None
 
     def is_gone(self) -> bool:
-        """Whether the provider has said that it is there no more; False where it cannot be asked."""
+        """Whether the provider said that it no longer exists; False if it cannot be asked."""
         now = time.monotonic()
-        if self._gone or (self._asked_at is not None and now - self._asked_at < _ASK_EVERY_SECONDS):
+        if self._gone or (self._asked_at is not None and now - self._asked_at < _POLL_SECONDS):
             return self._gone
         try:
             self._gone = not self._listed() and not self._listed_later()

@@ -1,4 +1,4 @@
-"""Waits for a runtime to start: shows what its children do, and fails early when one cannot start.
+"""Waits for a runtime to start: shows the state of its children, and fails early when one cannot start.
 
 Neighbours: `local.py` started the keeper and knows the folder. Reads `supervisor.json`, `keeper.json` and
 logs, and asks the gateway. Knows nothing of how the processes were started.
@@ -36,8 +36,8 @@ _LOG_BYTES = 8192
 
 
 def start_seconds(model_path: str, model_bytes: int | None = None) -> float:
-    """How long a runtime may take to become ready: by the size of its model, as told or as the files or the
-    name of `model_path` say it."""
+    """The bound on a runtime's start, by the size of its model: as given, or by the files or the name of
+    `model_path`."""
     size = (
         model_bytes
         or model_size.folder_weights_bytes(Path(model_path))
@@ -58,10 +58,10 @@ class RuntimeStart:
         self._told: dict[str, str] = {}
 
     def wait(self, token: str, keeper_code: Callable[[], int | None], bound_seconds: float) -> None:
-        """Until the gateway says that everything is ready. Renews the lease meanwhile: who waits is alive.
+        """Wait until the gateway says that everything is ready. Renews the lease meanwhile.
 
-        `keeper_code` is the keeper's exit code once it has ended. Raises NotStarted; PreflightError for
-        a model that engine and trainer disagree on.
+        `keeper_code` is the keeper's exit code once it has ended. Raises NotStarted; PreflightError for a
+        model that engine and trainer disagree on.
         """
         bound = time.monotonic() + bound_seconds
         while True:
@@ -125,7 +125,7 @@ class RuntimeStart:
         return self._failed(f"the runtime ended while it started: {reason}", "supervisor")
 
     def _failed(self, message: str, name: str) -> NotStarted:
-        """What the log says up to its last error goes with it; the very last line is the reason."""
+        """The error with the log up to its last error; the very last line is the reason."""
         lines = final_error(self._state_dir / "logs" / f"{name}.log")
         why = strip_log_prefix(lines[-1]) if lines else f"its log, {name}.log, is empty"
         hint = f"launch logs {self._run_id} --which {name}"
@@ -133,7 +133,7 @@ class RuntimeStart:
 
 
 def reason_of_end(state_dir: Path) -> str:
-    """What the keeper wrote down when it ended the runtime, in words."""
+    """The keeper's recorded reason for ending the runtime, in words."""
     try:
         reason = json.loads((state_dir / "keeper.json").read_text())["reason"]
     except (FileNotFoundError, ValueError, KeyError):

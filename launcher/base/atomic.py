@@ -1,8 +1,7 @@
-"""Writes a file whole or not at all: beside its place first, then renamed into it.
+"""Writes a file whole or not at all: to a temporary file beside it, then by a rename.
 
-Neighbours: the ledger, the results and what commands remember are written by this;
-whole folders (a checkpoint, an adapter) are renamed into place by `results/`. Knows nothing of what it
-writes.
+Neighbours: records, results and remembered answers are written by this; `results/` renames whole folders (a
+checkpoint, an adapter) into place. Knows nothing of the content.
 """
 
 from __future__ import annotations
@@ -15,11 +14,12 @@ from pathlib import Path
 def write(
     path: Path, content: str | bytes, *, durable: bool = False, private: bool = False, locked: bool = False
 ) -> None:
-    """Put `content` in the place of what is at `path`. Raises OSError; what was there before is there then.
+    """Replace the file at `path` with `content`. Raises OSError; the old file is there then.
 
-    `durable`: on the disk when this returns, so that a power cut leaves it. `private`: for this user alone.
-    `locked`: the caller's lock keeps other writers of this file away. Then the file beside it has one name,
-    and the next writer writes over what a failed or killed one left; without, a failed one removes it.
+    `durable`: on the disk when this returns, so that it survives a power cut. `private`: for this user alone.
+    `locked`: the caller's lock keeps other writers of this file away. Then the temporary file has one fixed
+    name, and the next writer overwrites the remains of a failed or killed one. Without it, a failed writer
+    removes its own.
     """
     whose = "tmp" if locked else f"{os.getpid()}-{threading.get_ident()}.tmp"
     aside = path.with_name(f".{path.name}.{whose}")
@@ -42,7 +42,7 @@ def write(
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder of this user's and its parents, and have their entries on the disk."""
+    """Make a folder of this user's and its parents, and sync their entries to the disk."""
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     for path in reversed(missing):
@@ -50,7 +50,7 @@ def make_folder(folder: Path) -> None:
 
 
 def sync(path: Path) -> None:
-    """Have a file, or a folder's entries (a rename, a new file), on the disk."""
+    """Sync a file, or a folder's entries (a rename, a new file), to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -59,5 +59,5 @@ def sync(path: Path) -> None:
 
 
 def _bytes(content: str | bytes) -> bytes:
-    """Also of a text that was read with `surrogateescape` and is no UTF-8."""
+    """Encode `content`, also a text that was read with `surrogateescape` and is no UTF-8."""
     return content.encode(errors="surrogateescape") if isinstance(content, str) else content

@@ -1,8 +1,8 @@
-"""A clock that goes on while this computer sleeps: a rented machine costs money meanwhile.
+"""A clock that goes on while this computer sleeps, because a rented machine costs money meanwhile.
 
-Neighbours: `lease.py` is given these, `run.py` counts deadline and cost by them, `runtime_monitor.py` the
-lease. How long somebody has been silent is counted by `time.monotonic`, which stands still meanwhile: the
-network of a laptop that wakes up needs a moment as well. Knows nothing of what is counted.
+Neighbours: `lease.py` gets these times, `run.py` counts deadline and cost by them, `runtime_monitor.py` the
+lease. Silence is counted by `time.monotonic`, which stops during sleep: the network of a laptop that wakes up
+needs a moment as well.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ _AWAKE: int = getattr(time, "CLOCK_UPTIME_RAW", time.CLOCK_MONOTONIC)
 
 
 def boot_seconds() -> float:
-    """Seconds since some fixed instant, those asleep included; good for differences only."""
+    """Seconds since some fixed instant, sleep included. Use differences only."""
     return time.clock_gettime(_AWAKE_OR_ASLEEP)
 
 
 def asleep_seconds() -> float:
-    """Those of them that were slept through."""
+    """How many of the seconds of `boot_seconds` this computer slept."""
     return boot_seconds() - time.clock_gettime(_AWAKE)

@@ -1,7 +1,7 @@
 """A stable id of this computer: it tells which rented machines were started from here.
 
-Neighbours: `orphaned_machines.py` labels machines with it. The host's name is none: it changes with a
-laptop's network and with every container. Nobody else learns it: only a digest of it leaves this computer.
+Neighbours: `orphaned_machines.py` labels machines with it. The host's name will not do: it changes with a
+laptop's network and with every container. Only a digest of the id leaves this computer.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ _RANDOM_ADDRESS = 1 << 40
 
 
 def of_this_computer(home: Path) -> str:
-    """What `home`/computer says; where there is none yet, it is written there.
+    """Read the id from `home`/computer; write one there if there is none yet.
 
-    The same again after the home was deleted, where the system has an id of its own; in a container only the
-    home tells it from others.
+    After the home was deleted the id is the same again if the system has an id of its own. In a container
+    only the home tells it from others.
     """
     path = home / FILE
-    if kept := _kept(path):
+    if kept := _read_id(path):
         return kept
     found = of_the_system() or secrets.token_hex(16)
     aside = path.with_name(f".{FILE}.{secrets.token_hex(4)}")
@@ -38,10 +38,10 @@ def of_this_computer(home: Path) -> str:
         with contextlib.suppress(FileExistsError):
             os.link(aside, path)  # whole, and the first of two that begin at once
         aside.unlink()
-    return _kept(path) or found
+    return _read_id(path) or found
 
 
-def _kept(path: Path) -> str | None:
+def _read_id(path: Path) -> str | None:
     try:
         return path.read_text(encoding="ascii").strip() or None
     except (OSError, UnicodeDecodeError):
@@ -52,7 +52,7 @@ def of_the_system() -> str | None:
     if any(mark.exists() for mark in _CONTAINER):
         return None
     for path in _MACHINE_IDS:
-        if found := _kept(path):
+        if found := _read_id(path):
             return found
     if sys.platform == "linux":
         return None

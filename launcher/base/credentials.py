@@ -1,4 +1,4 @@
-"""Secrets: read from `.env`, hidden from everything that is written, and given only to who needs them.
+"""Secrets: read from `.env`, hidden in all output, and handed only to the processes that need them.
 
 Neighbours: `setting_sources.py` merges what is read here, `backends/local.py` starts the runtime with
 `runtime_environ`, `main.py` hides what the environment holds before it shows an error.
@@ -20,7 +20,7 @@ from launcher.base.log import REDACTOR
 SECRETS = ("HF_TOKEN", "WANDB_API_KEY", "WANDB_ENTITY", "WANDB_BASE_URL")
 # A name that says its value is nobody else's business, whosever variable it is.
 _SECRET_NAME = re.compile(r"(?:^|_)(?:KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?)(?:_|$)", re.IGNORECASE)
-_OTHERS_MAY_READ = 0o044
+_READABLE_BY_OTHERS = 0o044
 
 # What a runtime on this computer needs of the user's environment; everything else, other services' keys
 # above all, stays with the user. LAUNCH_* is not for it, nor what describes the launcher's own Python.
@@ -42,16 +42,16 @@ _FOR_RUNTIME_PREFIXES = (
 
 @dataclass(frozen=True)
 class DotEnv:
-    """One `.env` file: its variables, and what is wrong with the file without being an error."""
+    """One `.env` file: its variables, and warnings about the file."""
 
     variables: Mapping[str, str] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
 
 
 def read_dotenv(named: Path | None, folder: Path) -> DotEnv:
-    """The file that was named, else `.env` in `folder`, where there is one. Its secrets are hidden at once.
+    """Read the named file, else `.env` in `folder` if there is one. Its secrets are hidden at once.
 
-    Raises ConfigError for a file that is not there or cannot be read; no line of it is ever shown.
+    Raises ConfigError for a file that is missing or cannot be read. No line of it is ever shown.
     """
     path = named or folder / ".env"
     shown = str(named) if named else ".env"
@@ -69,7 +69,7 @@ def read_dotenv(named: Path | None, folder: Path) -> DotEnv:
     variables = _parse(text, shown, path)
     secrets = [name for name, value in variables.items() if value and is_secret_name(name)]
     REDACTOR.hide(variables[name] for name in secrets)
-    if secrets and mode & _OTHERS_MAY_READ:
+    if secrets and mode & _READABLE_BY_OTHERS:
         return DotEnv(variables, (f"{shown} holds secrets and other users can read it: chmod 600 {path}",))
     return DotEnv(variables)
 
@@ -80,14 +80,15 @@ def is_secret_name(name: str) -> bool:
 
 
 def hide_secrets_of(environ: Mapping[str, str]) -> None:
-    """Never write the environment's secrets, whosever they are; the path of a key's file is none."""
+    """Hide the values of all secrets in `environ`, also those of other programs. A path of a key file is
+    no secret."""
     REDACTOR.hide(
         value for name, value in environ.items() if is_secret_name(name) and not value.startswith(("/", "~"))
     )
 
 
 def runtime_environ(environ: Mapping[str, str], secrets: Mapping[str, str]) -> dict[str, str]:
-    """What of `environ` a runtime on this computer is started with, and its secrets."""
+    """The part of `environ` that a local runtime is started with, and its secrets."""
     kept = {
         name: value
         for name, value in environ.items()

@@ -12,7 +12,7 @@ from pathlib import Path
 
 
 def why_unwritable(folder: Path) -> str | None:
-    """Why nothing can be written in a folder that may not exist yet; None when it can."""
+    """The reason nothing can be written in a folder, which may not exist yet; None if it can."""
     try:
         existing = _nearest_existing(folder)
     except OSError as error:
@@ -27,7 +27,7 @@ def why_unwritable(folder: Path) -> str | None:
 
 
 def free_bytes(folder: Path) -> int:
-    """What this user may still write on the disk of a folder that may not exist yet."""
+    """The bytes this user may still write on the disk of a folder, which may not exist yet."""
     return shutil.disk_usage(_nearest_existing(folder)).free
 
 

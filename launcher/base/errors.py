@@ -1,15 +1,15 @@
-"""The error tree: what failed, why, and a command to paste; each with its exit code.
+"""The error tree: each error says what failed, why, and a command to paste, and has an exit code.
 
-Neighbours: everything in `launcher` raises these, `main.py` turns them into three lines and an exit code.
+Neighbours: everything in `launcher` raises these; `main.py` turns them into three lines and an exit code.
 Knows nothing of printing, files or processes.
 
     LaunchError              1   a bug of ours, where nothing below fits
     ├── UsageError           2   wrong or refused on the command line
-    ├── PreflightError       3   this computer, or what was named, is not ready
+    ├── PreflightError       3   this computer, or something that was named, is not ready
     │   ├── ConfigError      3   a value in a file or in the environment
     │   └── NotStarted       3   the runtime did not come up: the user's command never ran
     ├── CapacityError        4   no capacity, or a price above the cap
-    ├── TeardownUnverified   5   nobody proved that everything is down
+    ├── TeardownUnverified   5   the end of the machine is not proven
     ├── JobFailed            6   the user's command failed, or the runtime under it
     ├── LimitReached         7   deadline or budget
     └── NotPulled            8   results are still on the machine
@@ -37,7 +37,7 @@ _LOCAL_ERRNOS = _DISK_FULL | frozenset(
 
 
 class LaunchError(Exception):
-    """What failed, in one line; why, in one line; and what to do, best as a command to paste."""
+    """The failure in one line, its reason in one line, and a hint, best a command to paste."""
 
     exit_code = EXIT_BUG
 
@@ -59,13 +59,13 @@ class LaunchError(Exception):
 
 
 class UsageError(LaunchError):
-    """Wrong on the command line, or refused."""
+    """An error on the command line, or a refusal."""
 
     exit_code = 2
 
 
 class PreflightError(LaunchError):
-    """Something named or needed is not there; found before anything starts where it can be."""
+    """Something that is needed is missing. It is found before anything starts, if possible."""
 
     exit_code = 3
 
@@ -75,7 +75,7 @@ class ConfigError(PreflightError):
 
 
 class NotStarted(PreflightError):
-    """The runtime did not come up; `last_lines` is what it said last."""
+    """The runtime did not come up; `last_lines` is the end of its output."""
 
     def __init__(
         self, message: str, why: str | None = None, hint: str | None = None, last_lines: Iterable[str] = ()
@@ -94,15 +94,15 @@ class CapacityError(LaunchError):
 
 
 class TeardownUnverified(LaunchError):
-    """No positive proof that everything is down: silence is never success."""
+    """There is no positive proof that everything is down. Silence is never success."""
 
     exit_code = 5
 
 
 class JobFailed(LaunchError):
-    """The runtime or the user's command failed; `job_exit_code` is the command's own, where there is one.
+    """The runtime or the user's command failed; `job_exit_code` is the command's own, if it has one.
 
-    `last_lines`: what it said last, where nobody has seen that; the very last of them is often the reason.
+    `last_lines`: the end of its output, if nobody has seen it. The very last line is often the reason.
     """
 
     exit_code = 6
@@ -137,7 +137,7 @@ class NotPulled(LaunchError):
 
 
 def as_launch_error(error: Exception, log: Path | None = None) -> LaunchError:
-    """What was raised as one of these; `log` has the traceback, else --debug shows it."""
+    """Turn any exception into a LaunchError; `log` has the traceback, else --debug shows it."""
     if isinstance(error, LaunchError):
         return error
     look = f"less {log}" if log else "run the same command with --debug to see the traceback"
@@ -150,7 +150,7 @@ def as_launch_error(error: Exception, log: Path | None = None) -> LaunchError:
 
 
 def described(error: BaseException) -> str:
-    """An error in one line, with what kind it is where it is none of ours."""
+    """An error in one line, with its type unless it is one of ours."""
     if isinstance(error, LaunchError):
         return f"{error.message}: {error.why}" if error.why else error.message
     return f"{type(error).__name__}: {error}"

@@ -2,8 +2,8 @@
 
     LAUNCH_FAILPOINT=cli.armed:kill9 launch …
 
-The text's form is `runtime/shared/failpoints.py`'s; `NAMES` are all there are. Inert, and nothing is
-imported, where the variable is not set. Neighbours: `run.py`, `relay.py`, `results_copy.py`, `durable.py` and
+The text's form is `runtime/shared/failpoints.py`'s; `NAMES` lists them all. Without the variable nothing
+happens and nothing is imported. Neighbours: `run.py`, `relay.py`, `results_copy.py`, `durable.py` and
 `backends/` pass them.
 """
 
@@ -48,7 +48,7 @@ NAMES = (
 
 
 def failpoint(name: str) -> None:
-    """Act if this is the instant. Raises ConfigError for a text that names none."""
+    """Act if this instant is armed. Raises ConfigError for a text that names none."""
     if os.environ.get(VARIABLE):
         _of_this_process().reached(name)
 

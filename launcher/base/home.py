@@ -1,4 +1,4 @@
-"""Where things live on this computer: runs, caches, the user's configuration.
+"""The folders of this user: runs, caches, configuration.
 
 Neighbours: `records/records.py` keeps its records under `runs`, `setting_sources.py` reads `user_config`.
 `LAUNCH_HOME` overrides the XDG folders. Knows nothing of what the files say.
@@ -58,7 +58,7 @@ class Home:
 
     @property
     def timings(self) -> Path:
-        """How long phases took."""
+        """The file of phase durations."""
         return self.cache / "timings.json"
 
     def run_folder(self, run_id: str) -> Path:

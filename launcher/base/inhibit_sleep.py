@@ -20,7 +20,8 @@ _END_SECONDS = 5.0
 
 @contextlib.contextmanager
 def inhibit_sleep(why: str) -> Iterator[None]:
-    """Awake until left; also when this process is killed before. Without a way to ask for it, as before."""
+    """Keep the computer awake inside the block, also if this process is killed in it. Does nothing on a
+    system that has no such inhibitor."""
     held = _hold(why)
     try:
         yield

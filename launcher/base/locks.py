@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-HOLD_SECONDS = 20.0
+OWNER_SECONDS = 20.0
 _POLL_SECONDS = 0.02
 
 
@@ -32,7 +32,7 @@ class HeldLock:
 def acquire(descriptor: int, path: object, bound_seconds: float | None = None) -> None:
     """Lock an open file or folder for this process alone. Raises TimeoutError, an OSError, when its holder
     has shown no sign of life (`Held.touch`) for so long."""
-    bound = HOLD_SECONDS if bound_seconds is None else bound_seconds
+    bound = OWNER_SECONDS if bound_seconds is None else bound_seconds
     end = time.monotonic() + bound
     sign = os.fstat(descriptor).st_mtime_ns
     while True:

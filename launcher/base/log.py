@@ -30,7 +30,7 @@ class Redactor(logging.Formatter):
         self._secrets: set[str] = set()
 
     def hide(self, secrets: Iterable[str]) -> None:
-        """Never write these values from now on, nor a line of one that has several."""
+        """Never write these values from now on, nor a single line of a value with several."""
         for secret in secrets:
             for part in {secret, *secret.splitlines()}:
                 if len(part) >= _MIN_SECRET_LENGTH:
@@ -38,16 +38,16 @@ class Redactor(logging.Formatter):
 
     @property
     def spellings(self) -> list[str]:
-        """All that is never written: for another process that writes on our behalf."""
+        """All hidden texts, for another process that writes on our behalf."""
         return sorted(self._secrets)
 
     def add_spellings(self, spellings: Iterable[str]) -> None:
-        """Never write these either, as they stand: another process's `spellings`."""
+        """Hide these texts literally: another process's `spellings`."""
         self._secrets.update(spellings)
 
     @property
     def max_length(self) -> int:
-        """How long a secret may be: so much of a text's end may be the beginning of one."""
+        """The length of the longest secret: a text's end of this length may be the beginning of one."""
         return max(map(len, self._secrets), default=0)
 
     def format(self, record: logging.LogRecord) -> str:
@@ -61,7 +61,8 @@ class Redactor(logging.Formatter):
 
 
 def _spellings(secret: str) -> set[str]:
-    """How a secret may stand in a text: as it is, in a URL, and in base64, alone or in something longer."""
+    """The forms of a secret in a text: as it is, in a URL, and in base64, alone or inside something
+    longer."""
     raw = secret.encode(errors="surrogateescape")
     found = {secret, quote(raw, safe=""), quote(raw)}
     for before in range(3):
@@ -73,7 +74,7 @@ def _spellings(secret: str) -> set[str]:
 
 
 def rotated(log: Path) -> Path:
-    """What was in a log before it was full."""
+    """The path of the full log that came before this one."""
     return log.with_name(f"{log.name}.1")
 
 
@@ -112,7 +113,7 @@ REDACTOR = Redactor()
 
 
 def open_log(path: Path) -> None:
-    """Append what `LOGGER` gets to this file (0600) from now on, and to no other."""
+    """Append the records of `LOGGER` to this file (0600) from now on, and to no other."""
     close_log()
     handler = _RotatingHandler(path, encoding="utf-8")
     handler.setFormatter(REDACTOR)
@@ -122,7 +123,7 @@ def open_log(path: Path) -> None:
 
 
 def close_log() -> None:
-    """Let go of the file."""
+    """Close the file."""
     for handler in list(LOGGER.handlers):
         if isinstance(handler, logging.FileHandler):
             LOGGER.removeHandler(handler)
@@ -130,7 +131,7 @@ def close_log() -> None:
 
 
 def log_path() -> Path | None:
-    """The file that is written now."""
+    """The path of the open log file."""
     for handler in LOGGER.handlers:
         if isinstance(handler, logging.FileHandler):
             return Path(handler.baseFilename)

@@ -1,7 +1,7 @@
 """The command line that starts a module of this package in a new Python, safe from the user's files.
 
-Neighbours: whoever starts one (guardian, minder, keeper, SkyPilot's calls, the client's `launch`). The user's
-own program is never started so. Imports nothing of ours: the client imports it.
+Neighbours: guardian, minder, keeper, SkyPilot's calls and the client's `launch` are started by it. The user's
+own program never is. Imports nothing of ours, because the client imports it.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from pathlib import Path
 
 
 def module_command(name: str, python: Path | str | None = None) -> list[str]:
-    """The beginning of its command line. `-P`: the folder it is started in is not on its path.
+    """The beginning of the command line. `-P`: the working folder is not on the module path.
 
-    `python`: by another interpreter than this process's.
+    `python`: another interpreter than this process's.
     """
     return [str(python or sys.executable), "-P", "-m", name]

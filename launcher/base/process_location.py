@@ -1,8 +1,9 @@
-"""Where a process runs: its computer, that computer's boot, and its PID namespace (a container).
+"""The location of a process: its computer, that computer's boot, and its PID namespace (a container).
 
 A home may be shared: by the hosts of an NFS home, by a computer and its dev containers, by the distributions
-of WSL. A process that is not seen from here is dead only where it must be. Neighbours: `records.py` keeps the
-place of a run, `reachability.py` judges it, `processes.py` names processes by boot. Knows nothing of runs.
+of WSL. A process that cannot be seen from here counts as dead only if it must be. Neighbours: `records.py`
+keeps the place of a run, `reachability.py` judges it, `processes.py` names processes by boot. Knows nothing
+of runs.
 """
 
 from __future__ import annotations
@@ -37,19 +38,20 @@ class ProcessLocation:
 
     @staticmethod
     def here() -> ProcessLocation:
-        """Of this process."""
+        """The location of this process."""
         return _here()
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Self:
-        """As a record has it; what a later version added is passed over."""
+        """Read a record's entry. Fields of a later version are ignored."""
         return cls(**{key: values[key] for key in cls.__dataclass_fields__})
 
     def visibility_from(self, here: ProcessLocation) -> Visibility:
-        """How processes of this place stand to one that asks `here`.
+        """Whether processes of this location can be seen from `here`.
 
-        One kernel tells by its boot; a machine-id may be its image's. Another boot of the same computer has
-        ended them, if it is the same computer: the caller asks for more than this word.
+        The boot identifies a kernel; a machine-id may come from a shared image. Another boot of the same
+        computer has ended its processes, if it really is the same computer, so the caller must ask for more
+        than this word.
         """
         if self.boot == here.boot and (self.boot is not None or self.computer == here.computer):
             return "here" if self.pids == here.pids else "elsewhere"
@@ -71,7 +73,7 @@ def _here() -> ProcessLocation:
 
 @functools.cache
 def boot_id() -> str | None:
-    """What the kernel calls this boot; None where it has no name for it."""
+    """The kernel's name for this boot; None if it has none."""
     if sys.platform == "darwin":
         return _mac_boot_id()
     try:

@@ -1,9 +1,9 @@
-"""Processes by pid *and* start time: naming exactly what was started, finding its tree, ending it.
+"""Processes by pid *and* start time: their identity, their tree, their end.
 
-Neighbours: `records.py` stores these names; `guardian.py`, `minder.py` and `backends/local.py` end trees,
-`running.py` says more of each. Nobody else in the launcher lists processes.
-A pid alone is reused by the system; a pid with its start time is not. Linux keeps start times in ticks
-since boot, so a name holds its boot's id as well. Knows nothing of runs or of what processes do.
+Neighbours: `records.py` stores these identities; `guardian.py`, `minder.py` and `backends/local.py` end
+trees, `process_inspection.py` has details. Nothing else in the launcher lists processes. The system reuses a
+pid, but not a pid with its start time. Linux keeps start times in ticks since boot, so an identity holds the
+boot's id as well. Knows nothing of runs or of what processes do.
 """
 
 from __future__ import annotations
@@ -91,10 +91,11 @@ def tree(roots: Iterable[ProcessId]) -> set[ProcessId]:
 def end(
     find: Callable[[], set[ProcessId]], grace_seconds: float, kill_seconds: float = 5.0
 ) -> set[ProcessId]:
-    """TERM what `find` finds, after the grace KILL it, until it finds nothing; returns what would not go.
+    """Send TERM to the processes that `find` returns and KILL after the grace, until it returns none. Returns
+    those that are still alive.
 
-    `find` is asked again each round, so a child born meanwhile is met too. What was found once is followed
-    even when its parent's death hides it from `find`.
+    `find` is called in each round, so a child born meanwhile is ended too. A process found once is followed
+    even if its parent's death hides it from `find`.
     """
     begun = time.monotonic()
     pause = _POLL_SECONDS
@@ -115,7 +116,7 @@ def end(
 
 
 def wait_for_end(process: ProcessId, seconds: float) -> bool:
-    """Wait for its end, at most so long; whether it ended."""
+    """Wait for its end for at most `seconds`; whether it ended."""
     bound = time.monotonic() + seconds
     while process.alive():
         if time.monotonic() > bound:

@@ -51,7 +51,7 @@ class LogStream:
         self._coloured = False
 
     def feed(self, piece: str) -> str:
-        """What may be shown by now; what may be the beginning of a sequence waits for its end."""
+        """The text that can be shown now; a possible beginning of a sequence waits for its end."""
         given = self._rest + piece
         begun = _UNFINISHED.search(given)
         cut = begun.start() if begun else len(given)
@@ -59,7 +59,7 @@ class LogStream:
         return self._sanitized(given[:cut])
 
     def end(self) -> str:
-        """What was held back; colours go no further."""
+        """The text held back; colours go no further."""
         given, self._rest = self._rest, ""
         return self._sanitized(given) + (_RESET if self._coloured else "")
 

@@ -1,14 +1,14 @@
-"""The timeout budget of a run: how long everything waits for a runtime that does not answer.
+"""The timeout budget of a run: how long each process waits for a runtime that does not answer.
 
-    relay      asks again for so long after a request's first loss, then answers 503
-    run        ends when the runtime has said nothing for so long: at the first beat, and while it works
+    relay      retries for so long after a request's first loss, then answers 503
+    run        ends after so long without an answer: at the first status, and while it works
     program    finds it in its environment; our client waits at least as long as the relay may take
 
-A rented runtime is behind a network that may be lost for a while, and waits for us for its lease before it
-ends: it is waited for as long (G5), and never less than one that mends itself may need. One on this computer
-is behind nothing, and is waited for just that long.
-Neighbours: `run.py` hands it to `relay.py`, `runtime_monitor.py` and `work.py`, `endpoint.py` to the program,
-where `client/wire.py` reads it. Knows nothing of requests.
+The network to a rented runtime may be lost for a while, and that runtime waits for its whole lease before it
+ends. So we wait as long (G5), and at least as long as a lost link may need to recover. A runtime on this
+computer has no network before it, and gets that minimum. Neighbours: `run.py` hands it to `relay.py`,
+`runtime_monitor.py` and `work.py`, `endpoint.py` to the program, where `client/wire.py` reads it. Knows
+nothing of requests.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ MIN_SECONDS = 180.0
 
 
 def seconds(lease_seconds: float, rented: bool) -> float:
-    """The patience of a run with this lease."""
+    """The timeout budget of a run with this lease."""
     return max(MIN_SECONDS, lease_seconds) if rented else MIN_SECONDS
 
 
 def of_record(plan: Mapping[str, Any]) -> float:
-    """The same from the plan that is in a run's record."""
+    """The same, from the plan in a run's record."""
     return seconds(plan.get("lease_seconds") or 0.0, plan.get("rented") is not None)

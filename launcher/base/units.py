@@ -20,7 +20,7 @@ _MONEY = re.compile(r"\$?\s*(-?\d+(?:\.\d{1,2})?)\s*(?:\$|usd)?", re.IGNORECASE 
 
 
 def parse_duration(text: str) -> float:
-    """Seconds in "90s", "15m", "4h", "1h30m", "2d". A bare number is refused: nobody knows its unit."""
+    """Seconds in "90s", "15m", "4h", "1h30m", "2d". A bare number is refused, because its unit is unknown."""
     compact = text.strip().lower().replace(" ", "")
     parts = _PART.findall(compact)
     if not parts or "".join(number + unit for number, unit in parts) != compact:

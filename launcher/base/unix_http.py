@@ -1,4 +1,4 @@
-"""One HTTP question over a Unix socket, for what asks rarely and must not need an event loop.
+"""One HTTP request over a Unix socket, for callers that ask rarely and need no event loop.
 
 Neighbours: `local.py` asks a starting runtime whether it is ready. The relay and the client have their own.
 """

@@ -1,7 +1,7 @@
-"""One program that is run to its end, with a log, and that never outlives who started it.
+"""Runs one program to its end, with a log. It never outlives this process.
 
-Neighbours: `our_side.py` says what is run. A `launch` among them gets the signal that lets
-it end its own run well. Knows nothing of what the program does.
+Neighbours: `slipway_side.py` has the command. A `launch` among its processes gets a signal that lets it end
+its own run in order. Knows nothing of the program.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from launcher.base.errors import JobFailed
 from launcher.base.processes import ProcessId
 from launcher.bench.cpu_seconds import CpuSeconds
 
-_LOOK_SECONDS = 0.5
+_POLL_SECONDS = 0.5
 # Each look at who computes takes some ten milliseconds itself.
-_CPU_LOOK_SECONDS = 2.0
+_CPU_SAMPLE_SECONDS = 2.0
 # `launch` brings results home and proves that all is down.
 _GRACE_SECONDS = 120.0
 _SHOWN_LINES = 8
@@ -57,7 +57,7 @@ def run(
 ) -> ProcessLifetime:
     """Run it in `folder`, where its `stdout.log` and `stderr.log` stay; `progress` gets its newest line.
 
-    `at_our_end`: what it gets when this process dies. Raises JobFailed when it fails or takes too long.
+    `at_our_end`: the signal it gets when this process dies. Raises JobFailed when it fails or takes too long.
     """
     errors = folder / "stderr.log"
     began, cpu = time.time(), CpuSeconds()
@@ -97,11 +97,11 @@ def _wait(
     """Its exit code; None when its time was over."""
     looked = 0.0
     while time.time() < bound:
-        if time.time() - looked >= _CPU_LOOK_SECONDS:
+        if time.time() - looked >= _CPU_SAMPLE_SECONDS:
             looked = time.time()
-            cpu.look(process.pid)
+            cpu.sample(process.pid)
         try:
-            return process.wait(_LOOK_SECONDS)
+            return process.wait(_POLL_SECONDS)
         except subprocess.TimeoutExpired:
             if lines := _tail(errors):
                 progress(lines[-1])
@@ -109,7 +109,7 @@ def _wait(
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """As a Ctrl-C would; what does not heed it is ended with all below it."""
+    """End it as a Ctrl-C would; kill it with all its descendants if it does not end."""
     if process.poll() is None:
         process.send_signal(signal.SIGINT)
         try:

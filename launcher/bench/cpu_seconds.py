@@ -1,7 +1,7 @@
-"""Where the processor's seconds go while a program runs: by process, of it and of all below it.
+"""Processor seconds by process, of a running program and its descendants.
 
-Neighbours: `child.py` looks, `side_run.py` asks for a stretch of time. What a process computes between the
-last look at it and its end is not seen: the sum over all can be compared with the whole computer's.
+Neighbours: `child.py` samples, `side_run.py` asks for an interval. A process's work between its last sample
+and its end is missed; compare the sum with the whole computer's.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ class CpuSeconds:
         self._of_each: dict[tuple[int, float], tuple[str, float]] = {}
         self._began = busy_seconds()
 
-    def look(self, pid: int) -> None:
-        """At a process and all below it."""
+    def sample(self, pid: int) -> None:
+        """Sample a process and its descendants."""
         with contextlib.suppress(psutil.NoSuchProcess):
             root = psutil.Process(pid)
             for process in (root, *root.children(recursive=True)):
-                self._look_at(process)
+                self._sample_process(process)
         sums = defaultdict[str, float](float)
         for name, seconds in self._of_each.values():
             sums[name] += seconds
@@ -41,11 +41,11 @@ class CpuSeconds:
         self._sums.append({**sums, ALL: busy_seconds() - self._began})
 
     def between(self, began: float, ended: float) -> dict[str, float]:
-        """Each process's seconds in a stretch of time, as near as the looks are."""
+        """Each process's seconds in an interval, as near as the samples are."""
         before, after = self._at(began), self._at(ended)
         return {name: after[name] - before.get(name, 0.0) for name in after}
 
-    def _look_at(self, process: psutil.Process) -> None:
+    def _sample_process(self, process: psutil.Process) -> None:
         with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
             key = (process.pid, process.create_time())
             times = process.cpu_times()

@@ -1,6 +1,6 @@
-"""What to know of a bench's figures: on which computer, how busy it was, and why they are no record.
+"""Remarks on a bench's figures: the computer, how busy it was, and why the figures are no record.
 
-Neighbours: `self_bench.py` shows it. Knows nothing of how things were measured.
+Neighbours: `self_bench.py` shows them. Knows nothing of how the figures were measured.
 """
 
 from __future__ import annotations
@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from launcher.bench.shape import STEPS, Shape
 from launcher.bench.side_run import SideRun
 from launcher.bench.this_computer import BUSY_SHARE
+from launcher.bench.workload import STEPS, Workload
 
 
-def no_record_because(shape: Shape, runs: Sequence[SideRun], seeds: int) -> list[str]:
-    """Why these should not be quoted; `seeds`: how many a record needs."""
+def no_record_because(shape: Workload, runs: Sequence[SideRun], seeds: int) -> list[str]:
+    """The reasons not to quote these figures; `seeds`: how many a record needs."""
     most = max(run.computer[when] for run in runs for when in ("busy_before", "busy_meanwhile"))
     return [
         *([f"{shape.steps} steps, not {STEPS}"] if shape.steps < STEPS else []),
@@ -24,12 +24,12 @@ def no_record_because(shape: Shape, runs: Sequence[SideRun], seeds: int) -> list
 
 
 def staleness(runs: Sequence[SideRun]) -> int:
-    """How old, in steps, a sample of our side may have been."""
+    """The largest staleness, in steps, of our side's samples."""
     return max(run.staleness for run in runs)
 
 
 def remarks(
-    shape: Shape, runs: Sequence[SideRun], computer: Mapping[str, Any], reasons: Sequence[str], folder: str
+    shape: Workload, runs: Sequence[SideRun], computer: Mapping[str, Any], reasons: Sequence[str], folder: str
 ) -> list[str]:
     """The lines below a table."""
     loads = " ".join(f"{run.computer['load_before']:g}→{run.computer['load_after']:g}" for run in runs)

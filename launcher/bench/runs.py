@@ -1,6 +1,6 @@
-"""One run of a bench, looked after: its folder, how long it may take, what the computer was like meanwhile.
+"""One supervised run of a bench: its folder, its time limit, and the computer's load meanwhile.
 
-Neighbours: `self_bench.py` says what is run, `this_computer.py` looks. Knows nothing of sides.
+Neighbours: `self_bench.py` chooses the runs, `this_computer.py` measures the load.
 """
 
 from __future__ import annotations
@@ -15,30 +15,32 @@ from pathlib import Path
 from launcher.base import atomic
 from launcher.base.home import Home
 from launcher.bench import this_computer
-from launcher.bench.shape import Shape
 from launcher.bench.side_run import SideRun
+from launcher.bench.workload import Workload
 from launcher.console.output import Output
 
 # A run that takes so long gets nowhere: its start, then each of its steps.
-_MOST_START_SECONDS, _MOST_STEP_SECONDS = 1800.0, 60.0
+_MAX_START_SECONDS, _MAX_STEP_SECONDS = 1800.0, 60.0
 
 Side = Callable[[Path, Callable[[str], None]], SideRun]
 
 
-def max_seconds(shape: Shape) -> float:
-    """How long a run of so many steps may take."""
-    return _MOST_START_SECONDS + _MOST_STEP_SECONDS * shape.steps
+def max_seconds(shape: Workload) -> float:
+    """The time limit of a run of so many steps."""
+    return _MAX_START_SECONDS + _MAX_STEP_SECONDS * shape.steps
 
 
-def run_supervised(name: str, number: int, shape: Shape, run: Side, folder: Path, output: Output) -> SideRun:
-    """One run in a folder of its own, and what the computer was like before, meanwhile and after. It stays
-    there as `run.json`: where a later run fails, or is stopped by Ctrl-C, this one was not in vain."""
+def run_supervised(
+    name: str, number: int, shape: Workload, run: Side, folder: Path, output: Output
+) -> SideRun:
+    """Do one run in a folder of its own and record the computer's load before, during and after. The
+    result stays there as `run.json`, so a failure or a Ctrl-C in a later run does not lose it."""
     place = folder / f"{name}-{number}"
     place.mkdir()
     others, before = this_computer.busy_share(), this_computer.load()
     busy, began = this_computer.busy_seconds(), time.monotonic()
     if others > this_computer.BUSY_SHARE:
-        output.warn(f"others use {others:.0%} of this computer now: what is measured is worth less")
+        output.warn(f"others use {others:.0%} of this computer now: the figures will be less reliable")
     with output.busy(f"{name}, run {number + 1} of {shape.seeds}, {shape.steps} steps") as progress:
         try:
             seen = run(place, progress)
@@ -48,7 +50,7 @@ def run_supervised(name: str, number: int, shape: Shape, run: Side, folder: Path
     elapsed = time.monotonic() - began
     computer = {
         "busy_before": others,
-        "busy_meanwhile": this_computer.share(seen.others_seconds, seen.training_seconds),
+        "busy_meanwhile": this_computer.share(seen.other_processes_seconds, seen.training_seconds),
         "load_before": before,
         "load_after": this_computer.load(),
         "cores_used": round((this_computer.busy_seconds() - busy) / elapsed, 2),
@@ -63,6 +65,6 @@ def run_supervised(name: str, number: int, shape: Shape, run: Side, folder: Path
 
 
 def new_folder(home: Home) -> Path:
-    """Where a bench leaves what it ran: logs, and our runs' own homes."""
+    """The folder for a bench's logs and our runs' homes."""
     home.benches.mkdir(parents=True, exist_ok=True)
     return Path(tempfile.mkdtemp(prefix=time.strftime("%Y%m%d-%H%M%S-"), dir=home.benches))

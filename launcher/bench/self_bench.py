@@ -1,7 +1,7 @@
-"""`launch bench` without another trainer: those lines of our targets that a computer without a GPU can show.
+"""`launch bench` without another trainer: the targets that a computer without a GPU can measure.
 
-One run of the quickstart's task shows nearly all of them: its start, steps, publications and end, and beside
-it what a request costs on its way. Neighbours: `cli/bench_verb.py` calls, `our_side.py` runs.
+One run of the quickstart's task shows nearly all of them: its start, steps, publications and end, and the
+cost of a request on its way. Neighbours: `cli/bench_verb.py` calls, `slipway_side.py` runs.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from typing import Any
 
 from launcher.base.home import Home
 from launcher.base.module_command import module_command
-from launcher.bench import our_side, this_computer
-from launcher.bench.ready import our_environment, refuse_unable_computer
+from launcher.bench import slipway_side, this_computer
+from launcher.bench.prerequisites import build_environment, refuse_unable_computer
 from launcher.bench.remarks import no_record_because, remarks, staleness
 from launcher.bench.runs import max_seconds, new_folder, run_supervised
-from launcher.bench.shape import STEPS, Shape
 from launcher.bench.side_run import SideRun
+from launcher.bench.workload import STEPS, Workload
 from launcher.console.output import Output, columns
 from launcher.models import model_folder
 
@@ -33,7 +33,7 @@ _FEW_REQUESTS = {"rounds": 1, "concurrent": 64, "each_round": 64, "single": 8}
 
 @dataclass(frozen=True)
 class Measurement:
-    """One figure, and what is hoped for: at least, or at most, `target`; None where nothing is."""
+    """One figure and its target: at least or at most `target`, None if there is none."""
 
     what: str
     seen: float
@@ -43,7 +43,7 @@ class Measurement:
 
     @property
     def met(self) -> bool | None:
-        """Whether it is as hoped for."""
+        """Whether the target is met."""
         if self.target is None:
             return None
         return self.seen >= self.target if self.at_least else self.seen <= self.target
@@ -70,9 +70,9 @@ class Measurement:
 
 @dataclass
 class SelfBench:
-    """What was measured of us."""
+    """The figures of this bench."""
 
-    shape: Shape
+    shape: Workload
     computer: dict[str, Any]
     folder: str
     help_seconds: float
@@ -80,7 +80,7 @@ class SelfBench:
 
     @property
     def lines(self) -> list[Measurement]:
-        """Medians over the runs; of what is promised of each run, the worst."""
+        """Medians over the runs; for a promise to each run, the worst of them."""
         runs, whole = self.runs, self.shape.steps >= STEPS
         publications = [it for run in runs for it in run.measured["publication_seconds"]]
         requests = [run.measured["requests"] for run in runs]
@@ -108,7 +108,7 @@ class SelfBench:
 
     @property
     def no_record_because(self) -> list[str]:
-        """Why this should not be quoted."""
+        """The reasons not to quote these figures."""
         return no_record_because(self.shape, self.runs, 1)
 
     def to_dict(self) -> dict[str, Any]:
@@ -125,7 +125,7 @@ class SelfBench:
         }
 
     def text(self) -> str:
-        """A table, and what to know of it."""
+        """The table and its remarks."""
         rows = [
             ["", "seen", "hoped for", ""],
             *(line.cells(not self.no_record_because) for line in self.lines),
@@ -134,17 +134,17 @@ class SelfBench:
         return "\n".join([columns(rows), "", *below])
 
 
-def run_self_bench(shape: Shape, output: Output, home: Home) -> SelfBench:
+def run_self_bench(shape: Workload, output: Output, home: Home) -> SelfBench:
     """All runs of our side. Raises PreflightError and JobFailed."""
     refuse_unable_computer(home)
-    our_environment(home, output)
+    build_environment(home, output)
     folder, model = new_folder(home), model_folder.tiny_folder()
     found = SelfBench(shape, this_computer.described(), str(folder), _help_seconds())
     for number in range(shape.seeds):
         requests = _REQUESTS if shape.steps >= STEPS else _FEW_REQUESTS
         task = {**shape.task(number, model), "requests": requests}
-        run = partial(our_side.run, task, home, max_seconds(shape))
-        found.runs.append(run_supervised(our_side.NAME, number, shape, run, folder, output))
+        run = partial(slipway_side.run, task, home, max_seconds(shape))
+        found.runs.append(run_supervised(slipway_side.NAME, number, shape, run, folder, output))
     return found
 
 
@@ -153,7 +153,7 @@ def _of_task(run: SideRun) -> float:
 
 
 def _help_seconds() -> float:
-    """How long `launch --help` takes, the median of a few."""
+    """The median duration of a few `launch --help`."""
     took = []
     for _ in range(_HELP_RUNS):
         began = time.perf_counter()

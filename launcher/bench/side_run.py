@@ -1,6 +1,6 @@
-"""One side's run, read from what it left: when each step ended, what it earned, what the rest took.
+"""One side's run, read from its files: the end and reward of each step, and the time of everything else.
 
-Neighbours: `our_side.py` reads ours from its files, `self_bench.py` shows it;
+Neighbours: `slipway_side.py` reads ours from its files, `self_bench.py` shows it;
 `tests/bench/compare_with_trl.py` has another trainer's beside it. Knows nothing of processes.
 """
 
@@ -20,12 +20,13 @@ from launcher.bench.child import ProcessLifetime
 from launcher.bench.cpu_seconds import ALL, CpuSeconds
 
 # A process that computed less in a stretch is not listed.
-_LEAST_SECONDS = 0.05
+_MIN_SECONDS = 0.05
 
 
 @dataclass(frozen=True)
 class Step:
-    """`ended`: seconds since the training began, when what it taught is used; the two parts are its own."""
+    """`ended`: seconds from the start of training until the step's policy is used; the two durations are
+    its parts."""
 
     ended: float
     reward: float
@@ -63,8 +64,8 @@ class SideRun:
         return [later - sooner for sooner, later in pairwise(ends)]
 
     @property
-    def others_seconds(self) -> float:
-        """Processor seconds that went, while this side trained, to what is none of its processes."""
+    def other_processes_seconds(self) -> float:
+        """Processor seconds of all other processes while this side trained."""
         computed = self.cpu_seconds.get("training", {})
         own = sum(seconds for name, seconds in computed.items() if name != ALL)
         return max(0.0, computed.get(ALL, 0.0) - own)
@@ -98,7 +99,7 @@ class SideRun:
 
 
 class Log:
-    """What a side's program wrote (`programs/side_log.py`)."""
+    """The log of a side's program (`programs/side_log.py`)."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -109,11 +110,11 @@ class Log:
         return [line for line in self._lines if line["kind"] == kind]
 
     def one(self, kind: str) -> dict[str, Any]:
-        """The only one of a kind. Raises JobFailed where the program has not come so far."""
+        """The only line of a kind. Raises JobFailed if the program did not come that far."""
         found = self.of(kind)
         if len(found) != 1:
             raise JobFailed(
-                "a program of the bench has not told all it should have",
+                "a program of the bench did not log everything it should",
                 f"{len(found)} times {kind} in its log, instead of once",
                 f"less {self._path}",
             )
@@ -159,7 +160,7 @@ def _computed(cpu: CpuSeconds, stretches: Sequence[tuple[float, float]]) -> dict
     sums = Counter[str]()
     for began, ended in stretches:
         sums.update(cpu.between(began, ended))
-    return {name: round(seconds, 2) for name, seconds in sums.most_common() if seconds >= _LEAST_SECONDS}
+    return {name: round(seconds, 2) for name, seconds in sums.most_common() if seconds >= _MIN_SECONDS}
 
 
 def lines_of(path: Path) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""This computer as figures need it: its cores, and how busy others keep it.
+"""This computer's cores, and how busy other processes keep it.
 
 Neighbours: `runs.py` looks before and after each run, `remarks.py` says what was seen. Linux only, as runs on
 this computer are. Knows nothing of what is measured.
@@ -16,11 +16,11 @@ import psutil
 
 # Of all cores together; an idle desktop is at a few hundredths.
 BUSY_SHARE = 0.15
-_LOOK_SECONDS = 2.0
+_SAMPLE_SECONDS = 2.0
 
 
 def described() -> dict[str, Any]:
-    """What figures should be read with."""
+    """The computer's description that belongs beside figures."""
     return {
         "cores": os.cpu_count(),
         "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
@@ -34,7 +34,7 @@ def load() -> float:
     return round(os.getloadavg()[0], 2)
 
 
-def busy_share(seconds: float = _LOOK_SECONDS) -> float:
+def busy_share(seconds: float = _SAMPLE_SECONDS) -> float:
     """The share of all cores that somebody uses now. Ask while nothing of ours runs: a load average still has
     what ended a minute ago."""
     before, began = busy_seconds(), time.monotonic()
@@ -43,7 +43,7 @@ def busy_share(seconds: float = _LOOK_SECONDS) -> float:
 
 
 def share(computed: float, seconds: float) -> float:
-    """What was computed in so many seconds, of what all cores could have."""
+    """The share of all cores that so many computed seconds are."""
     return round(computed / (seconds * (os.cpu_count() or 1)), 3)
 
 

@@ -1,6 +1,6 @@
-"""`launch bench`: its options and help; `commands.py` makes it a verb of `launch`.
+"""The options and help of `launch bench`; `commands.py` registers it.
 
-Knows nothing of how anything is done: it imports what does the work when asked.
+Knows nothing of measuring: it imports `bench_verb.py` when called.
 """
 
 from __future__ import annotations

@@ -142,7 +142,7 @@ def plan(
 
 
 def doctor(context: typer.Context, as_json: Json = False, debug: Debug = False) -> int:
-    """Check whether this computer is ready for a run, and say how to fix what is not."""
+    """Check whether this computer is ready for a run, and say how to fix problems."""
     from launcher.cli.doctor import doctor
 
     return doctor(context.obj.output, context.obj.env_file)

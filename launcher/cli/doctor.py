@@ -1,9 +1,8 @@
-"""`launch doctor`: is this computer ready for a run, here and on rented machines, each question with its fix.
-Changes nothing.
+"""`launch doctor`: checks whether this computer is ready for local and rented runs, and names a fix for each
+problem. Changes nothing.
 
-Neighbours: `preflight.py`, `ports.py` and `environments.py` know the answers, `teardown/leftovers.py` what is
-left of runs. All questions are asked at once and each has a bound, so a dead network or disk costs seconds,
-not the answer.
+Neighbours: `preflight.py`, `ports.py` and `environments.py` do the checks, `teardown/leftovers.py` finds
+leftovers. All checks run at once, each with a bound, so a dead network or disk costs only seconds.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ CHECK_SECONDS = 2.0
 # For one run on the embedded model; larger models need more.
 _MIN_MEMORY_BYTES = 4 * 10**9
 _MIN_CORES = 2
-_HERE = "a run on this computer"
+_LOCAL_RUN = "a run on this computer"
 # What a run on rented machines needs of this computer as well, besides SkyPilot, its tools and an account.
 _NEEDED_EVERYWHERE = frozenset({"python", "folders", "settings"})
 
@@ -53,12 +52,12 @@ class Check:
 
 
 def doctor(output: Output, env_file: Path | None) -> int:
-    """Show every answer and two verdicts. The exit code says whether a run on this computer can work; where
-    none ever can, on a Mac, whether one on rented machines can."""
+    """Show every check and two verdicts. The exit code says whether a local run can work; on a Mac, where
+    none can, whether a rented one can."""
     home = Home.find()
     checks = run_checks(home, env_file)
     here = all(check.state != "fail" for check in checks)
-    lacking = _lacking_to_rent(checks)
+    lacking = _missing_for_rental(checks)
     rows = [[check.state.upper(), check.name, check.detail] for check in checks]
     lines = []
     for check, line in zip(checks, columns(rows).splitlines(), strict=True):
@@ -67,7 +66,7 @@ def doctor(output: Output, env_file: Path | None) -> int:
             lines.append(f"      fix: {check.fix}")
     cannot = f"a run on rented machines cannot work yet: {'; '.join(lacking)}"
     lines.append(cannot if lacking else "a run on rented machines can work")
-    lines.append(_verdict_here(here))
+    lines.append(_local_verdict(here))
     output.result(
         {"ready": here, "ready_rented": not lacking, "checks": [check.to_dict() for check in checks]},
         "\n".join(lines),
@@ -76,14 +75,18 @@ def doctor(output: Output, env_file: Path | None) -> int:
     return EXIT_OK if ready else PreflightError.exit_code
 
 
-def _verdict_here(works: bool) -> str:
+def _local_verdict(works: bool) -> str:
     if works:
-        return f"{_HERE} can work"
-    return f"{_HERE} cannot work yet" if sys.platform == "linux" else f"{_HERE} cannot work: it needs Linux"
+        return f"{_LOCAL_RUN} can work"
+    return (
+        f"{_LOCAL_RUN} cannot work yet"
+        if sys.platform == "linux"
+        else f"{_LOCAL_RUN} cannot work: it needs Linux"
+    )
 
 
-def _lacking_to_rent(checks: list[Check]) -> list[str]:
-    """What keeps a run on rented machines from working, as far as this computer knows: a word for each."""
+def _missing_for_rental(checks: list[Check]) -> list[str]:
+    """The things that a rented run lacks, as far as this computer knows, one word each."""
     lacking = [check.name for check in checks if check.state == "fail" and check.name in _NEEDED_EVERYWHERE]
     if _installed_skypilot() is None:
         lacking.append("SkyPilot is not installed")
@@ -94,7 +97,7 @@ def _lacking_to_rent(checks: list[Check]) -> list[str]:
 
 
 def run_checks(home: Home, env_file: Path | None, bound_seconds: float = CHECK_SECONDS) -> list[Check]:
-    """Every answer, in the order of the questions."""
+    """Every check's result, in order."""
     questions: list[tuple[str, Callable[[], Check]]] = [
         ("python", _python),
         ("platform", _platform),
@@ -110,7 +113,7 @@ def run_checks(home: Home, env_file: Path | None, bound_seconds: float = CHECK_S
         ("model", _model),
         ("settings", lambda: _settings(home, env_file)),
         ("accounts", lambda: _accounts(env_file)),
-        ("left over", lambda: _left_over(home)),
+        ("left over", lambda: _leftovers(home)),
         ("skypilot", _skypilot),
         ("clouds", _clouds),
     ]
@@ -257,7 +260,7 @@ def _network(home: Home, bound_seconds: float) -> Check:
         return Check("network", "ok", "the package index answers, or uv's cache has all packages")
     if ready:
         return Check("network", "info", f"{trouble}; the environment is built, so a run works offline")
-    if trouble.startswith(environments.SILENT):
+    if trouble.startswith(environments.NO_ANSWER):
         return Check("network", "warn", f"{trouble}: it is slow or unreachable", "launch doctor  # again")
     return Check("network", "fail", trouble, "connect to the network for the first run")
 
@@ -292,7 +295,7 @@ def _accounts(env_file: Path | None) -> Check:
     return Check("accounts", "info", f"{hub}; {board}")
 
 
-def _left_over(home: Home) -> Check:
+def _leftovers(home: Home) -> Check:
     from launcher.teardown import leftovers
 
     said: list[str] = []
@@ -329,11 +332,11 @@ def _with_credentials() -> list[str]:
     from launcher.types import clouds
 
     home = Path.home()
-    return [cloud for cloud in sorted(clouds.KNOWN) if clouds.has_account(cloud, home, os.environ)]
+    return [cloud for cloud in sorted(clouds.KNOWN_CLOUDS) if clouds.has_account(cloud, home, os.environ)]
 
 
 def _clouds() -> Check:
-    """With whom there are credentials, by their places, and whose prices are here; nobody is asked."""
+    """The clouds with credentials, by their paths, and those with prices here; no cloud is asked."""
     from launcher.backends.skypilot import prices
     from launcher.types import clouds
 

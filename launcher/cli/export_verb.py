@@ -1,7 +1,7 @@
-"""`launch export`: an adapter of a run as a folder of its own, alone or merged into its base model.
+"""`launch export`: writes an adapter of a run into a folder, alone or merged into its base model.
 
 Neighbours: `results/run_weights.py` finds the adapter; `runtime/trainer/merging.py`, run in the runtime's own
-environment, merges. Knows nothing of tensors. What is written is whole, or the folder is not there.
+environment, merges. Knows nothing of tensors. The folder is complete or absent.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from launcher.records.records import RecordStore
 from launcher.results import run_weights
 from launcher.results.run_weights import RunWeights
 from launcher.types.settings import TINY_MODEL
-from runtime.shared.peft_form import engine_rank
+from runtime.shared.peft_format import engine_rank
 
 _CONFIG = "adapter_config.json"
 _FILES = (_CONFIG, "adapter_model.safetensors")
 DTYPES = ("float32", "bfloat16", "float16")
 # A merge that a rounding takes more of the adapter's change from than this is said.
-_MUCH_LOST = 0.05
+_LARGE_ROUNDING_LOSS = 0.05
 
 
 def export(output: Output, text: str, to: str, merge: bool, dtype: str | None, env_file: Path | None) -> int:
@@ -51,7 +51,7 @@ def export(output: Output, text: str, to: str, merge: bool, dtype: str | None, e
     target = Path(to).expanduser().absolute()
     type_of = dtype or dtype_of(weights)
     serve = _serve_line(weights, base, target, merged=merge, dtype=type_of)
-    with _whole(target) as folder:
+    with _atomic_folder(target) as folder:
         if merge:
             found = _merge(output, home, weights, base, folder, type_of, env_file)
         else:
@@ -73,17 +73,17 @@ def base_of(weights: RunWeights) -> str:
 
 
 def dtype_of(weights: RunWeights) -> str:
-    """The type that its run computed in: what was served is met again in that one."""
+    """The dtype that its run computed in, so that the export answers as the run did."""
     details = weights.record.details
     default = "bfloat16" if details.get("settings", {}).get("gpus") else "float32"
     return str(details.get("runtime", {}).get("dtype") or default)
 
 
 @contextmanager
-def _whole(target: Path) -> Iterator[Path]:
-    """A folder beside the target, which takes its place once everything is in it."""
+def _atomic_folder(target: Path) -> Iterator[Path]:
+    """A temporary folder beside the target; it takes the target's place once it is complete."""
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise UsageError(f"{target} holds something already", "nothing is written over", f"ls -l {target}")
+        raise UsageError(f"{target} is not empty", "existing files are never overwritten", f"ls -l {target}")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=f".{target.name}-", dir=target.parent) as beside:
@@ -140,9 +140,9 @@ def _merge(
                 check=False,
             )
     if done.returncode:
-        raise _not_merged(weights, base, done.stderr)
+        raise _merge_error(weights, base, done.stderr)
     found = json.loads(done.stdout.splitlines()[-1])
-    if found["lost_share"] > _MUCH_LOST:
+    if found["lost_share"] > _LARGE_ROUNDING_LOSS:
         kept = max(0.0, 1 - found["lost_share"])
         output.note(
             f"rounded to {dtype}, the merged weights keep about {kept:.0%} of what the adapter changes; "
@@ -159,8 +159,8 @@ def _environ(env_file: Path | None) -> dict[str, str]:
     return credentials.runtime_environ(os.environ, {"HF_TOKEN": token} if token else {})
 
 
-def _not_merged(weights: RunWeights, base: str, said: str) -> LaunchError:
-    last = REDACTOR.redact((said.strip() or "it ended without a word").splitlines()[-1])
+def _merge_error(weights: RunWeights, base: str, said: str) -> LaunchError:
+    last = REDACTOR.redact((said.strip() or "it ended without a message").splitlines()[-1])
     return PreflightError(
         f"{weights.label} cannot be merged into {base}", last, f"launch export {weights.label} --to DIR"
     )
@@ -169,8 +169,8 @@ def _not_merged(weights: RunWeights, base: str, said: str) -> LaunchError:
 def _serve_line(weights: RunWeights, base: str, folder: Path, *, merged: bool, dtype: str) -> str:
     """The command with which vLLM alone answers as the run did.
 
-    Left to itself it rounds what is float32, and samples with the top-p and penalties that the model's own
-    files ask for. Of ranks it takes those it has kernels for.
+    By default vLLM would round float32 weights, and sample with the top-p and penalties of the model's own
+    files. It accepts only the ranks it has kernels for.
     """
     words = ["vllm", "serve", str(folder) if merged else base]
     words += ["--dtype", dtype, "--generation-config", "vllm"]
@@ -181,7 +181,7 @@ def _serve_line(weights: RunWeights, base: str, folder: Path, *, merged: bool, d
 
 
 def _card(weights: RunWeights, base: str, serve: str, *, merged: bool) -> str:
-    """What is in the folder, and how it is served: for whoever finds it later."""
+    """The README of the export: its content, and how to serve it."""
     what = "A model" if merged else "A LoRA adapter"
     run, step = weights.record.id, weights.step
     return f"""---

@@ -1,4 +1,4 @@
-"""How `launch --help` looks: plain text of one width, options grouped by what they are about.
+"""The layout of `launch --help`: plain text of one width, options grouped by subject.
 
 Neighbours: `commands.py` names the groups. Without it typer would draw boxes through rich, which takes
 another 0.15 s. Knows none of the options.

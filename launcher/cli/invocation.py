@@ -23,7 +23,8 @@ RUN_OPTIONS = (
 
 @dataclass(frozen=True)
 class Invocation:
-    """What goes round the option parser; `command` is None without a `--`. The options of a run are added."""
+    """The arguments that bypass the option parser; `command` is None without a `--`. The options of a run
+    are added."""
 
     command: list[str] | None
     output: Output

@@ -1,4 +1,5 @@
-"""`launch`: takes the command line apart, and turns every end into three lines and an exit code.
+"""The entry point of `launch`: splits the command line, and turns every error into three lines and an exit
+code.
 
 Neighbours: `commands.py` has the options and their help, `output.py` prints, `errors.py` has the codes.
 Imports nothing heavy before the first words are out: typer alone takes 0.1 s.
@@ -28,7 +29,7 @@ def main(argv: list[str] | None = None) -> int:
         return refusal.exit_code
     words = sys.argv[1:] if argv is None else argv
     own, command = split(words)
-    _first_words(own)
+    _print_first_line(own)
     code = _dispatch(own, command)
     try:
         sys.stdout.flush()
@@ -38,7 +39,8 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def unsupported(python: tuple[int, ...], platform: str) -> PreflightError | None:
-    """Why nothing of ours works here. Asked before anything is imported that would fail in its own words."""
+    """The reason that Slipway does not work here. Checked before imports that would fail with a worse
+    message."""
     if python < _OLDEST_PYTHON:
         found, least = (".".join(map(str, version)) for version in (python, _OLDEST_PYTHON))
         return PreflightError(
@@ -54,15 +56,16 @@ def unsupported(python: tuple[int, ...], platform: str) -> PreflightError | None
 
 
 def split(words: list[str]) -> tuple[list[str], list[str] | None]:
-    """What is ours, and the user's command behind `--`: None without a `--`."""
+    """Our own arguments, and the user's command behind `--`: None without a `--`."""
     if "--" not in words:
         return words, None
     at = words.index("--")
     return words[:at], words[at + 1 :]
 
 
-def _first_words(own: list[str]) -> None:
-    """Tell a person at once that a run was asked for; `output.py` draws over it a moment later."""
+def _print_first_line(own: list[str]) -> None:
+    """Print one line at once, so that the user sees that the run was understood; `output.py` soon draws
+    over it."""
     is_run = _NO_RUN.isdisjoint(own) and "_LAUNCH_COMPLETE" not in os.environ
     if is_run and sys.stderr.isatty() and os.environ.get("TERM") != "dumb":
         sys.stderr.write("launch: checking this computer\r")
@@ -72,7 +75,7 @@ def _first_words(own: list[str]) -> None:
 def _dispatch(own: list[str], command: list[str] | None) -> int:
     from launcher.cli.commands import invoke
     from launcher.cli.invocation import Invocation
-    from launcher.config import shadowing
+    from launcher.config import import_shadowing
     from launcher.console.output import Output
 
     output = Output(as_json="--json" in own, plain="--plain" in own)
@@ -83,13 +86,13 @@ def _dispatch(own: list[str], command: list[str] | None) -> int:
     except Exception as error:  # noqa: BLE001 - the outermost boundary: a bug gets three lines and code 1
         _hide_secrets()
         output.traceback(show="--debug" in own)
-        failure = shadowing.shadowed_import(error) or as_launch_error(error)
+        failure = import_shadowing.shadowed_import(error) or as_launch_error(error)
         output.error(failure)
         return failure.exit_code
 
 
 def _hide_secrets() -> None:
-    """An error may quote what the environment holds."""
+    """Hide the environment's secrets, because an error may quote them."""
     from launcher.base.credentials import hide_secrets_of
 
     hide_secrets_of(os.environ)

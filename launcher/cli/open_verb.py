@@ -28,7 +28,7 @@ from launcher.records.endpoint import RESULTS, LocalEndpoint, is_open
 from launcher.records.records import RecordStore, RunRecord
 
 _ANSWER_SECONDS = 10.0
-_GOES_ON = "open.html"
+_REDIRECT_PAGE = "open.html"
 
 
 def open_page(output: Output, name: str, in_browser: bool) -> int:
@@ -43,7 +43,7 @@ def open_page(output: Output, name: str, in_browser: bool) -> int:
             silent = error
     file = _saved_page(output, store, record, silent)
     if silent is not None:
-        output.note(f"{silent.message}: {silent.why}; this is what is at home")
+        output.note(f"{silent.message}: {silent.why}; showing the files on this computer")
     opened = in_browser and _has_screen() and webbrowser.open(file.as_uri())
     output.result({"file": str(file), "live": False, "opened": opened}, str(file))
     return EXIT_OK
@@ -52,8 +52,8 @@ def open_page(output: Output, name: str, in_browser: bool) -> int:
 def _open_live(output: Output, store: RecordStore, record: RunRecord, in_browser: bool) -> int:
     endpoint = LocalEndpoint.of(record, store)
     link, seconds = _link(endpoint, record.name or record.id)
-    way = store.folder(record.id) / _GOES_ON
-    opened = in_browser and _has_screen() and _go_on(way, link)
+    way = store.folder(record.id) / _REDIRECT_PAGE
+    opened = in_browser and _has_screen() and _write_redirect(way, link)
     lasts = format_duration(seconds)
     if opened:
         output.note(f"opened in your browser; if it is not there, this link is good once, for {lasts}:")
@@ -64,7 +64,7 @@ def _open_live(output: Output, store: RecordStore, record: RunRecord, in_browser
 
 
 def _link(endpoint: LocalEndpoint, label: str) -> tuple[str, float]:
-    """What lets one browser in, and for how long it does. Raises PreflightError."""
+    """The link that lets one browser in, and how long it is valid. Raises PreflightError."""
     request = urllib.request.Request(
         f"{endpoint.root}/page/link", method="POST", headers={"Authorization": f"Bearer {endpoint.token}"}
     )
@@ -75,11 +75,11 @@ def _link(endpoint: LocalEndpoint, label: str) -> tuple[str, float]:
         return endpoint.root + given["path"], float(given["seconds"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise PreflightError(
-            f"the endpoint of {label} gives no link to its page", str(error), f"launch status {label}"
+            f"the endpoint of {label} did not give a link to its page", str(error), f"launch status {label}"
         ) from error
 
 
-def _go_on(way: Path, link: str) -> bool:
+def _write_redirect(way: Path, link: str) -> bool:
     address = escape(link)
     text = f'<!doctype html><meta charset="utf-8"><meta http-equiv="refresh" content="0; url={address}">'
     try:
@@ -92,20 +92,21 @@ def _go_on(way: Path, link: str) -> bool:
 def _saved_page(
     output: Output, store: RecordStore, record: RunRecord, silent: LaunchError | None = None
 ) -> Path:
-    """The page as files. Raises where there is nothing to see: why its door is `silent`, if it is."""
+    """The page as files. Raises if there is nothing to see; `silent` is why the endpoint does not answer,
+    if it does not."""
     label, page = record.name or record.id, RunPage(store, record.id)
-    with output.busy(f"writing the page of {label}", "it is made of the files at home"):
+    with output.busy(f"writing the page of {label}", "the page is made of the files on this computer"):
         if page.is_empty:
             raise silent or PreflightError(
-                f"there is nothing to show of {label}",
-                "no step, no validation and no proof of it is at home",
+                f"there is nothing to show for {label}",
+                "none of its steps, validations and proofs is on this computer",
                 f"launch logs {label}",
             )
         return page_folder.write(page, store.folder(record.id) / RESULTS)
 
 
 def _has_screen() -> bool:
-    """Whether a browser could show itself: else Python may start one inside the terminal."""
+    """Whether a browser could open a window; else Python might start one inside the terminal."""
     if sys.platform == "darwin" or os.environ.get("BROWSER"):
         return True
     return bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))

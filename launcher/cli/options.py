@@ -51,7 +51,7 @@ From = Annotated[
     typer.Option(
         "--from",
         metavar="RUN",
-        help="Begin with what an earlier run has learned: RUN, RUN@7 for its step 7, RUN@best.",
+        help="Start from an earlier run's adapter: RUN, RUN@7 for its step 7, RUN@best.",
         rich_help_panel=_WHAT,
         autocompletion=run_names,
     ),
@@ -195,7 +195,7 @@ Lease = Annotated[
     str | None,
     typer.Option(
         metavar="TIME",
-        help="Stop if this computer has not been heard from for this long. At least 15s. Default: 15m.",
+        help="Stop if this computer gives no sign of life for this long. At least 15s. Default: 15m.",
         rich_help_panel=_LIFETIME,
     ),
 ]

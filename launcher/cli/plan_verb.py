@@ -1,4 +1,4 @@
-"""`launch plan` and `launch --dry-run`: what a run would use and cost, whether it fits, and nothing else.
+"""`launch plan` and `launch --dry-run`: a run's resources, cost and memory fit. Starts nothing.
 
 Neighbours: `pricing.py` makes the plan, `price_agreement.py` and `memory_table.py` have its tables,
 `commands.py` calls. Starts nothing.
@@ -34,10 +34,10 @@ def show(
     *,
     refresh: bool = False,
 ) -> int:
-    """`launch plan` and `launch --dry-run`: the plan and nothing else; with prices that are fetched now."""
+    """Show the plan; with `refresh` the prices are fetched first."""
     if flags.get("resume") is not None:
         what = "--resume cannot be used with a plan"
-        raise UsageError(what, "it ends what is left of that run; a plan changes nothing", "launch status")
+        raise UsageError(what, "it would end the rest of that run; a plan changes nothing", "launch status")
     settings = setting_sources.load(flags, sets, env_file)
     for warning in settings.warnings:
         output.note(warning)
@@ -56,7 +56,7 @@ def show(
 
 
 def _show_without_prices(output: Output, settings: Settings) -> None:
-    """What is known of the model's memory. What a run would refuse is said before the missing prices."""
+    """Show the model's memory. Anything that a run would refuse is reported before the missing prices."""
     gpus = pricing.without_prices(settings, output.note)
     memory = [memory_table.text(gpus.memory)] if gpus.memory else []
     shown = [f"{settings.model} on {gpus.gpus}, prices not known", *price_agreement.gpu_usage(gpus), *memory]

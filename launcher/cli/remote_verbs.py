@@ -1,4 +1,4 @@
-"""The verbs that go to a rented machine: ssh, exec, push, and its logs as they grow.
+"""The verbs that reach a rented machine: ssh, exec, push, and its logs as they grow.
 
 Neighbours: `commands.py` calls these, `run_verbs.py` for logs; `backends/cloud.py` knows the way there.
 Knows nothing of SkyPilot: a run's record says all there is to say.
@@ -18,12 +18,12 @@ from launcher.backends.ssh.link import run_on
 from launcher.backends.ssh.remote_log import MachineState, RemoteLog
 from launcher.base.errors import EXIT_OK, JobFailed, LaunchError, UsageError
 from launcher.base.home import Home
-from launcher.config import remote_tools, shadowing
+from launcher.config import import_shadowing, remote_tools
 from launcher.console import sanitized_command
 from launcher.console.output import Output
 from launcher.records.records import RecordStore, RunRecord
 
-_ASK_SECONDS = 20.0
+_SSH_SECONDS = 20.0
 # In these the machine goes, and a connection to it with it.
 _ENDING_STATES = ("down", "unverified")
 
@@ -68,7 +68,7 @@ def execute(output: Output, name: str, command: list[str]) -> int:
 
 
 def push(output: Output, name: str) -> int:
-    """Bring this installation's runtime to the machine of a live run."""
+    """Copy this installation's runtime to the machine of a live run."""
     begun = time.monotonic()
     _machine(RecordStore(Home.find()).load(name)).push()
     seconds = time.monotonic() - begun
@@ -81,13 +81,12 @@ def push(output: Output, name: str) -> int:
 
 
 def log(store: RecordStore, record: RunRecord, which: str, follow: bool) -> int | None:
-    """A log of the runtime, from the machine to our stdout; None where the machine has none of that name or
-    cannot be asked. A connection that breaks is made again. Raises JobFailed when the log cannot be read on.
-    """
+    """Print a log of the runtime from the machine; None if the machine has no such log or cannot be
+    reached. A broken connection is made again. Raises JobFailed when the log cannot be read on."""
     try:
         machine = _machine(record)
         path = shlex.quote(f"{machine.state_dir}/logs/{which}.log")
-        if run_on(machine.host, f"test -f {path}", bound_seconds=_ASK_SECONDS).returncode:
+        if run_on(machine.host, f"test -f {path}", bound_seconds=_SSH_SECONDS).returncode:
             return None
     except LaunchError:
         return None
@@ -103,18 +102,18 @@ def log(store: RecordStore, record: RunRecord, which: str, follow: bool) -> int 
 
 def _refuse_shadowing(machine: CloudMachine, command: list[str]) -> None:
     """A `runtime` of the user's beside the program there hides ours, as it does here."""
-    script = shadowing.script_of(command)
+    script = import_shadowing.script_of(command)
     if script is None:
         return
-    forms = " ".join(shadowing.forms_of("runtime"))
+    forms = " ".join(import_shadowing.forms_of("runtime"))
     said = run_on(
         machine.host,
         f'cd ~/{machine_scripts.CODE} && ours=$(pwd -P) && cd "$(dirname {shlex.quote(script)})" &&'
         f' test "$(pwd -P)" != "$ours" && for form in {forms}; do test -f $form && echo "$(pwd)/$form"; done',
-        bound_seconds=_ASK_SECONDS,
+        bound_seconds=_SSH_SECONDS,
     )
     if found := said.stdout.decode(errors="replace").splitlines():
-        raise shadowing.shadowing_error("runtime", PurePosixPath(found[0]))
+        raise import_shadowing.shadowing_error("runtime", PurePosixPath(found[0]))
 
 
 def _machine(record: RunRecord) -> CloudMachine:

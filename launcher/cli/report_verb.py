@@ -1,4 +1,4 @@
-"""`launch report`: a run's progress, or several runs side by side, as one file drawn from what is at home.
+"""`launch report`: draws one run, or several side by side, as one file from the results on this computer.
 
 Neighbours: `commands.py` calls, `results/report_data.py` reads, `results/report_page.py` makes the page. Asks
 no runtime and no network: it works for a run that lives, and for one that is long gone.
@@ -27,7 +27,7 @@ def report(output: Output, names: Sequence[str], to: Path | None) -> int:
     if to is not None and to.suffix.lower() not in _FORMS:
         raise UsageError(
             f"a report cannot be a {to.suffix or 'file without an ending'}",
-            f"the ending says which it is: {' or '.join(_FORMS)}",
+            f"the file's ending selects the format: {' or '.join(_FORMS)}",
             f"launch report {' '.join(names)} --to {to.with_suffix('.html')}",
         )
     store = RecordStore(Home.find())
@@ -38,7 +38,7 @@ def report(output: Output, names: Sequence[str], to: Path | None) -> int:
         raise _nothing(records, runs)
     for run in runs:
         if run.is_empty:
-            output.note(f"{run.label} is left out: it has neither a step nor a validation yet")
+            output.note(f"{run.label} is left out: it has no step and no validation yet")
     file = to or store.folder(records[0].id) / RESULTS / (
         "report.html" if len(drawn) == 1 else "reports.html"
     )
@@ -69,9 +69,11 @@ def _nothing(records: Sequence[RunRecord], runs: Sequence[RunData]) -> Preflight
     live = next((record for record in records if record.live), None)
     hint = f"launch logs {runs[0].label}" if live is None else f"launch status {live.name or live.id}"
     why = (
-        "no step and no validation of it is at home" if len(runs) == 1 else "none has a step or a validation"
+        "none of its steps and validations is on this computer"
+        if len(runs) == 1
+        else "no run has a step or a validation"
     )
-    return PreflightError(f"there is nothing to draw of {labels} yet", why, hint)
+    return PreflightError(f"there is nothing to draw yet for {labels} yet", why, hint)
 
 
 def _described(run: RunData) -> dict[str, Any]:

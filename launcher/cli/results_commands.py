@@ -1,6 +1,6 @@
-"""The verbs about what a run has learned: their options and help; `commands.py` makes them verbs of `launch`.
+"""The verbs about a run's results: their options and help; `commands.py` registers them.
 
-Knows nothing of how anything is done: it imports what does the work when asked.
+Each verb imports its implementation when called.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def export(
     as_json: options.Json = False,
     debug: options.Debug = False,
 ) -> int:
-    """Write what a run has learned into a folder: its adapter in PEFT form, or a merged model."""
+    """Write a run's result into a folder: its adapter in PEFT format, or a merged model."""
     from launcher.cli import export_verb
 
     invocation = context.obj

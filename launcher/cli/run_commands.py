@@ -1,6 +1,6 @@
-"""The verbs about one run, or all that there are: their options and help; `commands.py` makes them verbs.
+"""The verbs about one run or all runs: their options and help; `commands.py` registers them.
 
-Knows nothing of how anything is done: it imports what does the work when asked.
+Each verb imports its implementation when called.
 """
 
 from __future__ import annotations
@@ -113,9 +113,9 @@ def down(
     debug: Debug = False,
 ) -> int:
     """End a run: pull its results, take everything down, verify that nothing is left."""
-    from launcher.cli import ending_verbs
+    from launcher.cli import teardown_verbs
 
-    return ending_verbs.down(context.obj.output, name, give_up, elsewhere)
+    return teardown_verbs.down(context.obj.output, name, give_up, elsewhere)
 
 
 def gc(
@@ -151,11 +151,11 @@ def gc(
     as_json: Json = False,
     debug: Debug = False,
 ) -> int:
-    """Find what earlier runs left behind, rented machines too, and remove it once you agree."""
-    from launcher.cli import ending_verbs
+    """Find leftovers of earlier runs, rented machines too, and remove them once you agree."""
+    from launcher.cli import teardown_verbs
 
     agreed = yes or bool(context.obj.flags.get("yes"))
-    return ending_verbs.gc(context.obj.output, older_than, unpulled, agreed, infra or [], given_up or [])
+    return teardown_verbs.gc(context.obj.output, older_than, unpulled, agreed, infra or [], given_up or [])
 
 
 def env(

@@ -1,7 +1,7 @@
 """The verbs about runs that were started: status, logs, pull, env, config.
 
-Neighbours: `commands.py` calls these, `ending_verbs.py` has those that end a run, `records/records.py` knows
-the runs, `output.py` prints.
+Neighbours: `commands.py` calls these, `teardown_verbs.py` has those that end a run, `records/records.py`
+knows the runs, `output.py` prints.
 Imports no HTTP library and no pydantic where the answer is on this disk.
 """
 
@@ -39,7 +39,7 @@ _LAUNCHER_LOGS = ("launch", "program", "guardian")
 
 
 def status(output: Output, name: str | None) -> int:
-    """All runs from their records; one run with what its runtime says."""
+    """Show all runs from their records; or one run, with its runtime's own status."""
     store = RecordStore(Home.find())
     if name is not None:
         return _status_of(output, store, store.load(name))
@@ -56,10 +56,11 @@ def status(output: Output, name: str | None) -> int:
 
 
 def logs(output: Output, name: str, which: str | None, follow: bool) -> int:
-    """One log of a run, to its end or as long as the run lives; without a name the one that says most."""
+    """Print one log of a run, to its end or as long as the run lives; without a name, the log that
+    explains most."""
     store = RecordStore(Home.find())
     record = store.load(name)
-    which = which or _most_telling_log(store, record)
+    which = which or _most_relevant_log(store, record)
     if record.machine.get("kind") == "cloud" and record.live and which not in _LAUNCHER_LOGS:
         from launcher.cli import remote_verbs
 
@@ -79,7 +80,7 @@ def logs(output: Output, name: str, which: str | None, follow: bool) -> int:
 
 
 def pull(output: Output, name: str) -> int:
-    """Bring home what there is now."""
+    """Download the results so far."""
     store = RecordStore(Home.find())
     with output.busy(f"copying the results of {name}", "or waiting for another pull to finish") as progress:
         report = take_down.pull(store, store.load(name), progress)
@@ -101,7 +102,8 @@ def pull(output: Output, name: str) -> int:
 
 
 def env(output: Output, name: str, wait: bool = False) -> int:
-    """What a shell must export; on a terminal without the token itself. `wait`: once the run has it."""
+    """The variables that a shell must export; on a terminal without the token itself. `wait`: wait until
+    the run has them."""
     store = RecordStore(Home.find())
     with note_when_slow(output, f"{name} is starting: waiting for its endpoint"):
         record, endpoint = _endpoint(store, name, wait)
@@ -139,7 +141,7 @@ def config(output: Output, flags: Mapping[str, Any], sets: tuple[str, ...], env_
 
 @contextlib.contextmanager
 def note_when_slow(output: Output, text: str) -> Iterator[None]:
-    """Nobody looks at a silent screen for long."""
+    """Print a note if an answer takes long."""
     timer = threading.Timer(_SLOW_SECONDS, output.note, (text,))
     timer.daemon = True
     timer.start()
@@ -246,7 +248,7 @@ def _described(record: RunRecord, store: RecordStore) -> dict[str, Any]:
 
 
 def _age(record: RunRecord) -> str:
-    """Since this life of it began; how long all of them were, where there were more."""
+    """How long this life has lasted, and all lives together if there were more."""
     now = time.time()
     age = format_duration(now - record.life.begun)
     if not record.earlier_lives:
@@ -266,13 +268,13 @@ def _rented(record: RunRecord, cluster_status: Mapping[str, Any]) -> str:
 
 
 def _durability(record: RunRecord, store: RecordStore) -> durable.DurabilityStatus:
-    """What is committed and what is durable, by the folders on this computer."""
+    """The committed and the durable step, by the folders on this computer."""
     machine = Path(record.machine.get("state_dir", store.folder(record.id) / "machine"))
     return durable.durability_status(machine, store.folder(record.id) / RESULTS)
 
 
 def _phase(record: RunRecord) -> str:
-    """The phase, and what it means where nobody looks after a live run."""
+    """The phase, and its meaning if a live run is unattended."""
     if not record.live:
         return "down: verified"
     if record.elsewhere:
@@ -286,8 +288,9 @@ def _url(record: RunRecord) -> str | None:
     return record.url if is_open(record) else None
 
 
-def _most_telling_log(store: RecordStore, record: RunRecord) -> str:
-    """The log that says why a run ended: what its program printed, where that failed and printed anything."""
+def _most_relevant_log(store: RecordStore, record: RunRecord) -> str:
+    """The log that explains the end of a run: the program's output if the program failed and printed
+    anything."""
     said = store.folder(record.id) / program_log.FILE
     return "program" if record.exit_code and said.is_file() and said.stat().st_size else "launch"
 
@@ -309,11 +312,12 @@ def _log_file(folder: Path, name: str, which: str) -> Path:
 
 
 def _show(write: Callable[[str], None], path: Path, going_on: Callable[[], bool]) -> None:
-    """A file to its end, and what is added while it goes on; a full one is begun anew under its name."""
+    """Print a file to its end, and new lines while the run goes on; a full file is replaced by a new one
+    of its name."""
     while True:
         with path.open(encoding="utf-8", errors="replace") as file:
             while True:
-                more, replaced = going_on(), _is_another(path, file.fileno())
+                more, replaced = going_on(), _was_replaced(path, file.fileno())
                 while piece := file.read(65536):
                     write(piece)
                 if replaced:
@@ -323,7 +327,7 @@ def _show(write: Callable[[str], None], path: Path, going_on: Callable[[], bool]
                 time.sleep(_FOLLOW_EVERY_SECONDS)
 
 
-def _is_another(path: Path, descriptor: int) -> bool:
+def _was_replaced(path: Path, descriptor: int) -> bool:
     """Whether the name is by now that of another file."""
     try:
         return path.stat().st_ino != os.fstat(descriptor).st_ino

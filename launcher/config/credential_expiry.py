@@ -1,4 +1,4 @@
-"""When the user's cloud session expires, as far as this computer knows; the plan shows it.
+"""The expiry of the user's cloud session, as far as this computer knows; the plan shows it.
 
 Neighbours: `pricing.py` says it beside the plan. Reads what login tools write down, asks nobody; of what is
 renewed by itself it says nothing. Knows AWS's: temporary keys, and SSO without a refresh token.
@@ -29,7 +29,7 @@ _TOKEN = "aws_session_token"
 def warnings(
     plan: Plan, environ: Mapping[str, str] | None = None, user_home: Path | None = None
 ) -> list[str]:
-    """A line where a session ends before the run may."""
+    """A warning if a session ends before the run may end."""
     if plan.rented is None or "aws" not in clouds_of(list(plan.rented.infra)):
         return []
     ends = aws_session_expiry(os.environ if environ is None else environ, user_home or Path.home())
@@ -49,7 +49,7 @@ def warnings(
 
 
 def aws_session_expiry(environ: Mapping[str, str], user_home: Path) -> float | None:
-    """Seconds since 1970; None where nothing says that it ends, or it is renewed by itself."""
+    """Seconds since 1970; None if no end is known, or the session renews itself."""
     if environ.get("AWS_ACCESS_KEY_ID"):
         found = next((environ[name] for name in _VARIABLES if environ.get(name)), None)
         return None if found is None or not environ.get("AWS_SESSION_TOKEN") else _seconds(found)

@@ -85,7 +85,8 @@ def first_missing(tree: ast.Module, script: str) -> tuple[str, int, int] | None:
 
 
 def confidence(statement: ast.stmt, local: set[str]) -> int:
-    """How sure one can be, behind this statement, of what is found. `local`: folders of the user's own."""
+    """The confidence, after this statement, that a missing name is really missing. `local`: folders of the
+    user's own."""
     sure = CERTAIN
     for node in _run_at_once(statement):
         if isinstance(node, ast.stmt) and not isinstance(node, _PLAIN):

@@ -21,7 +21,7 @@ from launcher.types.settings import Settings
 from runtime.shared import model_shape
 from runtime.shared.memory import suggestions
 from runtime.shared.memory.planning import MachineGpus, MemoryPlan, Overrides
-from runtime.shared.peft_form import Lora
+from runtime.shared.peft_format import Lora
 
 _NUMBER_BYTES = {"bfloat16": 2, "float32": 4}
 
@@ -55,7 +55,7 @@ def plan_memory(
 
 
 def _overrides(settings: Settings, gpus: GpuSplit) -> Overrides:
-    """What somebody set; the rest is open."""
+    """The settings that the user set; the plan chooses the rest."""
     config = runtime_config.user_values(settings.runtime)
     train, engine = config.train, config.engine
     lora = Lora(train.lora.rank, train.lora.alpha, train.lora.use_rslora)
@@ -80,7 +80,7 @@ def _overrides(settings: Settings, gpus: GpuSplit) -> Overrides:
 
 
 def refuse_too_small(plan: Plan) -> None:
-    """Raises PreflightError, with what would fit, for a run whose GPUs are too small for its model."""
+    """Raises PreflightError, with GPUs that would fit, if the run's GPUs are too small for its model."""
     if plan.gpus is not None:
         refuse_gpus(plan.model, plan.gpus)
 

@@ -1,4 +1,4 @@
-"""What takes a run's GPU memory, as text: the table of `launch plan`, and a line for who agrees to a price.
+"""A run's GPU memory as text: the table of `launch plan`, and one line beside the price.
 
 Neighbours: `plan_verb.py` shows it, `price_agreement.py` has the line, `memory_fit.py` found the figures out.
 """
@@ -11,7 +11,7 @@ from runtime.shared.memory.planning import MemoryPlan, format_gib, usable
 
 
 def line(memory: MemoryPlan) -> str:
-    """How it fits, in one line."""
+    """The fit in one line."""
     train, serve = format_gib(total(memory.trainer)), format_gib(total(memory.engine))
     where = "on one GPU" if memory.shared else "a GPU"
     room = format_gib(usable(memory.listed_bytes))
@@ -19,7 +19,7 @@ def line(memory: MemoryPlan) -> str:
 
 
 def text(memory: MemoryPlan) -> str:
-    """Each byte with its reason, and what was chosen so that all fits."""
+    """Each byte with its reason, and the settings that were chosen to fit."""
     whose = "the GPU that trains and serves" if memory.shared else "a GPU that trains, and of one that serves"
     given = format_gib(usable(memory.listed_bytes))
     room = f"{memory.gpu} has {format_gib(memory.listed_bytes)}, of which {given} are planned"

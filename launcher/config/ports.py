@@ -1,4 +1,4 @@
-"""A port of this computer: whether the endpoint can listen on it, and who does already.
+"""Checks a port of this computer: whether the endpoint can listen on it, and which process does already.
 
 Neighbours: `request_validation.py` asks before a run, `doctor.py` at any time. Binds a port only to let it
 go.
@@ -15,7 +15,7 @@ from launcher.records.endpoint import other_port_hint
 
 
 def check_port(port: int, home: Home | None = None, *, keyless_option: str | None = None) -> None:
-    """Nobody listens on this port of 127.0.0.1. `keyless_option`: no other port will do by itself."""
+    """Raises PreflightError if the port of 127.0.0.1 is taken. `keyless_option`: no other port will do."""
     if (trouble := why_port_unusable(port)) is None:
         return
     hint = (
@@ -27,7 +27,7 @@ def check_port(port: int, home: Home | None = None, *, keyless_option: str | Non
 
 
 def why_port_unusable(port: int) -> str | None:
-    """Why the port cannot be listened on; None when it can."""
+    """The reason the port cannot be listened on; None if it can."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -38,13 +38,14 @@ def why_port_unusable(port: int) -> str | None:
 
 
 def port_owner(port: int, home: Home | None = None) -> str | None:
-    """Who listens on a port, as far as this user may know: a run of ours, else a process of the user's."""
-    from launcher.base import running
+    """The process that listens on a port, as far as this user may know: one of our runs, else another
+    process of the user's."""
+    from launcher.base import process_inspection
     from launcher.records.records import RecordStore
 
     for record in RecordStore(home).list() if home else ():
         ours = record.live and record.url is not None and record.url.endswith(f":{port}")
         if ours and not record.elsewhere and record.is_attended:
             return f"the run {record.name or record.id} uses it"
-    found = running.listener(port)
-    return None if found is None else f"{running.name_of(found)} (pid {found.pid}) uses it"
+    found = process_inspection.listener(port)
+    return None if found is None else f"{process_inspection.name_of(found)} (pid {found.pid}) uses it"

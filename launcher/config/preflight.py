@@ -1,4 +1,4 @@
-"""What can be known to fail before anything starts: the command, the model, folders, disk, an account.
+"""Checks before anything starts: the command, the model, folders, disk, accounts.
 
 Neighbours: `run_request.py` asks all of it before a run, `doctor.py` some at any time; `ports.py` and
 `remote_tools.py` look at the port and at ssh, `model_folder.py` and `hub.py` at models. Each check raises
@@ -19,7 +19,7 @@ from pathlib import Path
 from launcher.base import disk
 from launcher.base.errors import PreflightError
 from launcher.base.home import Home
-from launcher.config import shadowing
+from launcher.config import import_shadowing
 from launcher.models import known_models, model_folder
 from launcher.types.settings import TINY_MODEL, Settings
 from runtime.shared import model_shape
@@ -31,7 +31,7 @@ _RUN_BYTES = 200 * 10**6
 
 
 def check_platform() -> None:
-    """A run on this computer ends what it started through Linux's death signals and subreapers."""
+    """A local run needs Linux: it ends its processes through death signals and subreapers."""
     if sys.platform != "linux":
         system = {"darwin": "macOS"}.get(sys.platform, sys.platform)
         raise PreflightError(
@@ -60,12 +60,12 @@ def check_command(command: Sequence[str], folder: Path | None = None) -> None:
 
 
 def check_names(command: Sequence[str], folder: Path | None = None, *, arbor: bool = False) -> None:
-    """Nothing beside the program is imported in the place of ours."""
-    shadowing.refuse(command, folder or Path.cwd(), os.environ, arbor=arbor)
+    """Raises PreflightError if a file beside the program would be imported instead of ours."""
+    import_shadowing.refuse(command, folder or Path.cwd(), os.environ, arbor=arbor)
 
 
 def _not_runnable(command: Sequence[str]) -> tuple[str, str]:
-    """Why `command[0]` cannot be run, and what to type instead."""
+    """The reason `command[0]` cannot be run, and the command to type instead."""
     program = command[0]
     path = Path(program)
     if not program:
@@ -146,7 +146,7 @@ def check_folders(home: Home) -> None:
 
 
 def check_disk(settings: Settings, model_path: str, home: Home) -> None:
-    """Room for what the run will write: checkpoints of the chosen size, and a model still to download."""
+    """Space for the run's files: checkpoints of the chosen size, and a model still to download."""
     needed = _RUN_BYTES + checkpoints_bytes(settings, model_path)
     keep = settings.values["train.keep_checkpoints"].value
     free = disk.free_bytes(home.runs)
@@ -159,7 +159,7 @@ def check_disk(settings: Settings, model_path: str, home: Home) -> None:
 
 
 def checkpoints_bytes(settings: Settings, model_path: str) -> int:
-    """The most the checkpoints take: those that are kept, one in the making, and the adapters at home."""
+    """The most the checkpoints take: the kept ones, one in progress, and the downloaded adapters."""
     config = Path(model_path) / "config.json"
     if not config.is_file():
         return 0
@@ -214,7 +214,7 @@ def check_wandb(settings: Settings, environ: Mapping[str, str]) -> None:
 
 
 def wandb_account(secrets: Mapping[str, object], environ: Mapping[str, str]) -> bool:
-    """Whether there is a key for Weights & Biases, or a server of one's own that may ask for none."""
+    """Whether there is a key for Weights & Biases, or a server of the user's own that may need none."""
     if "WANDB_API_KEY" in secrets or environ.get("WANDB_BASE_URL"):
         return True
     try:

@@ -22,20 +22,21 @@ _NO_MODEL = "not known for this model"
 
 
 def refuse_without_consent(settings: Settings) -> None:
-    """Nobody is there to agree, and nobody has with --yes: then prices are not even looked up."""
+    """Raises UsageError if nobody can agree and --yes was not given; then prices are not even looked up."""
     if not settings.rented or settings.yes or consent.is_interactive():
         return
-    raise _nobody(
+    raise _no_terminal_error(
         f"{plan_command(settings, settings.gpus or '')}  # what it costs; then the same run with --yes"
     )
 
 
 def confirm(output: Output, plan: Plan, settings: Settings) -> None:
-    """Have the most it can cost agreed to, before any call of a provider. Raises UsageError without that."""
+    """Ask the user to agree to the maximum cost, before any call of a provider. Raises UsageError without
+    it."""
     if plan.rented is None or settings.yes:
         return
     if not consent.can_prompt(output):
-        raise _nobody("run the same command with --yes")
+        raise _no_terminal_error("run the same command with --yes")
     output.note(table(plan))
     if not consent.confirm(output, f"{plan.describe_cost()}. Proceed?"):
         again = "run it again with a shorter --max or a smaller --budget"
@@ -43,7 +44,7 @@ def confirm(output: Output, plan: Plan, settings: Settings) -> None:
 
 
 def table(plan: Plan) -> str:
-    """What is agreed to, in full: how the GPUs are used, what ends the run, where it may be."""
+    """The full plan to agree to: the use of the GPUs, the limits of the run, its possible places."""
     rented = plan.rented
     assert rented is not None
     limits = [f"lease {format_duration(plan.lease_seconds)}", f"idle {rented.idle_minutes}m"]
@@ -67,12 +68,12 @@ def table(plan: Plan) -> str:
     for offer in shown:
         rows.append([f"  {offer.infra}", offer.instance_type or "-", _price(offer)])
     more = len(plan.candidates) - len(shown)
-    rest = [f"  and {more} more, up to {format_money(plan.dearest_per_hour)}/h"] if more else []
+    rest = [f"  and {more} more, up to {format_money(plan.max_price_per_hour)}/h"] if more else []
     return "\n".join([*lines, columns(rows), *rest])
 
 
 def gpu_usage(gpus: GpuSplit) -> list[str]:
-    """How GPUs are shared out, and whether all fits."""
+    """The split of the GPUs, and whether everything fits."""
     apart = f"{gpus.infer_gpus} for inference, {gpus.train_gpus} for training"
     return [
         f"  GPUs    {'shared by inference and training' if gpus.is_one_gpu else apart}",
@@ -84,5 +85,5 @@ def _price(offer: Offer) -> str:
     return f"{format_money(offer.price_per_hour)}/h" if offer.price_per_hour else "-"
 
 
-def _nobody(hint: str) -> UsageError:
+def _no_terminal_error(hint: str) -> UsageError:
     return UsageError("there is no terminal to ask you about the price", "renting GPUs costs money", hint)

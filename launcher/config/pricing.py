@@ -1,4 +1,4 @@
-"""A run's plan with the prices it needs. No provider is asked for anything here.
+"""Makes a run's plan with its prices. No provider is asked for anything here.
 
 Neighbours: `plan.py` makes the plan, `prices.py` has the prices, `price_agreement.py` has the plan agreed to;
 `launching.py` asks for a run, `plan_verb.py` to show it.
@@ -28,7 +28,7 @@ from runtime.shared import gpu_memory
 
 _OLD_DAYS = 14
 # Less of a budget than a cent, in US dollars, is nothing.
-_LEAST_LEFT = 0.01
+_MIN_BUDGET_LEFT = 0.01
 
 
 def make_priced_plan(
@@ -55,12 +55,14 @@ def make_priced_plan(
 
 
 def subtract_earlier_cost(plan: Plan, record: RunRecord) -> Plan:
-    """The plan of another life of a run that is over: the budget is the run's, and what its lives have cost
-    is spent. Raises UsageError where nothing is left of it."""
-    if plan.budget is None or plan.dearest_per_hour == 0:
+    """The plan of another life of a run: the budget is the run's, and the cost of its earlier lives is spent.
+
+    Raises UsageError if nothing of it is left.
+    """
+    if plan.budget is None or plan.max_price_per_hour == 0:
         return plan
     spent = lives.cost(record.lives, time.time())
-    if plan.budget - spent < _LEAST_LEFT:
+    if plan.budget - spent < _MIN_BUDGET_LEFT:
         label = record.name or record.id
         raise UsageError(
             f"the budget of {label} is spent: nothing was rented",
@@ -71,7 +73,7 @@ def subtract_earlier_cost(plan: Plan, record: RunRecord) -> Plan:
 
 
 def without_prices(settings: Settings, say: Callable[[str], None]) -> RentedGpus:
-    """What needs no price of GPUs that nobody has one for: how they are shared out, and their memory."""
+    """The part of a plan that needs no prices: the split of the GPUs, and their memory."""
     return _with_memory(settings, split_unpriced_gpus(settings), say)
 
 
@@ -86,7 +88,7 @@ def _with_memory(settings: Settings, rented: RentedGpus, say: Callable[[str], No
 
 
 def refuse_without_account(plan: Plan, user_home: Path | None = None) -> None:
-    """Prices need no account, a run does. Raises PreflightError."""
+    """Raises PreflightError without an account: prices need none, a run does."""
     from launcher.types.clouds import clouds_of, has_account, no_account
 
     for cloud in clouds_of(list(plan.rented.infra)) if plan.rented else []:
@@ -135,7 +137,7 @@ def _look_up_prices(
 
 
 def _warnings(settings: Settings, market: Market) -> list[str]:
-    """What should be known before money is spent: of the model, and of these prices."""
+    """Warnings before money is spent: about the model, and about these prices."""
     return [*_unchosen_model(settings), *_about_prices(settings, market)]
 
 
@@ -152,7 +154,7 @@ def _unchosen_model(settings: Settings) -> list[str]:
 
 
 def _about_prices(settings: Settings, market: Market) -> list[str]:
-    """What has no price, and how old prices are."""
+    """Warnings about these prices: their age, and places without prices."""
     gpus = settings.gpus or ""
     if market.snapshot_of is not None:
         cloud = market.offers[0].infra.partition("/")[0]

@@ -31,7 +31,7 @@ BOUND_SECONDS = 1.0
 _PYTHON = re.compile(r"python[\d.]*t?")
 # Options that another run of the same Python takes as well; some have a word of their own.
 _OPTIONS = re.compile(r"-[bBdEIOPqsu]+|-[WX].+")
-_WITH_A_WORD = ("-W", "-X")
+_OPTIONS_WITH_VALUE = ("-W", "-X")
 # Its imports come out of the library alone, whatever lies in the user's folders.
 _BEGIN = (
     "import os, sys; path = sys.path[:]; sys.path[:] = [os.path.dirname(os.__file__)];"
@@ -39,7 +39,7 @@ _BEGIN = (
 )
 # A script in a Python's place may choose another one by the words after it; pyenv's looks at none of them.
 _PYENV = 'exec "$program" "$@"'
-_PYENV_THAT_LOOKS = "PYENV_FILE_ARG"
+_PYENV_FILE_VARIABLE = "PYENV_FILE_ARG"
 
 
 @dataclass(frozen=True)
@@ -60,10 +60,9 @@ def check(
     arbor: bool = False,
     bound_seconds: float | None = None,
 ) -> str | None:
-    """A line about what may be missing, None where nothing is known to be. `environ`: this process's.
+    """A warning about imports that may be missing, None if none is known to be. `environ`: this process's.
 
-    Raises PreflightError where the file is no program to its Python, or imports first of all what is not
-    there.
+    Raises PreflightError if its Python cannot parse the program, or cannot find its first imports.
     """
     if arbor:
         environ = {**environ, **endpoint.arbor_pythonpath(environ)}
@@ -85,7 +84,9 @@ def check(
     name, line, sure = missing
     if sure == import_probe.CERTAIN:
         why = f"line {line} imports {name}, which {python} does not find"
-        raise PreflightError(f"cannot run {started.script}", why, _elsewhere(started, name, bound_seconds))
+        raise PreflightError(
+            f"cannot run {started.script}", why, _python_with_module(started, name, bound_seconds)
+        )
     if sure == import_probe.UNKNOWN:
         return None
     return f"{started.script} imports {name} in line {line}, and {python} finds no {name} now"
@@ -96,8 +97,8 @@ def _started(command: Sequence[str], folder: Path, environ: Mapping[str, str]) -
     if not command or not _PYTHON.fullmatch(Path(command[0]).name):
         return None
     at = 1
-    while at < len(command) and (command[at] in _WITH_A_WORD or _OPTIONS.fullmatch(command[at])):
-        at += 2 if command[at] in _WITH_A_WORD else 1
+    while at < len(command) and (command[at] in _OPTIONS_WITH_VALUE or _OPTIONS.fullmatch(command[at])):
+        at += 2 if command[at] in _OPTIONS_WITH_VALUE else 1
     script = command[at] if at < len(command) else ""
     if not script.endswith(".py") or not (folder / script).is_file() or not _is_itself(command[0], folder):
         return None
@@ -113,12 +114,12 @@ def _is_itself(python: str, folder: Path) -> bool:
         text = Path(found or "").read_bytes()[:4096]
     except OSError:
         return False
-    is_pyenv = _PYENV.encode() in text and _PYENV_THAT_LOOKS.encode() not in text
+    is_pyenv = _PYENV.encode() in text and _PYENV_FILE_VARIABLE.encode() not in text
     return not text.startswith(b"#!") or is_pyenv
 
 
 def _probe(started: _ProgramStart, bound_seconds: float) -> dict[str, Any] | None:
-    """What its Python says of the program; None where it does not say it in time."""
+    """Its Python's report on the program; None if it does not come in time."""
     text = Path(import_probe.__file__).read_text()
     try:
         done = subprocess.run(
@@ -137,7 +138,7 @@ def _probe(started: _ProgramStart, bound_seconds: float) -> dict[str, Any] | Non
         return None
 
 
-def _elsewhere(started: _ProgramStart, name: str, bound_seconds: float) -> str:
+def _python_with_module(started: _ProgramStart, name: str, bound_seconds: float) -> str:
     """A command that shows a Python which has it, where one is near; else that this one has not."""
     for python in (started.folder / ".venv" / "bin" / "python", Path(sys.executable)):
         if not python.is_file():

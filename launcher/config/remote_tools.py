@@ -1,4 +1,5 @@
-"""The programs that reach a rented machine: whether this computer has them, and how it gets them.
+"""Checks that this computer has the programs that reach a rented machine, and names the command to install
+them.
 
 Neighbours: `request_validation.py` asks before a run, `doctor.py` at any time. Knows nothing of machines.
 """

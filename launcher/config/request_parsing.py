@@ -1,8 +1,7 @@
 """Parses the request: the settings of every source, the command, and the run to resume.
 
-Neighbours: `setting_sources.py` reads the sources, `resume_source.py` has what a run that is taken up was
-begun with; `request_validation.py` is next. Only reads: nothing is checked against this computer, ended or
-started.
+Neighbours: `setting_sources.py` reads the sources, `resume_source.py` the settings of a resumed run;
+`request_validation.py` is next. Only reads: nothing is checked against this computer, ended or started.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from launcher.types.settings import Settings
 @dataclass(frozen=True)
 class ParsedRequest:
     """Without a `command` the endpoint is held. `folder`: where the command runs, None for this one.
-    `earlier`: the record of the run that is taken up, None for a new run."""
+    `earlier`: the record of the run to resume, None for a new run."""
 
     settings: Settings
     command: tuple[str, ...] = ()
@@ -36,9 +35,10 @@ def parse_request(
     command: tuple[str, ...],
     home: Home,
 ) -> ParsedRequest:
-    """The flag `resume` names a run that is taken up: its record's values hold unless they are given anew.
+    """The flag `resume` names a run to resume: its record's values hold unless they are given again.
 
-    Raises LaunchError for what cannot be read, contradicts itself, or would make another policy of that run.
+    Raises LaunchError for values that cannot be read, contradict each other, or would train another policy
+    than that run's.
     """
     settings = setting_sources.load(flags, sets, env_file, home=home)
     if flags.get("resume") is None:

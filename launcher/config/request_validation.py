@@ -1,7 +1,7 @@
 """Validates the request of a run, before anything starts.
 
-Neighbours: `translation.py` says what was asked, `preflight.py` has the checks, `launching.py` calls,
-`plan_verb.py` for what a plan can know. Ends nothing and starts nothing.
+Neighbours: `request_parsing.py` parses it, `preflight.py` has the checks, `launching.py` calls,
+`plan_verb.py` for the checks of a plan. Ends nothing and starts nothing.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from launcher.types.plan import refuse_rental_options, split_local_gpus
 from launcher.types.settings import Settings
 from runtime.shared import model_shape
 from runtime.shared.architectures import PolicyError, check_on_cpu, checked_context
-from runtime.shared.peft_form import Lora
+from runtime.shared.peft_format import Lora
 
 _LAYERS = "train.lora.target_modules"
 
 
 def validate(asked: ParsedRequest, home: Home, say: Callable[[str], None] = lambda line: None) -> str:
     """The model's folder, or its name on the hub. Raises LaunchError for the first thing that cannot work;
-    what may not work is said."""
+    doubts are warnings."""
     settings, earlier = asked.settings, asked.earlier
     refuse_rental_options(settings)
     price_agreement.refuse_without_consent(settings)
@@ -57,7 +57,7 @@ def validate(asked: ParsedRequest, home: Home, say: Callable[[str], None] = lamb
         RecordStore(home).check_name(settings.name)
     else:
         resume_source.check_same_kind(settings, earlier)
-    preflight.check_command(_seen_from(asked.folder, asked.command), asked.folder)
+    preflight.check_command(_relative_to(asked.folder, asked.command), asked.folder)
     preflight.check_names(asked.command, asked.folder, arbor=settings.arbor)
     if doubt := program_check.check(asked.command, asked.folder, os.environ, arbor=settings.arbor):
         say(doubt)
@@ -78,13 +78,13 @@ def validate(asked: ParsedRequest, home: Home, say: Callable[[str], None] = lamb
 
 
 def secret_values(settings: Settings) -> dict[str, str]:
-    """The secrets of a run, to be handed to its runtime; they are hidden from all that is written."""
+    """The secrets of a run, for its runtime; they are hidden in all output."""
     credentials.hide_secrets_of(os.environ)
     return {name: secret.value for name, secret in settings.secrets.items()}
 
 
 def validate_plan(settings: Settings, *, asks: bool) -> None:
-    """For a plan: what a run would find of its model without a network. `asks`: the hub did answer already.
+    """The checks of a plan: those of a run's model that need no network. `asks`: the hub did answer already.
 
     Raises LaunchError as a run does.
     """
@@ -120,7 +120,7 @@ def _check_model_fits_settings(settings: Settings, found: FoundConfig | None) ->
 
 
 def _check_on_cpu(model: str, config: Mapping[str, Any]) -> None:
-    """The engine would die of its first request."""
+    """Raises PreflightError for a model on which the CPU engine would fail at its first request."""
     try:
         check_on_cpu(config)
     except PolicyError as error:
@@ -158,7 +158,7 @@ def _check_layers(settings: Settings, config: Mapping[str, Any], chosen: Sequenc
     )
 
 
-def _seen_from(folder: Path | None, command: tuple[str, ...]) -> tuple[str, ...]:
+def _relative_to(folder: Path | None, command: tuple[str, ...]) -> tuple[str, ...]:
     """The command as this folder sees it: `./train.sh` of another one."""
     if folder is None or not command or os.sep not in command[0]:
         return command

@@ -1,6 +1,6 @@
 """The run that `--resume` names: its recorded settings, and those that may be given anew.
 
-Neighbours: `translation.py` merges it with what is asked now, `run.py` has the record keep it; `resume.py`
+Neighbours: `request_parsing.py` merges it with the new request, `run.py` has the record keep it; `resume.py`
 ends what is left of the run and says from which step it goes on. Only reads: nothing is ended or started
 here.
 """
@@ -51,7 +51,8 @@ _RECORDED = {
 
 
 def find(store: RecordStore, id_or_name: str) -> RunRecord:
-    """Its record. Raises UsageError for one whose `launch` lives, here or elsewhere, or that nobody knows."""
+    """Its record. Raises UsageError for an unknown run, and for one whose `launch` lives, here or
+    elsewhere."""
     record = store.load(id_or_name)
     if record.live and (record.elsewhere or record.launch_alive):
         raise LiveRunError(record)
@@ -74,7 +75,7 @@ def working_folder(record: RunRecord) -> Path | None:
 
 
 def record_details(settings: Settings, model_path: str, folder: Path | None = None) -> dict[str, Any]:
-    """What a record keeps so that the run can be taken up; its program runs in `folder`, or here."""
+    """The details that a record keeps for a resume; the program runs in `folder`, or here."""
     kept = {key: settings.values[key].value for key in _RECORDED}
     # A relative folder would be another one elsewhere; the embedded model moves with the package.
     kept["model"] = TINY_MODEL if settings.model == TINY_MODEL else model_path
@@ -94,9 +95,9 @@ def record_details(settings: Settings, model_path: str, folder: Path | None = No
 
 
 def merge_settings(given: Settings, record: RunRecord) -> Settings:
-    """The run's recorded settings, and over them what is given anew on the command line.
+    """The run's recorded settings, overridden by those on the command line.
 
-    Raises UsageError for what would make another policy of it than its checkpoints hold.
+    Raises UsageError for a setting that would train another policy than its checkpoints hold.
     """
     kept: Mapping[str, Any] = record.details.get("settings", {})
     runtime: Mapping[str, Any] = {
@@ -110,11 +111,11 @@ def merge_settings(given: Settings, record: RunRecord) -> Settings:
             f"{label} keeps its name", f"--name {given.name} is a different name", f"launch --resume {label}"
         )
     values = dict(given.values)
-    if given.adapter is not None and _given_now(values["model"]):
+    if given.adapter is not None and _is_on_command_line(values["model"]):
         raise cannot_change(label, f"the adapter {given.adapter.folder}", str(kept.get("model")))
     recorded = {key: value for key, value in {**kept, **runtime}.items() if key in values}
     for key, value in recorded.items():
-        if not _given_now(values[key]):
+        if not _is_on_command_line(values[key]):
             values[key] = Value(value, f"the record of {label}")
     for key in _FIXED:
         if key in recorded and _typed(key, values[key].value) != _typed(key, recorded[key]):
@@ -126,14 +127,14 @@ def merge_settings(given: Settings, record: RunRecord) -> Settings:
 
 
 def check_same_kind(settings: Settings, record: RunRecord) -> None:
-    """A run that is taken up goes on where it was, if it had come anywhere. Raises UsageError."""
+    """Raises UsageError unless a resumed run stays on its kind of machine, if it got one."""
     wanted = _RENTED if settings.rented else _OWN_GPUS if settings.own_gpus else _CPU
     if not record.machine or (was := _kind(record.machine)) == wanted:
         return
     label = record.name or record.id
     raise UsageError(
         f"{label} cannot be resumed on {wanted}",
-        f"it was started on {was}; what it learned is in its results/adapter",
+        f"it was started on {was}; its adapter is in its results/adapter",
         f"launch --resume {label}  # without --gpus and --infra",
     )
 
@@ -154,7 +155,7 @@ def cannot_change(label: str, wanted: str, was: str) -> UsageError:
     )
 
 
-def _given_now(value: Value) -> bool:
+def _is_on_command_line(value: Value) -> bool:
     """Whether it was said on this command line."""
     return value.source.startswith("--")
 

@@ -1,7 +1,7 @@
 """The runtime's own settings as dotted keys: which exist, their defaults, and building the whole.
 
 Neighbours: `setting_sources.py` collects overrides, `run.py` builds the RuntimeConfig a machine serves.
-Says what does not fit in our words, not in pydantic's. Knows nothing of files, flags or the environment.
+Errors are in our words, not pydantic's. Knows nothing of files, flags or the environment.
 Imports pydantic (0.25 s), so import it late.
 """
 
@@ -84,7 +84,7 @@ def _not_finite(value: Any) -> bool:
 
 
 def _explain(key: str, kind: str, message: str) -> str:
-    """What the runtime's configuration expects of a key; pydantic's own words where the key has no range."""
+    """The runtime's expectation for a key; pydantic's own words if the key has no range."""
     expected = None if kind in ("value_error", COMBINATION) else _expected(key)
     text = message.removeprefix("value error, ")
     return expected or text[0].lower() + text[1:]
@@ -130,7 +130,7 @@ def _range(bounds: Iterable[Any]) -> str:
 
 
 def user_values(overrides: dict[str, Any]) -> RuntimeConfig:
-    """What a user's overrides come to, typed, before there is a run: its own places mean nothing.
+    """The typed values of a user's overrides, before there is a run. The run's own folders are placeholders.
 
     Raises InvalidSettingError if a run with them could not be configured.
     """

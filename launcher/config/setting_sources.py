@@ -173,7 +173,7 @@ def _set_layer(sets: tuple[str, ...], known: list[str]) -> _Layer:
             option = "--" + key.replace("_", "-")
             what = f"--set {key}: this setting has its own option"
             raise UsageError(what, f"use {option}", f"launch {option} {value}")
-        _known_or_raise(key, f"--set {key}", known, UsageError, "launch --set {}=" + value)
+        _require_known(key, f"--set {key}", known, UsageError, "launch --set {}=" + value)
         values[key] = value
     return _Layer(values, lambda key: f"--set {key}", UsageError)
 
@@ -204,7 +204,7 @@ def _toml_layer(path: Path, name: str, known: list[str]) -> _Layer:
         raise ConfigError(f"{name} cannot be read", error.strerror, f"ls -l {path}") from None
     values = _flatten("", table)
     for key in values:
-        _known_or_raise(key, f"{name}: {key}", known, ConfigError, f"in {path}: {{}} = …")
+        _require_known(key, f"{name}: {key}", known, ConfigError, f"in {path}: {{}} = …")
     return _Layer(values, lambda _key: name, ConfigError)
 
 
@@ -259,7 +259,7 @@ def _from_variables(variables: Mapping[str, str], known: list[str], place: str) 
     return values
 
 
-def _known_or_raise(key: str, place: str, known: list[str], error: type[LaunchError], hint: str) -> None:
+def _require_known(key: str, place: str, known: list[str], error: type[LaunchError], hint: str) -> None:
     if key in known:
         return
     from launcher.config.runtime_config import LAUNCHER_KEYS
@@ -275,8 +275,8 @@ def _known_or_raise(key: str, place: str, known: list[str], error: type[LaunchEr
 
 
 def _closest_key(key: str, known: list[str]) -> str | None:
-    """The key somebody meant. Its last word decides, for people leave the room out or take another one, and a
-    long room makes two keys alike that have nothing in common."""
+    """The known key closest to an unknown one. The last word decides, because people leave the prefix out
+    or use another, and a long prefix makes two unrelated keys alike."""
     last = key.rpartition(".")[2]
     last = _ALIASES.get(last, last)
     by_word = {name.rpartition(".")[2]: name for name in known}

@@ -16,18 +16,18 @@ from launcher.types.settings import Value
 
 
 def resolve(flags: Mapping[str, Any], home: Home) -> Value:
-    """The adapter's folder as the value of `model`. Raises UsageError for what says two things at once."""
+    """The adapter's folder as the value of `model`. Raises UsageError for contradictory options."""
     text = str(flags["from"])
     if flags.get("resume") is not None:
         raise UsageError(
             "--from cannot be used with --resume",
-            "--from begins a new run with what another has learned, --resume goes on with the run itself",
+            "--from starts a new run from another run's adapter, --resume continues the run itself",
             f"launch --resume {flags['resume']}",
         )
     if flags.get("model") is not None:
         raise UsageError(
             "--from cannot be used with --model",
-            "the run's own base model is what its adapter belongs to",
+            "the run's adapter belongs to its own base model",
             f"launch --from {text}",
         )
     return Value(str(run_weights.find_weights(RecordStore(home), text).folder), f"--from {text}")

@@ -1,4 +1,4 @@
-"""Charts as SVG, out of nothing but numbers: lines over steps with errors, and bars side by side.
+"""Charts as SVG: lines over steps with error bars, and groups of bars.
 
 Neighbour: `results/report_page.py` says what is drawn. No library and no font of its own: the file is small,
 and opens in any browser without a network. Knows nothing of runs.
@@ -37,7 +37,7 @@ class Point:
 
 @dataclass(frozen=True)
 class ChartLine:
-    """`faint`: what another line is the mean of. `marks`: each point shown, with its error."""
+    """`faint`: a line whose mean another line shows. `marks`: each point is drawn, with its error."""
 
     name: str
     points: Sequence[Point]
@@ -47,7 +47,7 @@ class ChartLine:
 
 @dataclass(frozen=True)
 class Chart:
-    """Lines over one axis. `low`, `high`: what the vertical axis shows at the least."""
+    """Lines over one axis. `low`, `high`: the vertical axis covers at least these values."""
 
     title: str
     lines: Sequence[ChartLine]

@@ -1,6 +1,6 @@
-"""Asking a person before money is spent or something is removed.
+"""Asks the user before money is spent or something is removed.
 
-Neighbours: `price_agreement.py` asks before GPUs are rented, `ending_verbs.py` before `gc` removes,
+Neighbours: `price_agreement.py` asks before GPUs are rented, `teardown_verbs.py` before `gc` removes,
 `rented_run.py` once and for all whether plain ssh may find runs. Without a terminal nobody is ever asked.
 """
 
@@ -18,7 +18,7 @@ _ANSWERS = "answers.json"
 
 
 def is_interactive() -> bool:
-    """Whether a question would be seen and could be answered."""
+    """Whether a user would see a question and could answer it."""
     return sys.stdin.isatty() and sys.stderr.isatty()
 
 
@@ -34,7 +34,7 @@ def confirm(output: Output, question: str) -> bool:
 
 
 def remembered_answer(data: Path, question: str) -> bool | None:
-    """What was answered to `question` before; None when it was never asked. `data` is the home's folder."""
+    """The stored answer to `question`; None if it was never asked. `data` is the home's folder."""
     try:
         answer = json.loads((data / _ANSWERS).read_text()).get(question)
     except (OSError, ValueError, AttributeError):
@@ -43,7 +43,7 @@ def remembered_answer(data: Path, question: str) -> bool | None:
 
 
 def remember_answer(data: Path, question: str, answer: bool) -> None:
-    """Not to be asked again. Where it cannot be written, it will be."""
+    """Store an answer. If it cannot be written, the question will be asked again."""
     with contextlib.suppress(OSError):
         data.mkdir(mode=0o700, parents=True, exist_ok=True)
         path = data / _ANSWERS

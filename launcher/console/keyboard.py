@@ -14,7 +14,7 @@ import time
 from types import TracebackType
 from typing import Any, Self
 
-from launcher.base import descriptors
+from launcher.base import descriptor_polling
 
 _INPUT, _LOCAL = 0, 3  # of the list that tcgetattr gives
 
@@ -27,7 +27,7 @@ class RawKeyboard:
         self._before: list[Any] | None = None
 
     def __enter__(self) -> Self:
-        """What was typed before is nobody's answer to what is asked now."""
+        """Discard what was typed before: it answers no question of ours."""
         try:
             self._enter_raw_mode()
         except BaseException:  # a signal: nobody else gives the terminal back
@@ -45,7 +45,7 @@ class RawKeyboard:
         if in_background(self._descriptor):
             time.sleep(seconds)
             return None
-        if not descriptors.readable([self._descriptor], seconds):
+        if not descriptor_polling.wait_readable([self._descriptor], seconds):
             return None
         try:
             return os.read(self._descriptor, 1).decode(errors="replace")

@@ -1,9 +1,9 @@
 """The only place that prints: for people (a live line on a terminal, else plain lines) or as JSON.
 
 stdout is the result, stderr everything else. With `--json` stdout has one object a line, each with "schema".
-Much of it is said by machines and models: nothing of that acts on the terminal (`base/sanitize.py`).
-Neighbours: `run.py` and the verbs of `main.py` say what happens; `terminal.py` draws the live line;
-`log.py` keeps a copy of everything said. Knows nothing of how things are done.
+Text from machines and models passes the terminal filter (`base/sanitize.py`).
+Neighbours: `run.py` and the verbs report here; `terminal.py` draws the live line; `log.py` keeps a copy of
+everything.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _PHASE_NAMES = {"arm": "provision"}
 
 @dataclass(frozen=True)
 class LiveStatus:
-    """What the live line shows of a running run; None where it is not known yet."""
+    """The content of the live line of a run; None for a value not known yet."""
 
     name: str
     up_seconds: float
@@ -68,7 +68,7 @@ class LiveStatus:
 
 
 class Output:
-    """Says things in one of three ways. `as_json` wins over `plain`; a terminal gets the live line."""
+    """Prints in one of three ways. `as_json` wins over `plain`; a terminal gets the live line."""
 
     def __init__(
         self,
@@ -100,13 +100,13 @@ class Output:
             self._print(self._stdout, sanitize.plain_text(text))
 
     def note(self, text: str) -> None:
-        """Beside the answer of a verb: a line on stderr, whatever stdout has."""
+        """A line on stderr beside the answer of a verb."""
         LOGGER.info("%s", text)
-        self._say(text)
+        self._print_line(text)
 
     @contextlib.contextmanager
     def log(self) -> Iterator[Callable[[str], None]]:
-        """A log, to stdout; yields what takes its pieces."""
+        """A log, to stdout; yields the function that takes its pieces."""
         shown = sanitize.LogStream()
 
         def write(text: str) -> None:
@@ -120,8 +120,8 @@ class Output:
             write(shown.end())
 
     def error(self, error: LaunchError, **fields: Any) -> None:
-        """What failed, why, what to do; and where the log is, if there is one. Above it what was said last by
-        what failed, where nobody has seen it."""
+        """The failure, its reason and a hint, and the log's path if there is one. Above them, the last
+        output of the failed process, if nobody has seen it."""
         path = log_path()
         LOGGER.error("%s: %s (%s)", type(error).__name__, error.message, error.why)
         if self.as_json:
@@ -142,7 +142,7 @@ class Output:
         self._print(self._stderr, REDACTOR.redact("\n".join(lines)))
 
     def traceback(self, *, show: bool) -> None:
-        """The exception being handled: always in the log, on stderr when it was asked for."""
+        """The exception being handled: always in the log, on stderr if requested."""
         LOGGER.debug("traceback", exc_info=True)
         if show:
             import traceback
@@ -152,24 +152,24 @@ class Output:
     # -------------------------------------------------------------- a run
 
     def event(self, event: str, line: str | None = None, /, **fields: Any) -> None:
-        """Something happened: an object for `--json`, a line for people where there is one."""
+        """An event: an object for `--json`, a line for people if there is one."""
         LOGGER.info("%s", line or f"{event} {fields}")
         if self.as_json:
             self._print_json({"event": event, **fields})
         elif line is not None:
-            self._say(line)
+            self._print_line(line)
 
     def warn(self, text: str) -> None:
-        """Something is wrong and the run goes on."""
+        """A warning; the run goes on."""
         LOGGER.warning("%s", text)
         if self.as_json:
             self._print_json({"event": "warning", "text": text})
         else:
-            self._say(text, _YELLOW)
+            self._print_line(text, _YELLOW)
 
     @contextlib.contextmanager
     def phase(self, name: str, usual_seconds: float | None = None) -> Iterator[Callable[[str], None]]:
-        """One phase of a run, timed; yields what takes its progress, a line at a time."""
+        """One timed phase of a run; yields the function that takes its progress, one line at a time."""
         begun = time.monotonic()
         LOGGER.info("%s begins", name)
         if self.as_json:
@@ -192,7 +192,7 @@ class Output:
 
         state = "broken off"
         try:
-            with self._redrawing(text, lambda: self._say_waiting(name, time.monotonic() - begun, detail)):
+            with self._redrawing(text, lambda: self._print_waiting(name, time.monotonic() - begun, detail)):
                 yield progress
             state = "end"
         finally:
@@ -204,7 +204,7 @@ class Output:
                 )
             else:
                 how = usual if state == "end" else ", interrupted"
-                self._say(f"  {phase_name(name):<9} {format_duration(seconds)}{how}")
+                self._print_line(f"  {phase_name(name):<9} {format_duration(seconds)}{how}")
 
     @contextlib.contextmanager
     def busy(self, what: str, detail: str = "") -> Iterator[Callable[[str], None]]:
@@ -234,7 +234,8 @@ class Output:
             self.release_terminal()
 
     def live(self, live: LiveStatus) -> None:
-        """Where the run stands. Without a terminal: at a new step or trouble, else now and then."""
+        """The run's current status. Without a terminal: printed at a new step or problem, else now and
+        then."""
         if self._line:
             self._draw(live.line(), _YELLOW if live.trouble else _DIM)
             return
@@ -278,7 +279,7 @@ class Output:
                 elif self.as_json:
                     waiting()
                 else:
-                    self._say(text())
+                    self._print_line(text())
 
         ticker = threading.Thread(target=tick, name="ticker", daemon=True)
         self._draw(text())
@@ -290,7 +291,7 @@ class Output:
             ticker.join(1.0)
             self.release_terminal()
 
-    def _say_waiting(self, phase: str, seconds: float, detail: str) -> None:
+    def _print_waiting(self, phase: str, seconds: float, detail: str) -> None:
         fields = {"state": "waiting", "seconds": round(seconds, 3), "detail": detail or None}
         self._print_json({"event": "phase", "phase": phase, **fields})
 
@@ -298,7 +299,7 @@ class Output:
         if self._line:
             self._line.draw(sanitize.one_line(text), self._style(style))
 
-    def _say(self, text: str, style: str = "") -> None:
+    def _print_line(self, text: str, style: str = "") -> None:
         line = self._styled(style, sanitize.plain_text(REDACTOR.redact(text)))
         if self._line:
             self._line.write(line)

@@ -10,10 +10,10 @@ import os
 import subprocess
 from collections.abc import Sequence
 
-from launcher.base import descriptors, sanitize
+from launcher.base import descriptor_polling, sanitize
 
 _BYTES = 65536
-_LOOK_EVERY_SECONDS = 0.1
+_POLL_SECONDS = 0.1
 
 
 def run(words: Sequence[str], stdout: int = 1, stderr: int = 2) -> int:
@@ -69,7 +69,7 @@ def _forward_all(process: subprocess.Popen[bytes], ways: list[_SanitizedPipe]) -
     left = {way.reading: way for way in ways}
     while left:
         ended = process.poll() is not None
-        ready = descriptors.readable([*left], 0 if ended else _LOOK_EVERY_SECONDS)
+        ready = descriptor_polling.wait_readable([*left], 0 if ended else _POLL_SECONDS)
         if ended and not ready:
             return
         for descriptor in ready:

@@ -25,7 +25,7 @@ _DEFAULT_SIZE = os.terminal_size((80, 24))
 
 
 def reset_rows(descriptor: int) -> None:
-    """All rows to whoever comes next, from a process that outlives the owner of a pinned line."""
+    """Give all rows back to the terminal, after the owner of a pinned line has died."""
     with contextlib.suppress(OSError):
         if os.isatty(descriptor):
             os.write(descriptor, f"{_SAVE}{_ALL_ROWS}{_RESTORE}".encode())
@@ -85,8 +85,8 @@ class StatusLine:
             self._rows = rows
 
     def clear_sequence(self) -> str:
-        """What removes the status line and gets to the start of a row; for a signal handler, too, which
-        cannot wait for the lock."""
+        """The bytes that remove the status line and move to the start of a row; also for a signal handler,
+        which cannot wait for the lock."""
         if self._inline:
             return f"\r{_CLEAR_LINE}"
         # As many blanks as a row less one: the cursor gets to a new row unless it is at a row's start.

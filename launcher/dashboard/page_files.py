@@ -1,4 +1,4 @@
-"""The page's own files: what they are, and what a browser may do with them.
+"""The page's static files, and their content types and security headers.
 
 Neighbours: `proxy/page_routes.py` serves them, `page_folder.py` copies them. `static/ORIGIN` says where those
 of others are from. Knows nothing of runs.

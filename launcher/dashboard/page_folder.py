@@ -27,7 +27,8 @@ _SELF = "'self'"
 
 
 def write(page: RunPage, results: Path) -> Path:
-    """Make the folder anew; its `index.html`. Whole, or as it was before. Raises PreflightError."""
+    """Write the folder again; returns its `index.html`. The folder is complete, or as it was before.
+    Raises PreflightError."""
     target = results / FOLDER
     aside, old = results / f".{FOLDER}.new", results / f".{FOLDER}.old"
     try:

@@ -20,8 +20,8 @@ from launcher.results.rollout_texts import ROLLOUTS
 
 _NAME = re.compile(r"step-(\d{6,12})\.jsonl")
 # A step's file is a tenth of it at most; a larger one is read so far.
-_MOST_BYTES = 8 * 2**20
-_LONGEST_TEXT = 20_000
+_MAX_BYTES = 8 * 2**20
+_MAX_TEXT_LENGTH = 20_000
 _TEXTS = ("group", "rollout", "predictor", "failure", "dropped", "finish_reason", "prompt", "completion")
 _NUMBERS = ("call", "reward", "version", "temperature", "prompt_tokens", "tokens")
 _CUTS = ("prompt_cut", "completion_cut")
@@ -31,8 +31,8 @@ AT_ONCE = 40
 
 @dataclass(frozen=True)
 class StepTexts:
-    """Of one step's file. `lag`: how many versions its samples were behind what the step began from, by mean
-    and at most; None where none says its version."""
+    """The texts of one step. `lag_mean`, `lag_most`: how many versions its samples were behind the step's
+    policy, on average and at most; None if no sample has a version."""
 
     stamp: tuple[int, int]
     lines: int
@@ -84,7 +84,7 @@ def _summarize(step: int, stamp: tuple[int, int], said: list[dict[str, Any]]) ->
 def _lines(path: Path) -> Iterator[dict[str, Any]]:
     try:
         with path.open("rb") as file:
-            content = file.read(_MOST_BYTES)
+            content = file.read(_MAX_BYTES)
     except OSError:
         return
     for text in content.splitlines():
@@ -104,4 +104,4 @@ def _text(value: Any) -> str | None:
     """Lone surrogates, which no UTF-8 has, become a question mark."""
     if value is None:
         return None
-    return str(value)[:_LONGEST_TEXT].encode(errors="replace").decode()
+    return str(value)[:_MAX_TEXT_LENGTH].encode(errors="replace").decode()

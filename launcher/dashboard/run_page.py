@@ -1,8 +1,8 @@
-"""One run as the page asks for it: its head, its steps, and one step's texts, out of the files at home.
+"""The data of a run's page: its head, its steps, and one step's texts, from the files on this computer.
 
 Neighbours: `page_steps.py` and `page_rollouts.py` read, `proxy/page_routes.py` serves it while the run lives,
-`page_folder.py` keeps it as a folder. Each answer is a value of JSON. Reads files and the record; what only
-the living runtime and the door know is handed in.
+`page_folder.py` keeps it as a folder. Each answer is a JSON value. Reads files and the record; the caller
+passes in the live status of runtime and relay.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _JOURNALS = (*durable.JOURNALS, "grpo.jsonl")
 
 
 class RunPage:
-    """What there is to see of one run. Used from one thread at a time."""
+    """The page's data of one run. Used from one thread at a time."""
 
     def __init__(self, store: RecordStore, run_id: str) -> None:
         self._store = store
@@ -36,14 +36,14 @@ class RunPage:
     def head(
         self, runtime: Mapping[str, Any] | None = None, door: Mapping[str, Any] | None = None
     ) -> dict[str, Any]:
-        """All but the steps. `runtime`: what it says of itself; `door`: how the endpoint is doing."""
+        """Everything but the steps. `runtime`: the runtime's own status; `door`: the relay's."""
         record = self._store.load(self._id)
         now = time.time()
         head = {
             "now": now,
             "revision": self._revision(record),
             "run": _run(record, now),
-            "money": _money(record, now),
+            "money": _cost(record, now),
             "lease": _lease(record, runtime, now),
             "standing": self._durability(record),
             "runtime": _runtime(runtime),
@@ -69,12 +69,12 @@ class RunPage:
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is nothing to see of it yet."""
+        """Whether there is nothing to show yet."""
         found = self.steps(0)
         return not (found["steps"] or found["validations"] or found["proofs"])
 
     def step_texts(self, step: int) -> dict[str, Any]:
-        """What was said in one step."""
+        """The texts of one step."""
         return {"step": step, "lines": self._rollouts.of_step(step)}
 
     def steps_with_texts(self) -> list[int]:
@@ -82,7 +82,7 @@ class RunPage:
         return sorted(self._rollouts.stamps())
 
     def _revision(self, record: RunRecord) -> str:
-        """Another one whenever a file has changed that the steps are made of."""
+        """A value that changes whenever a file behind the steps has changed."""
         digest = hashlib.sha256(repr(sorted(self._rollouts.stamps().items())).encode())
         for name in _JOURNALS:
             path = report_data.longest_copy(self._folder / RESULTS, _machine(record), name)
@@ -129,7 +129,7 @@ def _run(record: RunRecord, now: float) -> dict[str, Any]:
     }
 
 
-def _money(record: RunRecord, now: float) -> dict[str, Any]:
+def _cost(record: RunRecord, now: float) -> dict[str, Any]:
     plan, cluster_status = record.details.get("plan") or {}, record.machine.get("standing") or {}
     return {
         "per_hour": cluster_status.get("price_per_hour", plan.get("price_per_hour")),

@@ -1,8 +1,8 @@
 """Finds the LoRA adapter that `--model` names, its base model, and whether a run can train it.
 
 Neighbours: `setting_sources.py` asks what `--model` names, `run_request.py` has it checked before a run,
-`run.py` brings it to the machine. Its form is PEFT's (`runtime/shared/peft_form.py`). Reads no tensors, only
-their header.
+`run.py` brings it to the machine. Its form is PEFT's (`runtime/shared/peft_format.py`). Reads no tensors,
+only their header.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from launcher.models import model_folder
 from launcher.types.adapter import Adapter
 from launcher.types.settings import TINY_MODEL
 from runtime.shared import model_shape
-from runtime.shared.peft_form import (
+from runtime.shared.peft_format import (
     CONFIG,
     WEIGHTS,
     Lora,
@@ -38,9 +38,9 @@ _MAX_DEPTH = 4
 
 
 def find_adapter(model: str) -> Adapter | None:
-    """The adapter that `--model` names; None where that is something else.
+    """The adapter that `--model` names; None if it names something else.
 
-    Raises PreflightError for one that says too little: no form that can be read, no base that is known.
+    Raises PreflightError for an adapter whose format cannot be read or whose base is unknown.
     """
     try:
         folder = Path(model).expanduser().absolute()

@@ -1,4 +1,5 @@
-"""Looks at a model on the Hugging Face hub before a run begins: is it there, may we, can we serve it.
+"""Checks a model on the Hugging Face hub before a run: whether it exists, may be downloaded, and can be
+served.
 
 Neighbours: `preflight.py` asks; the runtime downloads (`runtime/trainer/policy.py`). Two small answers
 are fetched; a model that was downloaded before is looked at on the disk, without the network.
@@ -27,14 +28,14 @@ _MAX_BYTES = 10_000_000
 
 
 def check(model: str, environ: Mapping[str, str], token: str | None, *, here: bool = True) -> None:
-    """Raises PreflightError when the runtime could not have or use the model.
+    """Raises PreflightError if the runtime could not download or use the model.
 
     `here`: it would be downloaded to this computer, not to a rented one.
     """
     if check_downloaded(model, environ):
         return
     token = token or _login(environ)
-    if not _may_ask(environ):
+    if not _is_online(environ):
         raise PreflightError(
             f"the model {model} is not on this computer",
             "HF_HUB_OFFLINE is set, so launch does not download it",
@@ -54,7 +55,7 @@ def check_downloaded(model: str, environ: Mapping[str, str]) -> bool:
 
 
 def check_config(model: str, config: dict[str, Any]) -> None:
-    """A config.json of the hub's. Raises PreflightError when it says that the model cannot be used."""
+    """Check a config.json of the hub's. Raises PreflightError if the model cannot be used."""
     try:
         model_folder.check_config(config)
     except model_folder.UnusableModelError as unusable:
@@ -74,7 +75,7 @@ def config_of(model: str, environ: Mapping[str, str], token: str | None) -> dict
     """A model's config.json, as `check` reads it; None where it cannot be had."""
     try:
         cached = _cached_config(model, environ)
-        if cached is None and not _may_ask(environ):
+        if cached is None and not _is_online(environ):
             return None
         content = cached.read_bytes() if cached else _fetch(model, environ, token or _login(environ))
         described = json.loads(content)
@@ -133,8 +134,9 @@ def _check_space(model: str, environ: Mapping[str, str], token: str | None) -> N
 
 
 def weights_bytes(model: str, environ: Mapping[str, str], token: str | None) -> int | None:
-    """The size of a model's weights by the hub's own list; None where it cannot be asked, or has no such."""
-    if not _may_ask(environ):
+    """The size of a model's weights by the hub's own list; None if it cannot be asked, or has no such
+    model."""
+    if not _is_online(environ):
         return None
     sizes = _sizes(model, environ, token or _login(environ), _SIZE_SECONDS)
     return sum_weights(sizes) or None
@@ -161,7 +163,7 @@ def _sizes(
         return {}
 
 
-def _may_ask(environ: Mapping[str, str]) -> bool:
+def _is_online(environ: Mapping[str, str]) -> bool:
     return environ.get("HF_HUB_OFFLINE", "").lower() not in {"1", "true", "yes", "on"}
 
 

@@ -25,9 +25,9 @@ def config_of(model: str) -> dict[str, Any] | None:
 
 
 def closest_model(model: str) -> str | None:
-    """The name in the table that was meant by one that is not in it, with its owner or without; else None.
+    """The name in the table closest to an unknown one, with its owner or without; else None.
 
-    Names of a family are alike, so that all numbers must be the same: Qwen3-2B is not Qwen3-32B.
+    Names of a family are alike, so all numbers must be equal: Qwen3-2B is not Qwen3-32B.
     """
     table = _table()["models"].items()
     named = {name.lower(): name for first, entry in table for name in (first, *entry["also"])}

@@ -1,4 +1,4 @@
-"""A model's config.json, from the nearest place: its folder, this computer, the package, the hub.
+"""Finds a model's config.json: in its folder, in the hub's cache, in the package, or on the hub.
 
 Neighbours: `memory_fit.py` plans memory by it, `hub.py` looks at downloads and asks the hub,
 `known_models.py` is the table that ships. Reads no weights.

@@ -23,7 +23,7 @@ _BYTES_PER_ADAPTER_WEIGHT = 12
 
 
 class UnusableModelError(Exception):
-    """Why a folder is not a model that can be served and trained, and what to do about it."""
+    """The reason a folder is not a model that can be served and trained, and the remedy."""
 
     def __init__(self, why: str, hint: str | None = None) -> None:
         super().__init__(why)
@@ -62,7 +62,7 @@ def read_config(path: Path) -> dict[str, Any]:
 
 
 def check_config(config: dict[str, Any]) -> None:
-    """Nothing in it says that the model cannot be trained here. Raises UnusableModelError."""
+    """Raises UnusableModelError if the model cannot be trained here."""
     try:
         check_trainable(config)
     except PolicyError as error:
@@ -127,7 +127,7 @@ def safetensors_shapes(path: Path) -> dict[str, list[int]]:
 
 
 def broken_safetensors(path: Path) -> str | None:
-    """Why the file cannot be whole, from its header alone; None when its lengths agree."""
+    """The reason the file is damaged, from its header alone; None when its lengths agree."""
     try:
         size = path.stat().st_size
         with path.open("rb") as file:

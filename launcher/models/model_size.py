@@ -21,10 +21,8 @@ _SIZE_IN_NAME = re.compile(r"(?<![A-Za-z0-9.])(?:(\d+)x)?(\d+(?:\.\d+)?)([BM])(?
 
 
 def weights_bytes(model: str, environ: Mapping[str, str], token: str | None = None) -> int | None:
-    """Bytes of the weights of `--model MODEL`: its files' here, the hub's figures, or what its name says.
-
-    None when nothing says it.
-    """
+    """Bytes of the weights of `--model MODEL`: by its files here, the hub's list, or its name. None if
+    unknown."""
     folder = model_folder.tiny_folder() if model == TINY_MODEL else Path(model).expanduser()
     if folder.is_dir():
         return folder_weights_bytes(folder)
@@ -32,7 +30,7 @@ def weights_bytes(model: str, environ: Mapping[str, str], token: str | None = No
 
 
 def bytes_by_name(model: str) -> int | None:
-    """What a name says in parameters: "7B" at two bytes each; None when it says nothing."""
+    """The size that a name tells in parameters: "7B" at two bytes each; None if it tells none."""
     found = _SIZE_IN_NAME.findall(model.rpartition("/")[2])
     sizes = [
         int(times or 1) * float(number) * (1e9 if unit in "bB" else 1e6) for times, number, unit in found
@@ -41,6 +39,6 @@ def bytes_by_name(model: str) -> int | None:
 
 
 def folder_weights_bytes(folder: Path) -> int | None:
-    """What the weights in a folder take; None where there are none, or no such folder."""
+    """The size of the weights in a folder; None if there are none, or no such folder."""
     files = {file.name: file.stat().st_size for file in folder.glob("*.safetensors")}
     return hub.sum_weights(files) or None

@@ -23,7 +23,7 @@ from aiohttp import web
 
 from launcher.dashboard import page_files
 from launcher.proxy import relay_rules
-from launcher.proxy.page_auth import COOKIE, LINK_SECONDS, PageKeys
+from launcher.proxy.page_auth import COOKIE, LINK_SECONDS, PageAuth
 
 _ROOT = "/page"
 _ENTER = "/page/enter/"
@@ -42,7 +42,7 @@ Status = Callable[[], Awaitable[Mapping[str, Any] | None]]
 
 
 class Page(Protocol):
-    """What is shown (`dashboard/run_page.py`). Each call reads files."""
+    """The page's data (`dashboard/run_page.py`). Each call reads files."""
 
     def head(self, runtime: Mapping[str, Any] | None, door: Mapping[str, Any] | None) -> dict[str, Any]: ...
     def steps(self) -> dict[str, Any]: ...
@@ -56,14 +56,14 @@ def is_page_path(target: str) -> bool:
 
 
 class PageRoutes:
-    """Of one run. `status`: what the runtime says of itself now; `door`: how the relay is doing."""
+    """The routes of one run. `status`: the runtime's own status now; `door`: the relay's."""
 
     def __init__(self, page: Page, token: str, status: Status, door: Callable[[], Mapping[str, Any]]) -> None:
         self._page = page
         self._token = token
         self._status = status
         self._door = door
-        self._keys = PageKeys()
+        self._keys = PageAuth()
         self._reader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="page")
 
     def close(self) -> None:
@@ -71,7 +71,7 @@ class PageRoutes:
         self._reader.shutdown(wait=False, cancel_futures=True)
 
     async def answer(self, request: web.BaseRequest, authenticate: Callable[[], None]) -> web.Response:
-        """The answer; no body is read. `authenticate` is called for who may see the page."""
+        """The answer; no body is read. `authenticate` is called for a client that may see the page."""
         answer = await self._answer(request, authenticate)
         answer.headers.update(page_files.HEADERS)
         if answer.status >= 400 or request.body_exists:

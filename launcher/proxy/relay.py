@@ -49,7 +49,7 @@ HOST = "127.0.0.1"
 _PORTS = 64
 _PROBE_PERIOD_SECONDS = 2.0
 _PROBE_SECONDS = 5.0
-_PROBES_KEPT = 15
+_MAX_PROBES = 15
 # For what the runtime says of itself on the page.
 _STATUS_SECONDS = 2.0
 _STOP_SECONDS = 2.0
@@ -60,7 +60,7 @@ _LAST_RECEIPTS_SECONDS = 2.0
 
 @dataclass(frozen=True)
 class RelayStats:
-    """The door as it is now. `latency_ms` is the median time of the last health answers, end to end."""
+    """The relay's state now. `latency_ms` is the median time of the last health answers, end to end."""
 
     requests: int
     active: int
@@ -73,12 +73,11 @@ class RelayStats:
 
 
 class Relay:
-    """The door of one run.
+    """The relay of one run.
 
-    `port` None: 7453, or the next free one; a number: that one or PreflightError. `token` None: whoever asks
-    is let in as far as the gateway, which asks for it itself. `keyless_option`: the option of `launch` by
-    which this user's programs need no token. `page`: what browsers are shown of the run, to whom `launch
-    open` lets in.
+    `port` None: 7453, or the next free one; a number: that one or PreflightError. `token` None: every request
+    passes to the gateway, which asks for the token itself. `keyless_option`: the option of `launch` by which
+    this user's programs need no token. `page`: the run's page for browsers that `launch open` lets in.
     """
 
     def __init__(
@@ -101,12 +100,12 @@ class Relay:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="relay", daemon=True)
         self._counters = RelayCounters()
-        self._latencies_ms: deque[float] = deque(maxlen=_PROBES_KEPT)
+        self._latencies_ms: deque[float] = deque(maxlen=_MAX_PROBES)
         self._answered_at = time.monotonic()
         self._connected = False
 
     def start(self) -> int:
-        """Open the door; its port. Raises PreflightError when the port is taken."""
+        """Open the port and return it. Raises PreflightError when the port is taken."""
         open_files.raise_limit()
         self._thread.start()
         try:
@@ -116,7 +115,7 @@ class Relay:
             raise
 
     def stop(self) -> None:
-        """Close the door; requests under way are given up. Bounded, and harmless when repeated."""
+        """Close the port; requests under way are abandoned. Bounded, and harmless when repeated."""
         if not self._thread.is_alive():
             return
         with contextlib.suppress(TimeoutError):
@@ -124,7 +123,7 @@ class Relay:
         self._end_loop()
 
     def stats(self) -> RelayStats:
-        """How the door is doing; may be asked from any thread."""
+        """The relay's state; may be called from any thread."""
         latencies = list(self._latencies_ms)
         return RelayStats(
             **asdict(self._counters),
@@ -231,7 +230,7 @@ class Relay:
         return answer
 
     async def _status(self) -> dict[str, Any] | None:
-        """What the runtime says of itself; None where it does not answer at once."""
+        """The runtime's own status; None if it does not answer at once."""
         headers = {"Authorization": f"Bearer {self._token}", "Host": "localhost"}
         bound = aiohttp.ClientTimeout(total=_STATUS_SECONDS)
         with contextlib.suppress(aiohttp.ClientError, OSError, ValueError):  # a TimeoutError too
@@ -241,7 +240,7 @@ class Relay:
         return None
 
     def _refused_head(self, request: web.BaseRequest) -> web.StreamResponse | None:
-        """The answer to who may not come in, whatever they have."""
+        """The answer to a request that nobody may make, with or without the token."""
         if request.version not in (HttpVersion10, HttpVersion11):
             return self._refuse(400, "this endpoint speaks HTTP/1.1 and 1.0", "bad_request")
         if not relay_rules.is_text(request.headers, request.raw_path):
@@ -251,7 +250,7 @@ class Relay:
         return None
 
     def _refused(self, request: web.BaseRequest, connection: RelayConnection) -> web.StreamResponse | None:
-        """The answer to who does not show that they may come in, before anything of a body is read."""
+        """The answer to a request without the right to enter, before anything of a body is read."""
         reason = self._token and relay_rules.without_token(request.headers, self._token)
         if not reason:
             connection.authenticate()
@@ -262,7 +261,7 @@ class Relay:
     def _refused_without_token(
         self, request: web.BaseRequest, connection: RelayConnection, reason: str
     ) -> web.StreamResponse | None:
-        """The answer to who does not show the token; None to a program that needs none."""
+        """The answer to a request without the token; None for a program that needs none."""
         if not self._keyless_by:
             return self._refuse(401, reason, "invalid_api_key")
         if relay_rules.is_from_browser(request.headers) or not connection.is_this_users:
@@ -293,7 +292,8 @@ class Relay:
     # ------------------------------------------------------------- health
 
     async def _probe_for_ever(self) -> None:
-        """Measure the way to the gateway; end attempts on one that has stood still for the whole bound."""
+        """Measure the latency to the gateway; end attempts on a gateway that did not answer for the whole
+        bound."""
         bound = aiohttp.ClientTimeout(total=_PROBE_SECONDS)
         while True:
             begun = time.monotonic()
@@ -314,5 +314,5 @@ class Relay:
 
 
 def _log_failure(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """What nobody awaited goes into the run's log, not onto the terminal."""
+    """Log an error that nothing awaited, instead of printing it on the terminal."""
     log.error("the relay: %s", context["message"], exc_info=context.get("exception"))

@@ -17,7 +17,8 @@ _TOTAL_SECONDS = 600.0
 
 
 class BodyError(Exception):
-    """It was not read. `status` and `code` are the answer's, and the message, which repeats nothing of it."""
+    """The body was not read. `status` and `code` are the answer's; the message repeats nothing of the
+    request."""
 
     def __init__(self, status: int, message: str, code: str) -> None:
         super().__init__(message)
@@ -29,7 +30,7 @@ async def read_body(request: web.BaseRequest) -> bytes:
     """The whole body; a client that waits to be asked for it is asked. Raises BodyError."""
     if (request.content_length or 0) > BODY_BYTES:
         raise _too_large()
-    await _ask_for_it(request)
+    await _send_continue(request)
     try:
         async with asyncio.timeout(_TOTAL_SECONDS):
             return await _read(request)
@@ -52,7 +53,7 @@ async def _read(request: web.BaseRequest) -> bytes:
     return b"".join(parts)
 
 
-async def _ask_for_it(request: web.BaseRequest) -> None:
+async def _send_continue(request: web.BaseRequest) -> None:
     """RFC 9110, 10.1.1."""
     expected = request.headers.get("Expect")
     if expected is None or request.version < HttpVersion11:

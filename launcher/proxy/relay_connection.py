@@ -1,4 +1,4 @@
-"""One client's connection to the relay: what malformed bytes get, how long it may stay, how it ended.
+"""One client's connection to the relay: its answer to malformed bytes, its time limits, its end.
 
 A connection that never shows the run's token lives for seconds, and there are only so many of them (G30).
 Neighbours: `relay.py` serves through a `RelayServer` and says when a request showed the token;

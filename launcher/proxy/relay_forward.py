@@ -29,9 +29,9 @@ _EVENTS = "text/event-stream"
 _EVENTS_END = b"data: [DONE]\n\n"
 # An answer up to this size is held back until it is whole, so that it can be asked for again; a longer one
 # and a stream of events pass through as they come.
-_HELD_BYTES = 16 * 1024 * 1024
+_BUFFERED_BYTES = 16 * 1024 * 1024
 _FIRST_PAUSE_SECONDS = 0.05
-_LONGEST_PAUSE_SECONDS = 2.0
+_MAX_PAUSE_SECONDS = 2.0
 # A question that was lost only so late was being answered meanwhile. Longer than a connect may take.
 _WORKED_SECONDS = 10.0
 _RETRY_AFTER_SECONDS = 5
@@ -39,7 +39,7 @@ _RETRY_AFTER_SECONDS = 5
 
 @dataclass
 class RelayCounters:
-    """What the relay counts."""
+    """The relay's counters."""
 
     requests: int = 0
     active: int = 0
@@ -50,10 +50,10 @@ class RelayCounters:
 
 
 class UpstreamLostError(Exception):
-    """The gateway went away, or asked to be asked again, before its answer began.
+    """The gateway went away, or requested a retry, before its answer began.
 
-    `after_seconds`: it asked to be asked again after so long; None: it went away. `silent_since`: it stands
-    still, and has answered nobody from then on (`time.monotonic`).
+    `after_seconds`: it requested a retry after so long; None: it went away. `silent_since`: it is frozen, and
+    has answered nobody since then (`time.monotonic`).
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class RelayedRequest:
         return self.headers[REQUEST_HEADER]
 
     def cut(self) -> None:
-        """Close the program's connection, or an answer that was cut would look whole."""
+        """Close the program's connection; else a broken answer would look complete."""
         if self.request.transport is not None:
             self.request.transport.abort()
 
@@ -134,7 +134,7 @@ class Forwarder:
         if relay_rules.names_samples(request.method, request.raw_path) and not await self._receipts.flush(
             self._replay_seconds
         ):
-            return self._given_up("could not tell the gateway what was received")
+            return self._abandon("could not tell the gateway what was received")
         response = await self._ask_until_answered(call)
         if call.begun is not None:
             return response
@@ -152,7 +152,7 @@ class Forwarder:
         return response
 
     def cancel_attempts(self, silent_since: float) -> None:
-        """End every attempt: the gateway has stood still for too long."""
+        """End every attempt: the gateway was frozen for too long."""
         self._silent_since = silent_since
         self._cancel()
 
@@ -175,15 +175,15 @@ class Forwarder:
             except UpstreamLostError as error:
                 self._counters.last_error = str(error)
                 waiting.record_loss(begun, time.monotonic(), error)
-                wait_seconds = max(pause_seconds, min(error.after_seconds or 0.0, _LONGEST_PAUSE_SECONDS))
+                wait_seconds = max(pause_seconds, min(error.after_seconds or 0.0, _MAX_PAUSE_SECONDS))
                 if self._closing or wait_seconds > waiting.left:
-                    return self._given_up(str(error))
+                    return self._abandon(str(error))
             failpoint("relay.replaying")
             self._counters.replays += 1
             await asyncio.sleep(wait_seconds)
-            pause_seconds = min(2 * pause_seconds, _LONGEST_PAUSE_SECONDS)
+            pause_seconds = min(2 * pause_seconds, _MAX_PAUSE_SECONDS)
 
-    def _given_up(self, reason: str) -> web.StreamResponse:
+    def _abandon(self, reason: str) -> web.StreamResponse:
         self._counters.given_up += 1
         return relay_rules.error(
             503,
@@ -291,4 +291,4 @@ class Forwarder:
 def _is_streamed(upstream: aiohttp.ClientResponse) -> bool:
     """Whether an answer is to be passed on as it comes: events, or more than is held back."""
     length = upstream.content_length
-    return upstream.content_type == _EVENTS or (length is not None and length > _HELD_BYTES)
+    return upstream.content_type == _EVENTS or (length is not None and length > _BUFFERED_BYTES)

@@ -53,8 +53,8 @@ def is_this_users(own: Address, peer: Address) -> bool:
     if sys.platform != "linux":
         return False
     try:
-        found = _look(own, peer)
-        return found is not None and found.user == _our_user() and _look(own, peer) == found
+        found = _find_owner(own, peer)
+        return found is not None and found.user == _our_user() and _find_owner(own, peer) == found
     except (OSError, struct.error, ValueError):
         return False
 
@@ -64,7 +64,7 @@ def _our_user() -> int | None:
     return None if user == _OVERFLOW_USER else user
 
 
-def _look(own: Address, peer: Address) -> Owner | None:
+def _find_owner(own: Address, peer: Address) -> Owner | None:
     """The client's socket where it is open, as the kernel knows it now."""
     try:
         asking = socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM, _NETLINK_SOCK_DIAG)

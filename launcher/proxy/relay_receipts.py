@@ -23,16 +23,16 @@ log = LOGGER.getChild("relay")
 RECEIPT_HEADER = "x-slipway-receipt"
 FOLLOWS = "follows"
 _URL = "http://gateway/slipway/receipts"
-_MOST_AT_ONCE = 1024
+_MAX_BATCH = 1024
 _ANSWER_SECONDS = 10.0
 _FIRST_PAUSE_SECONDS = 0.05
-_LONGEST_PAUSE_SECONDS = 2.0
+_MAX_PAUSE_SECONDS = 2.0
 
 State = Literal["received", "doubtful"]
 
 
 class Receipts:
-    """What is to be told, in order. Used from the relay's event loop alone."""
+    """The receipts to send, in order. Used from the relay's event loop alone."""
 
     def __init__(self, session: aiohttp.ClientSession) -> None:
         self._session = session
@@ -44,7 +44,7 @@ class Receipts:
         self._authorization = ""
 
     def add(self, request_id: str, state: State, authorization: str | None = None) -> None:
-        """Tell it soon. `authorization`: that of the request."""
+        """Send it soon. `authorization`: that of the request."""
         self._authorization = authorization or self._authorization
         self._waiting.append((request_id, state))
         self._added += 1
@@ -52,7 +52,7 @@ class Receipts:
             self._teller = asyncio.create_task(self._send_all())
 
     async def flush(self, seconds: float) -> bool:
-        """Wait until everything added before this call is told; whether it was within `seconds`."""
+        """Wait until everything added before this call is sent; whether it was within `seconds`."""
         last = self._added
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds), self._progress:
@@ -60,16 +60,16 @@ class Receipts:
         return self._told >= last
 
     def close(self) -> None:
-        """Tell no more."""
+        """Send no more."""
         if self._teller is not None:
             self._teller.cancel()
 
     async def _send_all(self) -> None:
         pause_seconds = _FIRST_PAUSE_SECONDS
-        while batch := self._waiting[:_MOST_AT_ONCE]:
+        while batch := self._waiting[:_MAX_BATCH]:
             if not await self._send(batch):
                 await asyncio.sleep(pause_seconds)
-                pause_seconds = min(2 * pause_seconds, _LONGEST_PAUSE_SECONDS)
+                pause_seconds = min(2 * pause_seconds, _MAX_PAUSE_SECONDS)
                 continue
             pause_seconds = _FIRST_PAUSE_SECONDS
             del self._waiting[: len(batch)]

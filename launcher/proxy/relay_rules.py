@@ -1,7 +1,7 @@
 """The relay's rules: which requests it accepts, which headers it forwards, how it refuses.
 
 Neighbours: `relay.py` asks. Pure functions on headers; knows nothing of sockets or of asking again.
-What it says repeats nothing of the request: a token may stand anywhere in one.
+Its messages repeat nothing of the request: a token may stand anywhere in it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _HOP_BY_HOP = frozenset(
     }
 )  # fmt: skip
 # Ours to set for the next connection.
-_OWN = frozenset({"host", "content-length", "expect"})
+_OWN_HEADERS = frozenset({"host", "content-length", "expect"})
 # What the gateway answers without a token.
 _OPEN_PATH = "/healthz"
 _STEPS = "/slipway/steps"
@@ -38,7 +38,8 @@ _KEYS = ("Authorization", "Cookie", "Api-Key", "X-Api-Key", "OpenAI-Organization
 
 
 def refusal(headers: Mapping[str, str], target: str) -> str | None:
-    """Why a request may not pass: it came for another host (DNS rebinding), or from another site's page."""
+    """The reason a request may not pass: it is for another host (DNS rebinding), or from another site's
+    page."""
     if _host_name(f"//{headers.get('Host', '')}") not in LOOPBACK:
         return "this endpoint answers only to 127.0.0.1 and localhost"
     origin = headers.get("Origin")
@@ -59,12 +60,12 @@ def is_text(headers: Mapping[str, str], target: str) -> bool:
 
 
 def needs_token(target: str) -> bool:
-    """Whether a path is answered only to who has the token; one that is not has no body."""
+    """Whether a path needs the token; one that does not has no body."""
     return target != _OPEN_PATH
 
 
 def without_token(headers: Mapping[str, str], token: str) -> str | None:
-    """What to say to a request that does not show the token; None where it does."""
+    """The error for a request without the token; None if it has it."""
     given = headers.get("Authorization")
     if given is None:
         return "You didn't provide an API key."
@@ -75,12 +76,13 @@ def without_token(headers: Mapping[str, str], token: str) -> str | None:
 
 
 def is_from_browser(headers: Mapping[str, str]) -> bool:
-    """Whether a web page may be behind a request: its user did not start it, whoever owns the browser."""
+    """Whether a web page may be behind a request: then the user did not start it."""
     return "Origin" in headers or any(name.lower().startswith(_BROWSER_HEADER_PREFIX) for name in headers)
 
 
 def browser_refusal(method: str, target: str, headers: Mapping[str, str], has_body: bool) -> str | None:
-    """What to say to a body without the token that a web page could post without asking; None to others."""
+    """The error for a body without the token that a web page could post by itself; None for other
+    requests."""
     said = headers.get("Content-Type")
     if method not in _WRITING or (said is None and not has_body):
         return None
@@ -93,7 +95,7 @@ def browser_refusal(method: str, target: str, headers: Mapping[str, str], has_bo
 
 
 def with_token(headers: CIMultiDict[str], token: str) -> None:
-    """Put the run's own token in the place of whatever keys came: those go no further."""
+    """Replace any key in the headers by the run's own token."""
     for name in _KEYS:
         headers.popall(name, None)
     headers["Authorization"] = f"Bearer {token}"
@@ -116,7 +118,7 @@ def _host_name(address: str) -> str:
 def end_to_end_headers(headers: CIMultiDictProxy[str]) -> CIMultiDict[str]:
     """The headers of the message, in their order, without those of the connection."""
     named = {name.strip().lower() for line in headers.getall("Connection", []) for name in line.split(",")}
-    dropped = _HOP_BY_HOP | _OWN | named
+    dropped = _HOP_BY_HOP | _OWN_HEADERS | named
     return CIMultiDict((key, value) for key, value in headers.items() if key.lower() not in dropped)
 
 

@@ -40,8 +40,8 @@ _PROXIES = ("http_proxy", "all_proxy", "HTTP_PROXY", "ALL_PROXY")
 
 @dataclass(frozen=True)
 class LocalEndpoint:
-    """A run's door on this computer. `root` is its address without `/v1`. `timeout_budget_seconds`: for how
-    long the door itself asks a runtime that does not answer (`timeout_budget.py`)."""
+    """A run's endpoint on this computer. `root` is its address without `/v1`. `timeout_budget_seconds`:
+    how long the relay retries a runtime that does not answer (`timeout_budget.py`)."""
 
     root: str
     token: str
@@ -54,11 +54,11 @@ class LocalEndpoint:
 
     @property
     def base_url(self) -> str:
-        """What an OpenAI client calls its base URL."""
+        """The base URL for an OpenAI client."""
         return f"{self.root}/v1"
 
     def variables(self) -> dict[str, str]:
-        """What the program finds in its environment."""
+        """The run's variables in the program's environment."""
         variables = {
             "LAUNCH_BASE_URL": self.base_url,
             "LAUNCH_API_KEY": self.token,
@@ -75,7 +75,7 @@ class LocalEndpoint:
         """The program's whole environment: the user's, the variables, and no proxy before 127.0.0.1.
 
         `after_step`: the step the run was resumed after, 0 in its first life. By its life a program that is
-        started again knows what an earlier one has left (client/dspy/training_place.py); nobody else's has
+        started again knows what an earlier one has left (client/dspy); nobody else's has
         it. Two lives may be resumed after one step, where the first left the next one to be trained: each
         has a name of its own.
         """
@@ -124,12 +124,12 @@ class LocalEndpoint:
 
 
 def arbor_pythonpath(environ: Mapping[str, str]) -> dict[str, str]:
-    """What `--arbor` changes of the way a program's Python finds modules: ours is first."""
+    """The PYTHONPATH that `--arbor` gives the program: our folder is first."""
     return {_PYTHONPATH: os.pathsep.join(filter(None, [str(ARBOR_PATH), environ.get(_PYTHONPATH)]))}
 
 
 def wanted_port(settings: Settings) -> int | None:
-    """The one port that will do, None for any: a program for Arbor or ART has its port in its text."""
+    """The only port that will do, None for any: a program for Arbor or ART has its port in its text."""
     return DEFAULT_PORT if settings.port is None and keyless_option(settings) else settings.port
 
 
@@ -139,14 +139,14 @@ def keyless_option(settings: Settings) -> str | None:
 
 
 def other_port_hint(port: int, option: str) -> str:
-    """What to type where programs written for another trainer cannot have this one."""
+    """The hint for programs of another trainer that cannot have this port."""
     if option == "--art":
         return f"launch --art --port {port + 1}  # and {port + 1} in your program's addresses"
     return f"launch --arbor --port {port + 1}  # and {port + 1} in your program's addresses"
 
 
 def is_open(record: RunRecord) -> bool:
-    """Whether the run's door can be there: the relay lives in the `launch` process, on its computer."""
+    """Whether the run's endpoint can exist: the relay lives in the `launch` process, on its computer."""
     return record.live and record.launch_alive
 
 
@@ -163,5 +163,5 @@ def save_token(folder: Path, token: str) -> None:
 
 
 def delete_token(folder: Path) -> None:
-    """Forget the token."""
+    """Delete the token file."""
     token_file(folder).unlink(missing_ok=True)

@@ -3,9 +3,9 @@
     runs/<id>/heartbeat          renewed by the run's launch
     runs/<id>/.teardown-beat     renewed by whoever ends the run, from wherever that is
 
-Two computers' clocks are never compared: how long ago it was renewed is said by the file system alone, which
-also dates a file that is made to ask it. Neighbours: `run.py` and whoever ends a run (`teardown_lock.py`)
-keep it beating, `reachability.py` asks. Nothing here raises: a full disk ends no run.
+Two computers' clocks are never compared: the file's age is measured by the file system alone, with a second
+file made for the purpose. Neighbours: `run.py` and whoever ends a run (`teardown_lock.py`) keep it beating,
+`reachability.py` asks. Nothing here raises: a full disk ends no run.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from pathlib import Path
 FILE = "heartbeat"
 # One of its own: an attempt to end a run is no sign that its launch lives.
 TEARDOWN_FILE = ".teardown-beat"
-EVERY_SECONDS = 10.0
+INTERVAL_SECONDS = 10.0
 # Several beats may be late: a disk of the network stands still for a while.
-SILENT_SECONDS = 60.0
+STALE_SECONDS = 60.0
 _END_SECONDS = 2.0
 _FILE_BYTES = 24
 
@@ -35,7 +35,7 @@ def keep_beating(folder: Path, file: str = FILE) -> Iterator[None]:
 
     def beat() -> None:
         count = 0
-        while not over.wait(EVERY_SECONDS):
+        while not over.wait(INTERVAL_SECONDS):
             _beat(folder / file, count := count + 1)
 
     thread = threading.Thread(target=beat, name="heartbeat", daemon=True)
@@ -48,8 +48,8 @@ def keep_beating(folder: Path, file: str = FILE) -> Iterator[None]:
 
 
 def age_seconds(folder: Path, file: str = FILE) -> float | None:
-    """Seconds since the last beat, by the clock of the file system; None where there is none, or it cannot
-    be asked."""
+    """Seconds since the last beat, by the file system's clock; None if there was none, or the age cannot
+    be measured."""
     try:
         # Opened, not looked at: what NFS remembers of a file it asks for again when that is opened.
         with (folder / file).open("rb") as last:

@@ -40,8 +40,8 @@ class Lease:
 
 @dataclass(frozen=True)
 class Limits:
-    """What ends a run whose life began at `begun_at`: the life's time, or the run's money: this life's at
-    `price_per_hour` US dollars, after `spent` in earlier lives."""
+    """The limits of a run whose life began at `begun_at`: the life's time, and the run's money: this
+    life's at `price_per_hour` US dollars, after `spent` in earlier lives."""
 
     begun_at: float
     deadline_seconds: float | None = None
@@ -50,7 +50,7 @@ class Limits:
     spent: float = 0.0
 
     def cost(self, now: float) -> float:
-        """Of this life."""
+        """The cost of this life."""
         return self.price_per_hour * (now - self.begun_at) / 3600
 
     def deadline_left(self, now: float) -> float | None:
@@ -70,7 +70,7 @@ class Limits:
         return (self.budget - self.spent - self.cost(now)) * 3600 / self.price_per_hour
 
     def reached(self, now: float) -> str | None:
-        """Which limit is reached, in words."""
+        """The limit that is reached, in words."""
         left = self.deadline_left(now)
         if left is not None and left <= 0:
             return f"the deadline of {format_duration(self.deadline_seconds or 0)} is reached"

@@ -21,7 +21,7 @@ class Life:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Self:
-        """As a record has it; what a later version added is passed over."""
+        """Read a record's entry. Fields of a later version are ignored."""
         return cls(**{key: values[key] for key in cls.__dataclass_fields__ if key in values})
 
     def seconds(self, now: float) -> float:
@@ -34,10 +34,10 @@ class Life:
 
 
 def seconds(lives: Iterable[Life], now: float) -> float:
-    """How long they were together."""
+    """Their total duration."""
     return sum(life.seconds(now) for life in lives)
 
 
 def cost(lives: Iterable[Life], now: float) -> float:
-    """What they cost together, in US dollars."""
+    """Their total cost in US dollars."""
     return sum(life.cost(now) for life in lives)

@@ -1,8 +1,8 @@
 """Whether a run's processes can be seen from here: not those of another computer or container.
 
-What is unknown is left alone: nothing of it is ended, resumed or advised against, unless `launch down` names
-it. Neighbours: `process_location.py` compares places, `heartbeat.py` has the sign of life, `records.py` asks.
-Knows nothing of how a run is ended.
+An unknown run is left as it is: it is neither ended nor resumed, unless `launch down` names it. Neighbours:
+`process_location.py` compares places, `heartbeat.py` has the sign of life, `records.py` asks. Knows nothing
+of how a run is ended.
 """
 
 from __future__ import annotations
@@ -30,11 +30,10 @@ def is_elsewhere(place: ProcessLocation | None, folder: Path) -> bool:
     return age is not None and age < clock.boot_seconds()
 
 
-def is_silent(folder: Path) -> bool:
-    """Whether its sign of life is so old that nobody attends it, as far as anybody can tell from here: also
-    nobody elsewhere who ends it."""
+def is_stale(folder: Path) -> bool:
+    """Whether its sign of life is so old that no process attends the run, here or elsewhere."""
     age = heartbeat.age_seconds(folder)
-    if age is None or age <= heartbeat.SILENT_SECONDS:
+    if age is None or age <= heartbeat.STALE_SECONDS:
         return False
     at_it = teardown_lock.owner(folder)
     return at_it is None or at_it.host is None or at_it.is_stuck(folder)
@@ -47,4 +46,4 @@ def describe(place: ProcessLocation, folder: Path) -> str:
     if age is None:
         return f"{where}, with no sign of life that can be read"
     heard = f"{format_duration(age)} ago" if age >= 1 else "just now"
-    return f"{where}, {'silent: last ' if is_silent(folder) else ''}heard of {heard}"
+    return f"{where}, {'silent: last ' if is_stale(folder) else ''}heard of {heard}"

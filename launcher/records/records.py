@@ -44,16 +44,14 @@ _PROCESSES = ("launch", "guardian", "minder")
 
 @dataclass(frozen=True)
 class RunRecord:
-    """What is known of a run. `state` is the phase that was entered last, or how it ended.
-
-    `unverified`: ended, but nobody proved that nothing is left; such a run still counts as live.
-    `exit_code` is the user's command's own; `ended_by` is "launch", "guardian", "down", "gc" or "resume";
-    `reason` is what ended it, `why` why that. `details` is the caller's own (JSON). `begun`: when this life
-    of it began, None for the first; `earlier_lives` are those before. `unpulled`: why its newest results are
-    not at home; `given_up`: the user wants no more waiting for them. `troubles`: what else went wrong at its
-    end. `place`: where this life's processes are, None in records of older versions. `folder`: the run's, as
-    this process finds it; not in the file.
-    """
+    """The record of a run. `state` is the phase that was entered last, or how it ended. `unverified`:
+    ended, but without a proof that nothing is left; such a run still counts as live. `exit_code` is the
+    user's command's own; `ended_by` is "launch", "guardian", "down", "gc" or "resume"; `reason` is the
+    cause of the end, `why` the cause of that. `details` is the caller's own (JSON). `begun`: when this
+    life began, None for the first; `earlier_lives` are those before. `unpulled`: why its newest results
+    are not on this computer; `given_up`: the user no longer waits for them. `troubles`: other failures
+    during its end. `place`: where this life's processes are, None in records of older versions. `folder`:
+    the run's, as this process finds it; not in the file."""
 
     id: str
     created: float
@@ -88,7 +86,7 @@ class RunRecord:
 
     @property
     def is_attended(self) -> bool:
-        """Whether its launcher is at it, or a guardian that does not rest, or may be where nobody sees it."""
+        """Whether a launcher or an active guardian attends it, or may attend it where it cannot be seen."""
         if self.elsewhere or self.launch_alive:
             return True
         rests = self.state == "unverified" and teardown_lock.owner(self.folder) is None
@@ -106,17 +104,17 @@ class RunRecord:
 
     @property
     def silent(self) -> bool:
-        """Whether it has given no sign of life for so long that nobody seems to attend it."""
-        return reachability.is_silent(self.folder)
+        """Whether it has given no sign of life for so long that it seems unattended."""
+        return reachability.is_stale(self.folder)
 
     @property
     def rented(self) -> bool:
-        """Whether its machine is a provider's, who can be asked for it from any computer."""
+        """Whether its machine is rented: its provider can be asked from any computer."""
         return self.machine.get("kind", "local") != "local"
 
     @property
     def location(self) -> str:
-        """Where one that is `elsewhere` lives and when it was heard of, in words."""
+        """The location of a run that is `elsewhere`, and the age of its last sign of life, in words."""
         return "here" if self.place is None else reachability.describe(self.place, self.folder)
 
     @property
@@ -131,7 +129,7 @@ class RunRecord:
 
     @property
     def life(self) -> Life:
-        """The newest life: to its proven end, for what is not proven to be down is still paid for."""
+        """The newest life, up to its proven end: an unproven machine is still paid for."""
         price = (self.machine.get("standing") or {}).get("price_per_hour") or 0.0
         begun = self.created if self.begun is None else self.begun
         ended = begun if self.ended is None else self.ended
@@ -139,7 +137,7 @@ class RunRecord:
 
     @property
     def lives(self) -> tuple[Life, ...]:
-        """All its lives, the first one first: a run that is taken up costs nothing between two of them."""
+        """All its lives, the first one first. A run costs nothing between two of them."""
         return (*self.earlier_lives, self.life)
 
     def to_json(self) -> str:
@@ -169,7 +167,7 @@ class RunRecord:
 
 @dataclass(frozen=True)
 class UnreadableRecord:
-    """A run's folder whose record cannot be read: shown, never silently passed over."""
+    """A run's folder whose record cannot be read. It is shown, never skipped in silence."""
 
     id: str
     path: Path
@@ -191,7 +189,7 @@ class LiveNameError(UsageError):
 
 
 class LiveRunError(UsageError):
-    """A run that is to be taken up has not ended."""
+    """A run to be resumed has not ended."""
 
     def __init__(self, record: RunRecord) -> None:
         label = record.name or record.id

@@ -1,6 +1,6 @@
 """The teardown lock of a run: one process ends it at a time; others see its progress and wait.
 
-    runs/<id>/.teardown     locked by whoever ends the run; who that is, and at what, stands in it
+    runs/<id>/.teardown     locked by the process that ends the run; its content names owner and progress
 
 Two that end one machine would meet in one SkyPilot home. Whoever comes second waits and says so; when its
 turn comes it reads the record again, which mostly says that nothing is left to do.
@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from launcher.base import running
+from launcher.base import process_inspection
 from launcher.base.errors import TeardownUnverified
 from launcher.base.process_location import ProcessLocation
 from launcher.base.processes import ProcessId
@@ -29,21 +29,21 @@ from launcher.records import heartbeat
 
 FILE = ".teardown"
 # What `launch` does while the results of a machine that would take them along cannot be brought home.
-WAITING_FOR_RESULTS = "waiting for results that cannot be brought home"
+WAITING_FOR_RESULTS = "waiting for results that cannot be copied"
 # A holder that is stopped (Ctrl-Z) is waited for so long: each of its own steps is bounded, so is no other.
 STUCK_SECONDS = 30.0
-_SAY_EVERY_SECONDS = 20.0
+_PROGRESS_SECONDS = 20.0
 # What stands behind it changes all the time and is said now and then.
 _DETAIL = ": "
-_LOOK_EVERY_SECONDS = 0.1
+_POLL_SECONDS = 0.1
 # Written whole over what stood there: that takes no new room on a disk.
 _FILE_BYTES = 1024
 
 
 @dataclass(frozen=True)
 class LockOwner:
-    """Who ends the run: "launch", "guardian", "down", "gc" or "resume", and its process; `doing` in words.
-    `place`: where the process is, None of older versions, whose are here."""
+    """The owner: "launch", "guardian", "down", "gc" or "resume", and its process; `doing` in words.
+    `place`: where the process is; None from older versions, whose processes are here."""
 
     who: str
     process: ProcessId
@@ -65,9 +65,9 @@ class LockOwner:
         """Whether its process is stopped, and so gets nowhere; of one that is not seen here, whether the
         run's folder has no sign of its life."""
         if self.host is None:
-            return running.is_stopped(self.process)
+            return process_inspection.is_stopped(self.process)
         age = heartbeat.age_seconds(folder, heartbeat.TEARDOWN_FILE)
-        return age is None or age > heartbeat.SILENT_SECONDS
+        return age is None or age > heartbeat.STALE_SECONDS
 
 
 class LockHandle:
@@ -126,11 +126,11 @@ def exclusive(
     insist: bool = False,
     look: Callable[[LockOwner | None], object] = keep_waiting,
 ) -> Iterator[LockHandle]:
-    """Be the only one that ends the run of a folder; waits for whoever is at it, and says so.
+    """Hold the teardown lock of a run's folder; waits for its owner, and shows who it is.
 
-    Raises TeardownUnverified when that one has stood still for long. `insist`: then go on beside it, for a
-    machine that is paid for must not wait for a process that is stopped. `look` sees all the time who is at
-    it, and may raise.
+    Raises TeardownUnverified when the owner made no progress for long. `insist`: then go on beside it,
+    because a paid machine must not wait for a stopped process. `look` is called during the wait with the
+    owner, and may raise.
     """
     descriptor = _open(folder)
     lock = LockHandle(None, who)
@@ -147,7 +147,7 @@ def exclusive(
 
 
 def owner(folder: Path) -> LockOwner | None:
-    """Who is ending the run of a folder now; None when nobody is, or nobody knows."""
+    """The process that is ending the run of a folder now; None if there is none or it is unknown."""
     descriptor = _open(folder)
     if descriptor is None:
         return None
@@ -181,7 +181,7 @@ def _wait(
         look(other)
         text = "another process is ending it" if other is None else other.describe()
         what = text if other is None else f"{other.who} {other.doing.partition(_DETAIL)[0]}"
-        if what != said or now - said_at > _SAY_EVERY_SECONDS:
+        if what != said or now - said_at > _PROGRESS_SECONDS:
             note(f"{run}: {text}; waiting")
             said, said_at = what, now
         if other is not None and not other.is_stuck(folder):
@@ -193,7 +193,7 @@ def _wait(
                 note(f"{run}: {text}, but it is stuck; continuing without it")
                 return False
             raise _stuck(run, text, other)
-        time.sleep(_LOOK_EVERY_SECONDS)
+        time.sleep(_POLL_SECONDS)
     return True
 
 

@@ -1,7 +1,7 @@
 """Makes each committed step durable while the run lives, in a thread of its own; at its end, tries again.
 
 Neighbours: `run.py` starts and stops it, `work.py` says when it falls behind its bound; the machine does the
-copying. It takes nothing from the training: it reads files the trainer has finished with.
+copying. Training is not slowed: only files that the trainer has finished are read.
 """
 
 from __future__ import annotations
@@ -20,20 +20,18 @@ from launcher.types.durability import DurabilityStatus
 from launcher.types.machine import Machine, Progress, PullReport, no_progress
 
 # A look is a few small files; a step takes longer than this.
-_LOOK_EVERY_SECONDS = 0.05
+_POLL_SECONDS = 0.05
 # A full disk, or a checkpoint that is not whole, is not another one for being looked at again at once.
-_AFTER_TROUBLE_SECONDS = 5.0
+_BACKOFF_SECONDS = 5.0
 _STOP_SECONDS = 30.0
 # Between two attempts to bring home what was left behind at the end.
-_AGAIN_SECONDS = 10.0
+_RETRY_SECONDS = 10.0
 
 
 class BackgroundCopy:
-    """Looks at what `machine` has committed until `stop`; `now()` is where the run stands."""
+    """Copies the committed steps of `machine` until `stop`; `now()` is the run's current durability."""
 
-    def __init__(
-        self, machine: Machine, results: Path, look_every_seconds: float = _LOOK_EVERY_SECONDS
-    ) -> None:
+    def __init__(self, machine: Machine, results: Path, look_every_seconds: float = _POLL_SECONDS) -> None:
         self._machine = machine
         self._results = results
         self._look_every_seconds = look_every_seconds
@@ -52,7 +50,7 @@ class BackgroundCopy:
             self._thread.join(_STOP_SECONDS)
 
     def latest(self) -> DurabilityStatus:
-        """Where the run stood at the last look."""
+        """The durability at the last look."""
         return self._durability
 
     def _run(self) -> None:
@@ -63,15 +61,15 @@ class BackgroundCopy:
             try:
                 self._durability = self._machine.make_durable(self._results, self._over.is_set)
                 if self._durability.trouble and self._durability == before:
-                    pause = max(pause, _AFTER_TROUBLE_SECONDS)
+                    pause = max(pause, _BACKOFF_SECONDS)
             except LaunchError as error:
-                self._trouble(f"{error.message} ({error.why})")
-                pause = max(pause, _AFTER_TROUBLE_SECONDS)
+                self._report_failure(f"{error.message} ({error.why})")
+                pause = max(pause, _BACKOFF_SECONDS)
             except Exception as error:  # noqa: BLE001 - if this thread ended, nothing would be durable, unnoticed
-                self._trouble(f"{type(error).__name__}: {error}")
-                pause = max(pause, _AFTER_TROUBLE_SECONDS)
+                self._report_failure(f"{type(error).__name__}: {error}")
+                pause = max(pause, _BACKOFF_SECONDS)
 
-    def _trouble(self, reason: str) -> None:
+    def _report_failure(self, reason: str) -> None:
         if self._durability.trouble != reason:
             LOGGER.warning("not durable: %s", reason)
         self._durability = replace(self._durability, trouble=reason)
@@ -86,18 +84,18 @@ def pull_with_retries(
     given_up: Callable[[], bool],
     progress: Progress = no_progress,
 ) -> PullReport | None:
-    """Pull again and again, for so long at most, asleep or awake; None when it was in vain."""
+    """Pull again and again for at most `seconds`, asleep or awake; None if it never succeeded."""
     bound = clock.boot_seconds() + seconds
 
     def over() -> bool:
         return clock.boot_seconds() >= bound or given_up()
 
     while clock.boot_seconds() < bound:
-        again = clock.boot_seconds() + _AGAIN_SECONDS
+        again = clock.boot_seconds() + _RETRY_SECONDS
         while clock.boot_seconds() < min(again, bound):
             if given_up():
                 return None
-            time.sleep(_LOOK_EVERY_SECONDS)
+            time.sleep(_POLL_SECONDS)
         try:
             return machine.pull(results, progress, over)
         except Exception as error:  # noqa: BLE001 - a full disk here is mended like a lost network

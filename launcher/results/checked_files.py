@@ -1,4 +1,4 @@
-"""Files of a folder that may be broken or not ours any more: opened and copied, never through a link.
+"""Opens and copies files of a folder that may be damaged or tampered with, never through a link.
 
 Neighbours: `checkpoints.py` and `whole_checkpoints.py` read checkpoints with it, `results_copy.py` and
 `rollout_texts.py` what comes home. A name that points outside its folder and a symbolic link are refused.
@@ -18,16 +18,16 @@ from typing import Any
 _CHUNK_BYTES = 1 << 20
 
 
-class NotWholeError(Exception):
-    """A checkpoint, or a file, is not what it should be; the text says which file."""
+class IncompleteFileError(Exception):
+    """A checkpoint or a file is not as it should be; the text names the file."""
 
 
 def copy_file(
     root: Path, name: str, target: Path, *, link: bool = False, expected: dict[str, Any] | None = None
 ) -> int:
-    """Copy one file of `root` and fsync it; its size. Raises NotWholeError, also for unexpected bytes."""
+    """Copy one file of `root`, fsync it; its size. Raises IncompleteFileError, also for wrong bytes."""
     if link and _linked(root, name, target):
-        found = described(target.parent, target.name)
+        found = digest_and_size(target.parent, target.name)
     else:
         found = _copied(root, name, target)
     if expected is not None:
@@ -36,8 +36,8 @@ def copy_file(
 
 
 @contextmanager
-def opened(root: Path, name: str) -> Iterator[BufferedReader]:
-    """A regular file below `root`, no link on the way to it. Raises NotWholeError, FileNotFoundError."""
+def open_checked(root: Path, name: str) -> Iterator[BufferedReader]:
+    """Open a regular file below `root`, through no link. Raises IncompleteFileError, FileNotFoundError."""
     check_name(name)
     _refuse_links(root, name)
     # NONBLOCK: a named pipe must not hold us.
@@ -46,10 +46,10 @@ def opened(root: Path, name: str) -> Iterator[BufferedReader]:
     except FileNotFoundError:
         raise
     except OSError as error:
-        raise NotWholeError(f"{name} cannot be read ({error.strerror})") from error
+        raise IncompleteFileError(f"{name} cannot be read ({error.strerror})") from error
     with open(descriptor, "rb") as file:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise NotWholeError(f"{name} is not a file")
+            raise IncompleteFileError(f"{name} is not a file")
         yield file
 
 
@@ -57,7 +57,7 @@ def check_name(name: str) -> None:
     path = PurePosixPath(name)
     plain = str(path) == name and not path.is_absolute() and ".." not in path.parts
     if not plain or name == "." or "\\" in name or "\0" in name:
-        raise NotWholeError(f"{name!r} points outside its folder")
+        raise IncompleteFileError(f"{name!r} points outside its folder")
 
 
 def _refuse_links(root: Path, name: str) -> None:
@@ -65,12 +65,12 @@ def _refuse_links(root: Path, name: str) -> None:
     for part in PurePosixPath(name).parts:
         path = path / part
         if path.is_symlink():
-            raise NotWholeError(f"{path.name} is a symbolic link")
+            raise IncompleteFileError(f"{path.name} is a symbolic link")
 
 
 def check(found: dict[str, Any], expected: dict[str, Any], name: str) -> None:
     if found != expected:
-        raise NotWholeError(f"{name} does not match its manifest")
+        raise IncompleteFileError(f"{name} does not match its manifest")
 
 
 def _linked(root: Path, name: str, target: Path) -> bool:
@@ -86,16 +86,16 @@ def _linked(root: Path, name: str, target: Path) -> bool:
     return True
 
 
-def described(root: Path, name: str) -> dict[str, Any]:
+def digest_and_size(root: Path, name: str) -> dict[str, Any]:
     """Its sha256 and size, as a manifest states them."""
-    with opened(root, name) as file:
+    with open_checked(root, name) as file:
         return {"sha256": hashlib.file_digest(file, "sha256").hexdigest(), "bytes": file.tell()}
 
 
 def _copied(root: Path, name: str, target: Path) -> dict[str, Any]:
     digest = hashlib.sha256()
     size = 0
-    with opened(root, name) as reading, target.open("wb") as writing:
+    with open_checked(root, name) as reading, target.open("wb") as writing:
         while chunk := reading.read(_CHUNK_BYTES):
             digest.update(chunk)
             size += len(chunk)

@@ -4,11 +4,11 @@
     durable/pinned.json    those of them that are kept for good; best.json: the one that was named best
     durable/rewound.json   the least step that a rewind of this run went back to, where there was one
 
-Two words. *Committed*: on the machine's disk. *Durable*: here. `bring` makes the newest committed step and
-the pinned ones durable, `seed` begins a new machine with them: a rewind. Of a rented one
-`checkpoints_to_upload` says what goes there.
-Neighbours: `whole_checkpoints.py` copies one; `results_copy.py` and `backends/local.py` call;
-`background_copy.py` does it while the run lives. Knows nothing of processes or of the network.
+Two words. *Committed*: on the machine's disk. *Durable*: here. `download` makes the newest committed step and
+the pinned ones durable, `restore` begins a new local machine with them: a rewind. `checkpoints_to_upload`
+lists the files for a rented one. Neighbours: `whole_checkpoints.py` copies one; `results_copy.py` and
+`backends/local.py` call; `background_copy.py` does it while the run lives. Knows nothing of processes or of
+the network.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from launcher.base import atomic
 from launcher.base.errors import NotPulled, PreflightError
 from launcher.base.failpoints import failpoint
 from launcher.results import checked_files, checkpoints, whole_checkpoints
-from launcher.results.checked_files import NotWholeError
+from launcher.results.checked_files import IncompleteFileError
 from launcher.results.checkpoints import Best
 from launcher.types.durability import DurabilityStatus
 from runtime.shared.start_adapter import FILES, START
@@ -40,7 +40,7 @@ STEP_STATE = ("steps", "samples", "checkpoints", "serving.json", *JOURNALS)
 
 @dataclass
 class DownloadedCheckpoints:
-    """What one `bring` did; `skipped` names what is not whole, each with its reason."""
+    """The result of one `download`; `skipped` names incomplete checkpoints, each with its reason."""
 
     step: int | None = None
     files: int = 0
@@ -63,11 +63,11 @@ class CheckpointUpload:
 
 
 def durability_status(state_dir: Path, results: Path) -> DurabilityStatus:
-    """Both steps as the two folders show them now."""
+    """Both steps, as the two folders show them now."""
     return DurabilityStatus(checkpoints.newest_step(state_dir / "checkpoints"), newest_step(results))
 
 
-def no_whole_checkpoint(there: Path, skipped: list[str]) -> NotPulled:
+def all_incomplete_error(there: Path, skipped: list[str]) -> NotPulled:
     """The error for checkpoints that are all broken."""
     return NotPulled("no checkpoint of the run is complete", "; ".join(skipped), f"ls -lR {there}")
 
@@ -93,13 +93,13 @@ def download(state_dir: Path, results: Path, incoming: Path, last: bool = False)
     """Make the newest whole checkpoint and the pinned ones durable. `incoming` is a folder on the same disk.
 
     What was durable before stays until the new one is whole and in place. Raises NotPulled when there are
-    checkpoints and none is whole, unless nothing more can come (`last`), NotWholeError for a link in their
-    place.
+    checkpoints and none is whole, unless nothing more can come (`last`), IncompleteFileError for a link in
+    their place.
     """
     there, home = state_dir / "checkpoints", results / FOLDER
     downloaded = DownloadedCheckpoints()
     if there.is_symlink():
-        raise NotWholeError(f"{there.name} is a symbolic link")
+        raise IncompleteFileError(f"{there.name} is a symbolic link")
     names = checkpoints.names(there)
     if not names:
         return downloaded
@@ -108,7 +108,7 @@ def download(state_dir: Path, results: Path, incoming: Path, last: bool = False)
     if newest is None:
         if last:
             return downloaded
-        raise no_whole_checkpoint(there, downloaded.skipped)
+        raise all_incomplete_error(there, downloaded.skipped)
     kept = {newest}
     for name in sorted(checkpoints.pinned(there) & set(names)):
         if name == newest or _download_one(there, home, name, incoming, downloaded):
@@ -123,9 +123,9 @@ def download(state_dir: Path, results: Path, incoming: Path, last: bool = False)
 def restore(results: Path, state_dir: Path) -> int:
     """Begin a new machine at the last durable step, which is returned; `rewound.json` tells the runtime.
 
-    Before there is any, with the adapter that the run begins with: that is step 0, and a rewind where the run
-    lived before (`lived`). Whatever the folder had of other steps and samples goes. A kill at any instant
-    leaves a machine that has nothing to resume from, or all of it. Raises PreflightError.
+    Before any durable step it begins with the run's initial adapter. That is step 0, and a rewind if versions
+    were served before. Other steps and samples in the folder are removed. A kill at any instant leaves a
+    machine with nothing to resume from, or with all of it. Raises PreflightError.
     """
     home = results / FOLDER
     newest = _newest_to_restore(results)
@@ -144,7 +144,7 @@ def restore(results: Path, state_dir: Path) -> int:
         failpoint("durable.seeding")
         (state_dir / UPLOADING).rename(state_dir / "checkpoints")
         atomic.sync(state_dir)
-    except (OSError, NotWholeError) as error:
+    except (OSError, IncompleteFileError) as error:
         raise PreflightError(
             f"cannot restart the run from {home}", str(error), f"df -h {state_dir}"
         ) from error
@@ -152,7 +152,8 @@ def restore(results: Path, state_dir: Path) -> int:
 
 
 def checkpoints_to_upload(results: Path) -> CheckpointUpload:
-    """What `seed` puts on a machine, for one that is not on this computer. Raises PreflightError."""
+    """The files that `restore` would use, for a machine that is not on this computer. Raises
+    PreflightError."""
     home = results / FOLDER
     newest = _newest_to_restore(results)
     try:
@@ -168,7 +169,7 @@ def checkpoints_to_upload(results: Path) -> CheckpointUpload:
         return CheckpointUpload(
             step, folders, journals, texts, _rewound(home, step, state.get("client_state"))
         )
-    except (OSError, NotWholeError) as error:
+    except (OSError, IncompleteFileError) as error:
         raise PreflightError(f"cannot restart the run from {home}", str(error), f"ls -lR {home}") from error
 
 
@@ -199,7 +200,7 @@ def _write_rewound(home: Path, state_dir: Path, step: int, client_state: Any) ->
 
 
 def _rewound(home: Path, step: int, client_state: Any) -> str:
-    """What the runtime reads when it starts (`runtime/gateway/steps/rewind.py`)."""
+    """The content of the file that tells the runtime of a rewind (`runtime/gateway/steps/rewind.py`)."""
     said = {"to_step": step, "reused_after": _reused_after(home, step), "time": time.time()}
     return json.dumps(said | {"client_state": client_state})
 
@@ -213,7 +214,7 @@ def _reused_after(home: Path, step: int) -> int:
 
 
 def save_initial_adapter(results: Path, adapter: Path) -> None:
-    """Keep at home the adapter that a run begins with, for `seed`. Raises PreflightError."""
+    """Keep a copy of the run's initial adapter, for `restore`. Raises PreflightError."""
     results.mkdir(mode=0o700, exist_ok=True)
     _copy_initial_adapter(adapter, results / START)
 
@@ -245,7 +246,7 @@ def _copy_checkpoints(there: Path, home: Path, newest: str) -> None:
     whole_checkpoints.copy(home / newest, there / newest)
     downloaded = {newest}
     for name in _pins_to_restore(home, newest):
-        with contextlib.suppress(NotWholeError):
+        with contextlib.suppress(IncompleteFileError):
             whole_checkpoints.copy(home / name, there / name)
             downloaded.add(name)
     for name, text in _small_files(home, downloaded).items():
@@ -292,13 +293,13 @@ def _same_manifest(one: Path, other: Path) -> bool:
 def _download_one(
     there: Path, home: Path, name: str, incoming: Path, downloaded: DownloadedCheckpoints
 ) -> bool:
-    """Have one checkpoint at home, whole; False, and why in `skipped`, when it is not."""
+    """Make one checkpoint durable; False, with the reason in `skipped`, when it is incomplete."""
     if _same_manifest(there / name, home / name):
         return True
     aside = incoming / f"durable-{name}"
     try:
         manifest, size = whole_checkpoints.copy(there / name, aside, link=True)
-    except NotWholeError as error:  # or the trainer removed it as we looked
+    except IncompleteFileError as error:  # or the trainer removed it as we looked
         downloaded.skipped.append(f"{name}: {error}")
         return False
     if (home / name).exists():  # the same step of a run that was rewound and took it again

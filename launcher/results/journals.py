@@ -1,9 +1,9 @@
 """Copies append-only JSONL files such as `metrics.jsonl`: new lines are appended to the local copy.
 
 Neighbours: `results_copy.py` brings a run's own home by these, `backends/ssh/results_download.py` those of a
-machine. Whole lines only; a kill may leave half a line at the end, which the next addition removes. Where
-what is here is not the beginning of what is there (the machine began again at an earlier step), the whole
-file takes its place.
+machine. Whole lines only; a kill may leave half a line at the end, which the next addition removes. If the
+local copy is not a prefix of the remote file (the machine began again at an earlier step), the whole file
+replaces it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _CHUNK_BYTES = 1 << 20
 
 
 def known_prefix(path: Path) -> tuple[int, str]:
-    """How many bytes of whole lines are here, and their sha256."""
+    """The size of the whole lines in the local copy, and their sha256."""
     try:
         with path.open("rb") as file:
             count = _whole_lines(file)
@@ -33,8 +33,8 @@ def known_prefix(path: Path) -> tuple[int, str]:
 
 
 def extend(path: Path, at: int, lines: bytes) -> int:
-    """Have `lines` behind the first `at` bytes of what is here; at 0 they take its place. How many bytes were
-    written. Raises OSError, and what was here before is here then."""
+    """Write `lines` after the first `at` bytes of the local copy; at 0 they replace it. Returns the bytes
+    written. Raises OSError; the old content is there then."""
     if at == 0:
         return _replace(path, lines)
     with path.open("r+b", buffering=0) as file:
@@ -54,7 +54,8 @@ def extend(path: Path, at: int, lines: bytes) -> int:
 
 
 def append_new_lines(there: BinaryIO, home: Path) -> int:
-    """Have at home the whole lines that an open file has; how many bytes were written. Raises OSError."""
+    """Append the new whole lines of an open file to the local copy; returns the bytes written. Raises
+    OSError."""
     count, sha256 = known_prefix(home)
     same = count > 0 and _digest(there, count) == sha256
     there.seek(count if same else 0)

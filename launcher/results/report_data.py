@@ -23,7 +23,7 @@ _STALENESS = re.compile(r"lag(\d{1,6})/trained_tokens")
 
 @dataclass(frozen=True)
 class ReportedStep:
-    """One step that was trained; None for what was not measured. `predictors`: each one's mean reward."""
+    """One trained step; None for a value that was not measured. `predictors`: each one's mean reward."""
 
     step: int
     reward: float | None = None
@@ -62,7 +62,7 @@ class CompileScores:
 
 @dataclass(frozen=True)
 class RunData:
-    """All that is drawn of one run."""
+    """The data of one run in a report."""
 
     label: str
     id: str
@@ -77,12 +77,12 @@ class RunData:
         return not self.steps and not self.validations
 
     def to_dict(self) -> dict[str, Any]:
-        """The same as JSON has it."""
+        """The same as JSON."""
         return asdict(self)
 
 
 def read(results: Path, machine: Path | None, *, label: str, run_id: str, model: str, state: str) -> RunData:
-    """Of the run whose results are in `results`; `machine`: its machine's folder, while that is here."""
+    """Read the run whose results are in `results`; `machine`: its machine's folder, while that is here."""
     journal = list(read_lines(results / _JOURNAL))
     found = _validations(journal, read_lines(longest_copy(results, machine, _VALIDATIONS)))
     return RunData(

@@ -1,7 +1,7 @@
-"""A report of one run or several as one file: which charts there are, a table, and all their numbers.
+"""The report of one or several runs as one file: charts, a table, and all numbers.
 
-Neighbours: `report_data.py` has read the numbers, `console/charts.py` draws. A page asks for nothing from
-elsewhere and runs nothing. Knows nothing of where runs are.
+Neighbours: `report_data.py` has read the numbers, `console/charts.py` draws. The page loads nothing from
+elsewhere and has no script. Knows nothing of where runs are.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _STYLE = (
 )
 # Steps that one point of the smooth line is the mean of: a fifth of all, so many at most, an odd number.
 _SMOOTHED_PART, _MOST_SMOOTHED = 5, 25
-_MOST_PREDICTORS = 6
+_MAX_PREDICTORS = 6
 
 
 def svg(runs: Sequence[RunData]) -> str:
@@ -46,7 +46,7 @@ def html(runs: Sequence[RunData]) -> str:
 
 
 def charts(runs: Sequence[RunData]) -> Iterator[Chart | Bars]:
-    """What there is something to draw of: runs are compared first, then each is drawn."""
+    """The charts: first a comparison of the runs, then each run's own."""
     if len(runs) > 1:
         yield from _comparison(runs)
     for run in runs:
@@ -120,7 +120,7 @@ def _of_run(run: RunData, name: str) -> Iterator[Chart]:
 def _predictors(run: RunData) -> Iterator[ChartLine]:
     """Where there are several, each one's own line."""
     names = list(dict.fromkeys(name for it in run.steps for name in it.predictors))
-    for at, name in enumerate(names[:_MOST_PREDICTORS] if len(names) > 1 else [], 1):
+    for at, name in enumerate(names[:_MAX_PREDICTORS] if len(names) > 1 else [], 1):
         points = [Point(it.step, it.predictors[name]) for it in run.steps if name in it.predictors]
         yield ChartLine(name, points, colour=at)
 
@@ -163,7 +163,7 @@ def _details(run: RunData) -> str:
 def _table(runs: Sequence[RunData]) -> str:
     head = "".join(f"<th>{it}</th>" for it in ("run", "program", "before", "after", "best"))
     rows = [
-        (_name_of(run, one), one.program, *(_words(it) for it in (one.before, one.after, one.best)))
+        (_name_of(run, one), one.program, *(_format_score(it) for it in (one.before, one.after, one.best)))
         for run in runs
         for one in run.trained
     ]
@@ -171,6 +171,6 @@ def _table(runs: Sequence[RunData]) -> str:
     return f"<table><tr>{head}</tr>{body}</table>" if rows else ""
 
 
-def _words(one: Validation) -> str:
+def _format_score(one: Validation) -> str:
     error = "" if one.standard_error is None else f" ±{one.standard_error:.3f}"
     return f"{one.score:.3f}{error} (step {one.version})"

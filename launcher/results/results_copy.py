@@ -1,4 +1,5 @@
-"""Brings a run's results home: whole files only, each checked against the checkpoint's own checksums.
+"""Copies a run's results into its results folder: whole files only, checked against the checkpoint's
+checksums.
 
     adapter/   the newest whole checkpoint's adapter (PEFT form) with its state.json
     best/      the same of the checkpoint that an optimizer named its best last; best.json says which one's
@@ -25,7 +26,7 @@ from launcher.base import locks
 from launcher.base.errors import NotPulled
 from launcher.base.failpoints import failpoint
 from launcher.results import checked_files, checkpoints, durable, journals, rollout_texts, whole_checkpoints
-from launcher.results.checked_files import NotWholeError
+from launcher.results.checked_files import IncompleteFileError
 from launcher.types.durability import DurabilityStatus
 from launcher.types.machine import PullReport
 
@@ -51,9 +52,9 @@ class _Tally:
 
 
 def pull(state_dir: Path, into: Path, last: bool = False) -> PullReport:
-    """Copy what the run has so far from its folder. Raises NotPulled when that cannot be done in full.
+    """Copy the run's results so far from its folder. Raises NotPulled when that cannot be done in full.
 
-    `last`: nothing more can come; checkpoints of which none is whole are left out then, and no error.
+    `last`: nothing more can come, so incomplete checkpoints are left out without an error.
     """
     begun = time.monotonic()
     tally = _Tally()
@@ -76,7 +77,7 @@ def pull(state_dir: Path, into: Path, last: bool = False) -> PullReport:
 
 
 def make_durable(state_dir: Path, into: Path) -> DurabilityStatus:
-    """Make what is committed durable; where the run stands then. Cheap when there is nothing to do.
+    """Make the committed step durable; returns the durability then. Cheap when there is nothing to do.
 
     Raises NotPulled when it cannot be done.
     """
@@ -91,12 +92,11 @@ def make_durable(state_dir: Path, into: Path) -> DurabilityStatus:
 
 
 class DurableWatcher:
-    """`make_durable`, many times a second: what nobody has touched since it was found durable is not read
-    again.
+    """A fast `make_durable`, for many calls a second: unchanged folders are not read again.
 
-    A checkpoint, and the names of those that are kept, come and go by a rename in one of two folders, which
-    changes that folder's time. One that was changed only just now may change again within the same tick of
-    its clock, and is read again; and once a second all is, whatever the times say.
+    A checkpoint, and the list of pins, change by a rename in one of two folders, which changes that folder's
+    time. A folder that changed just now may change again within the same clock tick, so it is read again.
+    Once a second everything is read.
     """
 
     def __init__(self, state_dir: Path) -> None:
@@ -126,10 +126,7 @@ def _times(state_dir: Path, into: Path) -> _Times | None:
 
 
 def copy_newest_adapter(state_dir: Path, into: Path) -> None:
-    """Have the newest adapter at home before what else a resume needs of its checkpoint has come.
-
-    Raises NotPulled.
-    """
+    """Copy the newest adapter before the rest of its checkpoint has arrived. Raises NotPulled."""
     there = state_dir / "checkpoints"
     with _incoming_folder(state_dir, into) as incoming:
         _pull_first_whole(there, checkpoints.names(there)[:1], into / "adapter", incoming, _Tally())
@@ -142,7 +139,7 @@ def _incoming_folder(state_dir: Path, into: Path) -> Iterator[Path]:
         into.mkdir(mode=0o700, parents=True, exist_ok=True)
         with _pull_lock(into), tempfile.TemporaryDirectory(prefix=".incoming-", dir=into) as incoming:
             yield Path(incoming)
-    except (OSError, NotWholeError) as error:
+    except (OSError, IncompleteFileError) as error:
         why = str(error)
         if isinstance(error, OSError):
             why = f"{error.strerror or error}: {error.filename or ''}".rstrip(": ")
@@ -166,7 +163,7 @@ def _pull_adapters(there: Path, into: Path, incoming: Path, tally: _Tally, last:
     names = checkpoints.names(there)
     step = _pull_first_whole(there, names, into / "adapter", incoming, tally)
     if names and step is None and not last:
-        raise durable.no_whole_checkpoint(there, tally.skipped)
+        raise durable.all_incomplete_error(there, tally.skipped)
     _pull_best(there, names, into / "best", incoming, tally)
     return step
 
@@ -191,7 +188,7 @@ def _pull_first_whole(
         aside = incoming / f"{target.name}-{name}"
         try:
             manifest, size = whole_checkpoints.copy(there / name, aside, _adapter_files)
-        except NotWholeError as error:  # or the trainer removed it as we looked
+        except IncompleteFileError as error:  # or the trainer removed it as we looked
             reason = f"{name}: {error}"
             if reason not in tally.skipped:
                 tally.skipped.append(reason)
@@ -215,11 +212,11 @@ def _adapter_files(name: str) -> str | None:
 def _pull_journal(state_dir: Path, name: str, into: Path, tally: _Tally) -> None:
     """Bring what a file of lines, which may be growing, has beyond what is at home: whole lines only."""
     try:
-        with checked_files.opened(state_dir, name) as file:
+        with checked_files.open_checked(state_dir, name) as file:
             journals.append_new_lines(file, into / name)
     except FileNotFoundError:
         return
-    except NotWholeError as error:
+    except IncompleteFileError as error:
         tally.skipped.append(str(error))
         return
     tally.add((into / name).stat().st_size)
@@ -230,7 +227,7 @@ def _pull_logs(state_dir: Path, target: Path, incoming: Path, tally: _Tally) -> 
     for log in sorted((state_dir / "logs").glob("*.log")):
         try:
             tally.add(checked_files.copy_file(state_dir, f"logs/{log.name}", incoming / log.name))
-        except (NotWholeError, FileNotFoundError) as error:
+        except (IncompleteFileError, FileNotFoundError) as error:
             tally.skipped.append(f"{log.name}: {error}")
             continue
         (incoming / log.name).replace(target / log.name)

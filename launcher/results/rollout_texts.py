@@ -21,7 +21,7 @@ from launcher.base import credentials
 from launcher.base.errors import NotPulled
 from launcher.base.log import REDACTOR
 from launcher.results import checked_files
-from launcher.results.checked_files import NotWholeError
+from launcher.results.checked_files import IncompleteFileError
 from runtime.shared import redaction
 
 ROLLOUTS = "rollouts"
@@ -40,7 +40,7 @@ _WANDBS_LINK = "debug-core.log"
 
 @dataclass
 class DownloadedTexts:
-    """What came; `skipped` names what did not, each with its reason."""
+    """The downloaded files; `skipped` names those left out, each with its reason."""
 
     files: int = 0
     bytes: int = 0
@@ -48,7 +48,7 @@ class DownloadedTexts:
 
 
 def download(state_dir: Path, results: Path, incoming: Path) -> DownloadedTexts:
-    """Every step's file that is new, or was written anew, with its secrets hidden. Raises OSError."""
+    """Download every step's new or changed file, with its secrets hidden. Raises OSError."""
     # The guardian, which brings the last ones home, was told of no secret.
     credentials.hide_secrets_of(os.environ)
     downloaded = DownloadedTexts()
@@ -71,7 +71,7 @@ def download(state_dir: Path, results: Path, incoming: Path) -> DownloadedTexts:
 def not_closed(why: str | None = None) -> NotPulled:
     """wandb's run was not ended before it is copied."""
     return NotPulled(
-        "the Weights & Biases run that comes home has no end", why or "the trainer is still at work", None
+        "the copied Weights & Biases run has no end", why or "the trainer is still at work", None
     )
 
 
@@ -89,7 +89,7 @@ def download_wandb(state_dir: Path, results: Path, incoming: Path) -> Downloaded
             with _noting_skipped(downloaded, f"{WANDB}/{place}"):
                 content = _read(state_dir, path, _WANDB_BYTES)
                 if REDACTOR.redact(text := content.decode("latin-1")) != text:
-                    raise NotWholeError("it holds a secret")
+                    raise IncompleteFileError("it holds a secret")
                 (results / WANDB / place.parent).mkdir(mode=0o700, parents=True, exist_ok=True)
                 _write_whole(content, results / WANDB / place, incoming, _stamp(path))
                 downloaded.files += 1
@@ -123,7 +123,7 @@ def _noting_skipped(downloaded: DownloadedTexts, name: str) -> Iterator[None]:
         yield
     except FileNotFoundError:  # removed as we looked: the oldest go
         return
-    except NotWholeError as error:
+    except IncompleteFileError as error:
         downloaded.skipped.append(f"{name}: {error}")
 
 
@@ -138,11 +138,11 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _read(state_dir: Path, path: Path, most_bytes: int) -> bytes:
-    """A file's content. Raises NotWholeError for a link on the way to it, and for what is too large."""
-    with checked_files.opened(state_dir, str(path.relative_to(state_dir))) as file:
+    """A file's content. Raises IncompleteFileError for a link on the way to it, and for what is too large."""
+    with checked_files.open_checked(state_dir, str(path.relative_to(state_dir))) as file:
         content = file.read(most_bytes + 1)
     if len(content) > most_bytes:
-        raise NotWholeError(f"it is larger than {most_bytes} bytes")
+        raise IncompleteFileError(f"it is larger than {most_bytes} bytes")
     return content
 
 

@@ -33,7 +33,7 @@ class RunWeights:
 
     @property
     def label(self) -> str:
-        """What a person calls it: "demo@7"."""
+        """Its name for people: "demo@7"."""
         return f"{self.record.name or self.record.id}@{self.step}"
 
 
@@ -74,7 +74,7 @@ def _best(record: RunRecord, folder: Path, text: str) -> RunWeights:
     label = record.name or record.id
     raise UsageError(
         f"{text}: no optimizer has named a best of this run",
-        "GRPO does, by its validations",
+        "GRPO names one by its validations",
         f"launch status {label}",
     )
 
@@ -99,7 +99,9 @@ def _checkpoint_folders(record: RunRecord, folder: Path) -> list[Path]:
 
 def _step_at_home(adapter: Path) -> int | None:
     """The step of an adapter that came home apart from its checkpoint, as its state says."""
-    with contextlib.suppress(FileNotFoundError, checked_files.NotWholeError, KeyError, TypeError, ValueError):
+    with contextlib.suppress(
+        FileNotFoundError, checked_files.IncompleteFileError, KeyError, TypeError, ValueError
+    ):
         return int(checkpoints.read_state(adapter)["step"])
     return None
 
@@ -116,12 +118,12 @@ def _no_such_step(record: RunRecord, text: str, steps: list[int]) -> UsageError:
     if not steps:
         return UsageError(
             f"{text}: the run has no adapter on this computer",
-            "nothing of it was trained, or nothing has come home",
+            "nothing of it was trained, or no results were copied",
             f"launch pull {label}" if record.live else f"launch status {label}",
         )
     listed = ", ".join(map(str, steps))
     return UsageError(
         f"{text}: that step is not on this computer",
-        f"here are the steps {listed}; older ones go unless they are pinned",
+        f"these steps are here: {listed}; older ones go unless they are pinned",
         f"launch status {label}",
     )

@@ -1,4 +1,4 @@
-"""Checkpoints of which every byte is as promised: the newest, and a copy of one that is whole or is not made.
+"""Finds and copies complete checkpoints: every byte is as the manifest promises.
 
 Neighbours: `checkpoints.py` has their names and manifests, `checked_files.py` the files; `results_copy.py`
 brings adapters home, `durable.py` whole checkpoints, both ways. Reads no tensors.
@@ -10,28 +10,28 @@ from collections.abc import Callable
 from pathlib import Path
 
 from launcher.base import atomic
-from launcher.results.checked_files import NotWholeError, check, copy_file, described
+from launcher.results.checked_files import IncompleteFileError, check, copy_file, digest_and_size
 from launcher.results.checkpoints import Manifest, names, read_manifest, step_of
 from runtime.shared.manifest import MANIFEST
 
 
 def newest_whole(checkpoints: Path) -> str | None:
-    """The newest checkpoint of which every byte is as promised: what the trainer will resume from."""
+    """The newest complete checkpoint. The trainer will resume from it."""
     return next((name for name in names(checkpoints) if is_whole(checkpoints / name)), None)
 
 
 def newest_whole_step(checkpoints: Path) -> int | None:
-    """The step of that one."""
+    """The step of the newest complete checkpoint."""
     found = newest_whole(checkpoints)
     return None if found is None else step_of(found)
 
 
 def is_whole(checkpoint: Path) -> bool:
-    """Whether every byte of it is as promised; all of it is read."""
+    """Whether every byte is as the manifest promises; reads the whole checkpoint."""
     try:
         for file, expected in read_manifest(checkpoint).files.items():
-            check(described(checkpoint, file), expected, file)
-    except (NotWholeError, OSError):
+            check(digest_and_size(checkpoint, file), expected, file)
+    except (IncompleteFileError, OSError):
         return False
     return True
 
@@ -47,7 +47,7 @@ def copy(
 
     `wanted` says what a file is called there, None to leave it out. With `link` a file is linked where the
     file system can: checkpoints are never written to once they are committed. The manifest itself comes last
-    and only with a whole copy. Everything is on disk when this returns. Raises NotWholeError.
+    and only with a whole copy. Everything is on disk when this returns. Raises IncompleteFileError.
     """
     manifest = read_manifest(checkpoint)
     target.mkdir(mode=0o700)
@@ -62,7 +62,7 @@ def copy(
         try:
             copy_file(checkpoint, name, place, link=link, expected=expected)
         except FileNotFoundError:
-            raise NotWholeError(f"{name} is missing") from None
+            raise IncompleteFileError(f"{name} is missing") from None
         total += expected["bytes"]
     if not partial:
         (target / MANIFEST).write_bytes(manifest.text)

@@ -2,9 +2,8 @@
 
 Neighbours: `run.py` begins it when the run's life is over, however that ended; `rented_run.py` keeps a
 machine whose results are not home, `backends/machine_from_record.py` ends it, `summary.py` says how it was.
-Whatever a step raises is that step's own failure: it is said, and in the record as one of its `troubles`.
-What cannot be proven or written here is left to the guardian, which is let go only when both are done.
-Knows nothing of how a run lives.
+An error in one step stops no other: it is shown, and recorded as one of the `troubles`. If proof or record
+fail here, the guardian goes on; it is released only when both are done. Knows nothing of how a run lives.
 """
 
 from __future__ import annotations
@@ -38,8 +37,8 @@ from launcher.types.machine import Machine, Progress, Proof, PullReport, Stopped
 T = TypeVar("T")
 
 # What a Ctrl-C does after the first signal, whichever that was.
-AGAIN = " (one more Ctrl-C leaves it to the guardian)"
-_ENDING = f"already ending: copying results, taking everything down{AGAIN}"
+ONE_MORE_CTRL_C = " (one more Ctrl-C leaves it to the guardian)"
+_ENDING = f"already ending: copying results, taking everything down{ONE_MORE_CTRL_C}"
 _WAITING_FOR_RESULTS = "waiting for its results (Ctrl-C gives them up)"
 # A record that cannot be written is tried again: another process may hold its lock for a moment.
 _WRITES = 3
@@ -77,7 +76,7 @@ class Ending:
         self._program_code: int | None = None
 
     def end(self, failure: BaseException | None) -> int:
-        """All of it; `failure` is what ended the run's life, None when that went well. The exit code."""
+        """Do all of it; `failure` ended the run's life, None if that went well. Returns the exit code."""
         machine = self._parts.machine
         # By how it lived: what its end comes to changes nothing about the program.
         self._program_code = program_code_of(failure, self._ended.command)
@@ -96,14 +95,15 @@ class Ending:
                 failpoint("cli.pulled")
                 lock.report("down")
                 proof = self._down(machine)
-            self._close_doors()
+            self._close_endpoint()
             lock.report("saving the record")
             return self._finish(failure or self._unpulled, proof)
 
     # -------------------------------------------------------------- steps
 
     def _bring_home(self, machine: Machine, lock: LockHandle) -> None:
-        """The results home, if there is a runtime to have any; why not, when they stay where they are."""
+        """Download the results, if there is a runtime that may have any; the reason, if they stay on the
+        machine."""
         lock.report("copying results")
         if self._parts.background_copy is not None:
             self._try("ending the copies", self._parts.background_copy.stop)
@@ -121,26 +121,26 @@ class Ending:
                 )
         except Exception as error:  # noqa: BLE001 - whatever it is, the next step must be taken
             if self._pulled is not None:  # they are at home, it could not be shown
-                self._trouble(f"showing pull failed: {described(error)}")
+                self._add_trouble(f"showing pull failed: {described(error)}")
             else:
                 self._unpulled = self._not_pulled(error)
                 self._warn(f"{self._unpulled.message}: {self._unpulled.why}")
-                self._try("keeping the machine", lambda: self._keep(machine, lock))
+                self._try("keeping the machine", lambda: self._keep_machine(machine, lock))
         if self._pulled is not None:
-            self._say_what_is_missing(self._pulled)
+            self._report_missing(self._pulled)
 
-    def _say_what_is_missing(self, pulled: PullReport) -> None:
-        """Of a machine that is gone the newest never come: that is no good end."""
+    def _report_missing(self, pulled: PullReport) -> None:
+        """Report results that a lost machine took with it: such an end is no success."""
         for missing in pulled.missing:
             self._warn(f"not copied: {missing}")
         if pulled.lost is not None and self._parts.background_copy is not None:  # it was ready once
             self._unpulled = NotPulled("the newest results are lost", pulled.lost, None)
 
-    def _keep(self, machine: Machine, lock: LockHandle) -> None:
-        """Keep a machine whose disk would go with it, as long as that is agreed to."""
+    def _keep_machine(self, machine: Machine, lock: LockHandle) -> None:
+        """Keep a machine whose disk would go with it, as long as the plan allows."""
         if self._parts.background_copy is None:  # it was never ready: nobody ever asked it for anything
             return
-        given_up = self._given_up()
+        given_up = self._results_abandoned()
         seconds = rented_run.keep_seconds(machine, self._ended.limits, self._ended.lease_seconds)
         if seconds <= 0 or given_up():
             return
@@ -154,14 +154,14 @@ class Ending:
         if self._pulled is not None:
             self._unpulled = None
 
-    def _given_up(self) -> Stopped:
-        """Whether nobody wants to wait for results any more: a Ctrl-C, or `--give-up-results`. A TERM, or a
-        terminal that is closed, gives nothing up."""
+    def _results_abandoned(self) -> Stopped:
+        """Whether the wait for results is over: by a Ctrl-C or `--give-up-results`. A TERM, or a closed
+        terminal, does not end it."""
         received = self._signals.received
         return lambda: self._by_name() or (received is None and self._signals.received == signal.SIGINT)
 
     def _down(self, machine: Machine) -> Proof:
-        """Down and proof, shown while it lasts; done also where it cannot be shown."""
+        """Take it down and prove it, with progress; also if the progress cannot be shown."""
         self._try("down", lambda: self._take_down(machine, shown=True))
         if self._proof is None:
             self._take_down(machine, shown=False)
@@ -170,11 +170,11 @@ class Ending:
 
     def _take_down(self, machine: Machine, shown: bool) -> None:
         with self._shown(machine, "down") if shown else contextlib.nullcontext():
-            self._close_doors()
-            self._proof = machine_from_record.end_machine(machine, self._trouble)
+            self._close_endpoint()
+            self._proof = machine_from_record.end_machine(machine, self._add_trouble)
 
-    def _close_doors(self) -> None:
-        """No renewal, no request and no token after this; harmless when repeated."""
+    def _close_endpoint(self) -> None:
+        """After this there is no renewal, no request and no token; harmless when repeated."""
         if self._parts.monitor is not None:
             self._try("ending the heartbeat", self._parts.monitor.stop)
         if self._parts.relay is not None:
@@ -182,13 +182,13 @@ class Ending:
         self._try("forgetting the token", lambda: delete_token(self._folder))
 
     def _proven_by_another(self) -> Proof | None:
-        """The proof of whoever was at it before us."""
+        """The proof of another process that ended the run before us."""
         now = self._try("reading the record", lambda: self._store.load(self._run_id))
         if now is None:
             return None
         if now.launch != self._ended.record.launch:  # we stood still, and it was ended and taken up meanwhile
             self._ours = False
-            return Proof(True, "another launch has resumed it since")
+            return Proof(True, "another launch has resumed it")
         if now.live or now.proof is None:
             return None
         self._warn(f"{now.ended_by} has already ended it")
@@ -199,7 +199,7 @@ class Ending:
     # -------------------------------------------------------------- what it comes to
 
     def _finish(self, failure: BaseException | None, proof: Proof) -> int:
-        """Finish the record, let the guardian go, and say how it was."""
+        """Finish the record, release the guardian, and print the summary."""
         if not proof.verified:
             # The guardian is not released: when this process ends it tries again.
             hint = proof.hint or f"launch down {self._ended.label}"
@@ -207,30 +207,31 @@ class Ending:
         if failure is None and self._signals.received is not None:
             failure = Interrupted(self._signals.received)
         failpoint("cli.downed")  # not caught, as above
-        unwritten = self._write_down(failure, proof)
+        unwritten = self._write_final_record(failure, proof)
         failure = failure or unwritten
         if self._parts.guardian is not None and proof.verified and unwritten is None:
             self._try("letting the guardian go", self._parts.guardian.release)
         code = exit_code_of(failure)
-        self._try("showing the summary", lambda: self._say(failure, proof, code))
+        self._try("showing the summary", lambda: self._print_summary(failure, proof, code))
         return code
 
-    def _write_down(self, failure: BaseException | None, proof: Proof) -> LaunchError | None:
-        """The record's last word; why it could not be written, for which the guardian then tries."""
+    def _write_final_record(self, failure: BaseException | None, proof: Proof) -> LaunchError | None:
+        """Write the final record; returns the reason if it could not be written, and then the guardian
+        tries."""
         error: Exception | None = None
         for attempt in range(_WRITES if self._ours else 0):
             time.sleep(_PAUSE_SECONDS if attempt else 0)
             try:
-                self._store.update(self._run_id, **self._last_word(failure, proof))
+                self._store.update(self._run_id, **self._final_fields(failure, proof))
                 return None
             except Exception as refused:  # noqa: BLE001 - whatever it is, the run is over
                 error = refused
         if error is None:
             return None
-        self._trouble(f"the record cannot be written: {described(error)}")
+        self._add_trouble(f"the record cannot be written: {described(error)}")
         return as_launch_error(error, self._folder / "launch.log")
 
-    def _last_word(self, failure: BaseException | None, proof: Proof) -> dict[str, Any]:
+    def _final_fields(self, failure: BaseException | None, proof: Proof) -> dict[str, Any]:
         said: dict[str, Any] = {
             "reason": reason_of(failure),
             "why": why_of(failure),
@@ -247,7 +248,7 @@ class Ending:
             "unpulled": self._why_unpulled(),
         }
 
-    def _say(self, failure: BaseException | None, proof: Proof, code: int) -> None:
+    def _print_summary(self, failure: BaseException | None, proof: Proof, code: int) -> None:
         if isinstance(failure, LaunchError):
             self._output.error(failure)
         self._summary(failure, proof, code).say(self._output)
@@ -283,7 +284,7 @@ class Ending:
         return machine is not None and machine.price_per_hour is not None
 
     def _durability(self) -> DurabilityStatus:
-        """Where the run stands at its end: what is on the machine, what is at home."""
+        """The run's durability at its end."""
         if self._parts.machine is None:
             return DurabilityStatus()
         committed = self._parts.machine.committed()
@@ -294,20 +295,20 @@ class Ending:
     # -------------------------------------------------------------- how
 
     def _try(self, what: str, act: Callable[[], T]) -> T | None:
-        """What `act` gives; None, and a trouble of this end, when it raises."""
+        """The result of `act`; None if it raises, which is noted as a trouble of this end."""
         try:
             return act()
         except Exception as error:  # noqa: BLE001 - whatever it is, the next step must be taken
             LOGGER.debug("traceback", exc_info=True)
-            self._trouble(f"{what} failed: {described(error)}")
+            self._add_trouble(f"{what} failed: {described(error)}")
             return None
 
-    def _trouble(self, line: str) -> None:
+    def _add_trouble(self, line: str) -> None:
         self._troubles.append(line)
         self._warn(line)
 
     def _warn(self, line: str) -> None:
-        """A screen that is gone, or a stream that was closed, must not stop a teardown."""
+        """Print a warning. A closed terminal or stream must not stop a teardown."""
         with contextlib.suppress(Exception):
             self._output.warn(line)
 
@@ -325,7 +326,7 @@ class Ending:
         self._timings.add(machine.kind, name, time.monotonic() - begun)
 
     def _why_unpulled(self) -> str | None:
-        """Why the newest results are not at home, in one line."""
+        """The reason the newest results are not on this computer, in one line."""
         return None if self._unpulled is None else self._unpulled.why or self._unpulled.message
 
     def _not_pulled(self, error: Exception) -> NotPulled:

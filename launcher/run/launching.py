@@ -1,8 +1,8 @@
 """Starts a run from the command line in five calls: parse, validate, plan, resume, agree.
 
-Neighbours: `commands.py` calls it; `translation.py`, `request_validation.py`, `pricing.py`, `resume.py` and
-`price_agreement.py` are the five rooms in a row; `run.py` is the life of the run. Nothing is ended before all
-is checked, and no provider is asked for a machine before its price is agreed to.
+Neighbours: `commands.py` calls it; `request_parsing.py`, `request_validation.py`, `pricing.py`, `resume.py`
+and `price_agreement.py` are the five rooms in a row; `run.py` is the life of the run. Nothing is ended before
+all is checked, and no provider is asked for a machine before its price is agreed to.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ def launch_run(
     command: tuple[str, ...],
     output: Output,
 ) -> int:
-    """Check, then run; the exit code. Raises LaunchError when nothing was started.
+    """Check, then run; returns the exit code. Raises LaunchError when nothing was started.
 
-    The flag `resume` names a run that is to be taken up.
+    The flag `resume` names a run to resume.
     """
     home = Home.find()
     asked = parse_request(flags, sets, env_file, command, home)
@@ -62,7 +62,7 @@ def launch_run(
 
 
 def _resume(asked: ParsedRequest, home: Home, output: Output) -> ResumePoint | None:
-    """End what is left of the run that is taken up, if one is."""
+    """End the leftovers of the run to resume, if there is one."""
     if asked.earlier is None:
         return None
     store = RecordStore(home)

@@ -68,7 +68,7 @@ def _own_folder(model: str) -> Path | None:
 
 
 def machine_of(record: RunRecord, store: RecordStore, home: Home) -> Machine:
-    """The machine of an earlier life of a run: what it still has is what a resume goes on from."""
+    """The machine of an earlier life of a run: a resume goes on from its files."""
     if record.machine.get("kind") == "cloud":
         from launcher.backends.cloud import CloudMachine
 

@@ -1,4 +1,4 @@
-"""How long each phase usually takes on this computer: the median of its last few times.
+"""The usual duration of each phase on this computer: the median of its last few times.
 
 Neighbours: `run.py` asks and tells. A comfort: an unreadable file is an empty one.
 """
@@ -12,7 +12,7 @@ from pathlib import Path
 
 from launcher.base import atomic
 
-_KEPT = 5
+_MAX_TIMES = 5
 
 
 class PhaseTimes:
@@ -31,7 +31,7 @@ class PhaseTimes:
         """Remember one time. Two runs at once may lose one of theirs."""
         self._seconds = self._read()
         key = f"{kind}/{phase}"
-        self._seconds[key] = [*self._seconds.get(key, []), round(seconds, 2)][-_KEPT:]
+        self._seconds[key] = [*self._seconds.get(key, []), round(seconds, 2)][-_MAX_TIMES:]
         with contextlib.suppress(OSError):
             self._path.parent.mkdir(parents=True, exist_ok=True)
             atomic.write(self._path, json.dumps(self._seconds))

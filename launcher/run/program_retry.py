@@ -22,7 +22,7 @@ from launcher.run.runtime_monitor import RuntimeMonitor
 from launcher.run.work import Work
 
 _AGAIN, _END = ("\n", "\r"), ("q", "Q", "")
-_LOOK_SECONDS = 0.25
+_POLL_SECONDS = 0.25
 
 
 class ProgramRetry:
@@ -41,8 +41,8 @@ class ProgramRetry:
         self._output = output
 
     def wait_for_key(self, failed: JobFailed) -> bool:
-        """Wait for a key where one can come; raises as the run's end does. Where none can, the error says how
-        to hold an endpoint."""
+        """Wait for a key if there is a terminal; raises as the run's end does. Without one, the error says
+        how to hold an endpoint."""
         if failed.job_exit_code is None or not self._before_its_first_step():
             return False
         if not _is_interactive(self._output, yes=self._request.settings.yes):
@@ -88,7 +88,7 @@ class _RetryPrompt:
 
     def is_over(self) -> bool:
         """A look at the keyboard, a little while long."""
-        key = self._keys.read_key(_LOOK_SECONDS)
+        key = self._keys.read_key(_POLL_SECONDS)
         now = clock.boot_seconds()
         if key is not None:  # somebody is there
             self._until = now + self._idle_seconds

@@ -40,13 +40,13 @@ def ask_about_ssh(output: Output, plan: Plan, runs: Path, yes: bool) -> None:
 
 
 def announce(output: Output, machine: Machine, plan: Plan, label: str, runs: Path, yes: bool) -> float:
-    """Say where it is, what it costs an hour and how it is entered; that price.
+    """Print its place, its price per hour and the command to enter it; returns the price.
 
-    `yes`: --yes, which also lets plain `ssh` find it where nobody has ever said no to that.
+    `yes`: --yes, which also lets plain `ssh` find it unless the user has said no before.
     """
     price = machine.price_per_hour or 0.0
-    if price > plan.dearest_per_hour:
-        most = format_money(plan.dearest_per_hour)
+    if price > plan.max_price_per_hour:
+        most = format_money(plan.max_price_per_hour)
         output.warn(f"it costs {format_money(price)}/h, the plan said {most}/h at most")
     cluster_status = machine.describe()["standing"]
     answered = consent.remembered_answer(runs.parent, _SSH_LINE)
@@ -64,8 +64,8 @@ def announce(output: Output, machine: Machine, plan: Plan, label: str, runs: Pat
 
 
 def keep_seconds(machine: Machine, limits: Limits, lease_seconds: float) -> float:
-    """How long a machine is kept while its results are not home: for the lease, never past deadline or
-    budget, and not at all where its disk stays."""
+    """How long a machine is kept while its results are not copied: for the lease, never past deadline or
+    budget, and not at all if its disk stays."""
     left = limits.left(clock.boot_seconds())
     seconds = lease_seconds if left is None else min(lease_seconds, left)
     return max(0.0, seconds) if machine.ephemeral else 0.0
@@ -85,7 +85,7 @@ def pull_while_kept(
 
 
 def runtime_overrides(gpus: GpuSplit) -> dict[str, Any]:
-    """What the runtime is told of its GPUs, rented or not, unless the user says otherwise."""
+    """The runtime's settings for its GPUs, rented or not, unless the user sets them."""
     told: dict[str, Any] = {"dtype": gpus.dtype}
     told |= {"engines": gpus.infer_gpus, "train_processes": gpus.train_gpus}
     if gpus.memory is None:

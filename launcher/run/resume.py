@@ -1,8 +1,8 @@
 """Resumes a run that ended or was killed: ends its leftovers, then finds the step to continue from.
 
-Neighbours: `launching.py` calls it when all that was asked is checked, `run.py` lives the run again under its
-own id, `resume_source.py` has what it was begun with, `durable.py` what survived where the machine did not.
-Knows nothing of printing.
+Neighbours: `launching.py` calls it once the request is checked, `run.py` runs the run again under its own id,
+`resume_source.py` has its recorded settings, `durable.py` the steps that survived the machine. Knows nothing
+of printing.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from runtime.shared.start_adapter import START
 
 @dataclass(frozen=True)
 class ResumePoint:
-    """A run to be resumed after `step`. `rewinds`: the machine's state is gone, what is durable is used, or,
-    at step 0, the adapter that it began with."""
+    """A run to be resumed after `step`. `rewinds`: the machine's state is gone, so the durable step is
+    used, or at step 0 the initial adapter."""
 
     record: RunRecord
     step: int
@@ -30,7 +30,7 @@ class ResumePoint:
 
     def describe(self) -> str:
         """For the plan's line: "resuming after step 7"."""
-        gone = "what the machine had is gone"
+        gone = "the machine's state is lost"
         if self.rewinds and self.step == 0:
             return f"resuming with the adapter it started with: {gone}"
         how = f", the last durable one: {gone}" if self.rewinds else ""
@@ -68,7 +68,7 @@ def resume(
 
 
 def _end_leftovers(store: RecordStore, record: RunRecord, say: Callable[[str], None]) -> RunRecord:
-    """The record of a run that is over; what is left of one that nobody looks after is ended here."""
+    """The record of a run that is over; the leftovers of an unattended run are ended here."""
     if record.live and (record.elsewhere or record.launch_alive):
         raise LiveRunError(record)
     record = take_down.after_guardian(store, record, say)

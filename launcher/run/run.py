@@ -50,7 +50,7 @@ from launcher.records.lease import LONGER_LIMIT_HINT, Limits
 from launcher.records.records import RecordStore, RunRecord
 from launcher.results import durable
 from launcher.run import machine_from_plan, rented_run
-from launcher.run.ending import AGAIN, Ending
+from launcher.run.ending import ONE_MORE_CTRL_C, Ending
 from launcher.run.phase_times import PhaseTimes
 from launcher.run.run_components import EndingRun, RunComponents
 from launcher.run.run_request import RunRequest
@@ -87,7 +87,8 @@ class Run:
         self._parts = RunComponents()
 
     def execute(self) -> int:
-        """Live it from beginning to end; the exit code. Raises LaunchError when nothing was started."""
+        """Run it from beginning to end; returns the exit code. Raises LaunchError when nothing was
+        started."""
         settings, plan = self._request.settings, self._request.plan
         with Signals(self._output.write_from_signal_handler) as self._signals:
             self._record = self._write_record()
@@ -96,7 +97,7 @@ class Run:
             until = (plan.deadline_seconds, plan.budget, plan.price_per_hour, plan.spent)
             self._limits = Limits(self._begun_at, *until)
             with heartbeat.keep_beating(self._folder):
-                return self._end(self._live())
+                return self._end(self._run_phases())
 
     def _end(self, failure: BaseException | None) -> int:
         command, lease_seconds = self._request.command, self._request.settings.lease_seconds
@@ -122,8 +123,8 @@ class Run:
 
     # -------------------------------------------------------------- beginning
 
-    def _live(self) -> BaseException | None:
-        """Everything until the work is over; what ended it, None when all went well."""
+    def _run_phases(self) -> BaseException | None:
+        """All phases until the work is over; returns the failure that ended it, None if all went well."""
         try:
             with self._signals.raising():
                 log.open_log(self._folder / "launch.log")
@@ -160,7 +161,7 @@ class Run:
         watch = self._parts.guardian = guardian.start(self._store.path(self._record.id))
         self._update(guardian=watch.process)
         failpoint("cli.guarded")
-        self._signals.consequence = f"taking everything down{AGAIN}"
+        self._signals.consequence = f"taking everything down{ONE_MORE_CTRL_C}"
         with self._phase("arm") as progress:
             machine.provision(progress)
         if plan.rented is not None:
@@ -171,13 +172,13 @@ class Run:
         failpoint("cli.armed")
         with self._phase("push") as progress:
             machine.push()
-            self._seed(machine, progress)
+            self._upload_checkpoints(machine, progress)
         with self._phase("setup") as progress:
             machine.setup(progress)
         return machine
 
-    def _seed(self, machine: Machine, progress: Callable[[str], None]) -> None:
-        """What the run goes on from, or begins with, where the machine does not have it."""
+    def _upload_checkpoints(self, machine: Machine, progress: Callable[[str], None]) -> None:
+        """Give the machine the run's checkpoints or initial adapter, unless it has them."""
         resumed, results = self._request.resumed, self._folder / RESULTS
         if resumed is not None and resumed.rewinds:
             if resumed.step == 0 and resumed.record.may_have_results:
@@ -192,7 +193,7 @@ class Run:
         """The runtime runs and is ready: its token and its socket here."""
         token = secrets.token_urlsafe(32)
         log.REDACTOR.hide([token])
-        self._signals.consequence = f"copying the logs, taking everything down{AGAIN}"
+        self._signals.consequence = f"copying the logs, taking everything down{ONE_MORE_CTRL_C}"
         with self._phase("serve") as progress:
             self._parts.served = True
             socket = machine.serve(self._runtime_config(machine), token, progress)
@@ -200,7 +201,7 @@ class Run:
         return token, socket
 
     def _connect(self, machine: Machine, token: str, socket: Path) -> LocalEndpoint:
-        """The relay listens, the runtime answers through it, the heart beats, steps become durable."""
+        """The relay listens, the runtime answers through it, the lease is renewed, steps become durable."""
         from launcher.dashboard.run_page import RunPage
         from launcher.proxy.relay import Relay
         from launcher.results.background_copy import BackgroundCopy
@@ -228,12 +229,12 @@ class Run:
     # -------------------------------------------------------------- work
 
     def _work(self, machine: Machine, endpoint: LocalEndpoint) -> None:
-        """The program to its end; again, where it failed early and somebody has mended it."""
+        """Run the program to its end; again, if it failed early and the user has fixed it."""
         from launcher.run.program_retry import ProgramRetry
         from launcher.run.work import Work
 
         self._enter("work")
-        self._say_ready(endpoint)
+        self._print_ready(endpoint)
         watched = self._watched(machine)
         parts = (self._request, self._label, self._limits, watched.monitor)
         another = ProgramRetry(*parts, lambda: Work(watched, None, "", self._output), self._output)
@@ -241,7 +242,7 @@ class Run:
             try:
                 return self._run_program(watched, endpoint)
             except JobFailed as failed:
-                self._signals.consequence = f"copying results, taking everything down{AGAIN}"
+                self._signals.consequence = f"copying results, taking everything down{ONE_MORE_CTRL_C}"
                 if not another.wait_for_key(failed):
                     raise
 
@@ -260,7 +261,7 @@ class Run:
                 self._update(minder=program.process)
             failpoint("cli.started")
             ending = "ending the program, " if command else ""
-            self._signals.consequence = f"{ending}copying results, taking everything down{AGAIN}"
+            self._signals.consequence = f"{ending}copying results, taking everything down{ONE_MORE_CTRL_C}"
             Work(watched, program, shlex.join(command), self._output).run()
         finally:
             if program is not None and program.poll() is None:
@@ -277,7 +278,7 @@ class Run:
             self._request.settings.grace_seconds,
         )  # fmt: skip
 
-    def _say_ready(self, endpoint: LocalEndpoint) -> None:
+    def _print_ready(self, endpoint: LocalEndpoint) -> None:
         model = endpoint.variables()["LAUNCH_MODEL"]
         lines = [f"ready: {endpoint.base_url} · model {model}"]
         key = "" if sys.platform == "linux" else ", with the run's key"
@@ -300,7 +301,7 @@ class Run:
 
     def _runtime_config(self, machine: Machine) -> RuntimeConfig:
         from launcher.config import runtime_config
-        from runtime.shared.peft_form import portable_name
+        from runtime.shared.peft_format import portable_name
 
         settings, gpus = self._request.settings, self._request.plan.gpus
         model_path, overrides = self._request.model_path, settings.runtime

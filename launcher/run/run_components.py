@@ -36,7 +36,7 @@ class RunComponents:
 
 @dataclass(frozen=True)
 class EndingRun:
-    """Whose end it is. `limits` are on the clock that counts sleep."""
+    """The run that ends. `limits` are on the clock that counts sleep."""
 
     record: RunRecord
     label: str

@@ -20,18 +20,18 @@ from launcher.base.log import LOGGER
 from launcher.records.lease import Lease
 from runtime.shared.statuses import RuntimeStatus
 
-_ASK_EVERY_SECONDS = 1.0
+_POLL_SECONDS = 1.0
 # Long enough for a busy gateway, short enough that a frozen one is seen.
 _ANSWER_SECONDS = 5.0
 # The first answer is waited for longer and longer: whoever takes twice as long each time is slow, not gone.
-_LONGEST_ANSWER_SECONDS = 60.0
-_AGAIN_SECONDS = 0.5
+_MAX_ANSWER_SECONDS = 60.0
+_RETRY_SECONDS = 0.5
 
 
 @dataclass(frozen=True)
 class RuntimeSnapshot:
-    """What is known now. `silent_since`: `time.monotonic()` since when nothing answers; None while it does.
-    The lease is on the clock that counts the laptop's sleep."""
+    """The runtime's state as last seen. `silent_since`: `time.monotonic()` since when nothing answers;
+    None while it answers. The lease is on the clock that counts sleep."""
 
     lease: Lease
     status: RuntimeStatus | None = None
@@ -41,7 +41,8 @@ class RuntimeSnapshot:
 
 
 class RuntimeMonitor:
-    """Asks `root`, the relay's address without `/v1`, until `stop`. `hint`: what to do if nobody answers."""
+    """Polls `root`, the relay's address without `/v1`, until `stop`. `hint`: the user's remedy if nobody
+    answers."""
 
     def __init__(
         self,
@@ -74,10 +75,10 @@ class RuntimeMonitor:
         ended: Callable[[], str | None] = lambda: None,
         progress: Callable[[str], None] = lambda line: None,
     ) -> None:
-        """Renew and ask until there is an answer, so that what follows starts from a known state.
+        """Renew and poll until there is an answer, so that the run continues from a known state.
 
-        `ended`: why the runtime is gone, None while it runs. Raises JobFailed when it is, when it refuses us,
-        or when it has said nothing for so long.
+        `ended`: the reason the runtime is gone, None while it runs. Raises JobFailed when it is gone, when it
+        refuses us, or after the whole timeout budget without an answer.
         """
         bound = time.monotonic() + timeout_budget_seconds
         wait_seconds = self._usual_seconds(self._snapshot.lease.seconds)
@@ -90,21 +91,22 @@ class RuntimeMonitor:
             if left <= 0:
                 what = f"the runtime has not answered for {timeout_budget_seconds:.0f} s"
                 raise JobFailed(what, why, self._hint)
-            wait_seconds = min(2 * wait_seconds, _LONGEST_ANSWER_SECONDS, max(left, _AGAIN_SECONDS))
-            time.sleep(min(_AGAIN_SECONDS, left))
+            wait_seconds = min(2 * wait_seconds, _MAX_ANSWER_SECONDS, max(left, _RETRY_SECONDS))
+            time.sleep(min(_RETRY_SECONDS, left))
         self._thread.start()
 
     def _first(self, wait_seconds: float) -> bool:
-        """Whether there is an answer within so long. Raises JobFailed for one that no waiting mends."""
+        """Whether there is an answer within `wait_seconds`. Raises JobFailed for an answer that no waiting
+        changes."""
         try:
             self._renew(wait_seconds)
             self._ask(wait_seconds)
         except httpx.HTTPStatusError as error:
             if error.response.is_client_error:
                 raise JobFailed("the runtime rejects its own launch", str(error), self._hint) from error
-            self._silent(error)
+            self._record_silence(error)
         except (httpx.HTTPError, ValueError) as error:
-            self._silent(error)
+            self._record_silence(error)
         else:
             return True
         return False
@@ -117,23 +119,24 @@ class RuntimeMonitor:
         self._http.close()
 
     def poll_now(self) -> None:
-        """Ask once more now, so that an end is told as it was; what is known stays where nobody answers."""
+        """Poll once more, so that the summary has the newest state; if nobody answers, the last state
+        stays."""
         if self._snapshot.silent_since is None:
             with contextlib.suppress(httpx.HTTPError, ValueError):
                 self._ask()
 
     def latest(self) -> RuntimeSnapshot:
-        """The newest beat."""
+        """The newest snapshot."""
         return self._snapshot
 
     def _run(self) -> None:
-        while not self._over.wait(_ASK_EVERY_SECONDS):
+        while not self._over.wait(_POLL_SECONDS):
             try:
                 if self._snapshot.lease.due(clock.boot_seconds()):
                     self._renew()
                 self._ask()
             except Exception as error:  # noqa: BLE001 - if this thread ended, the lease would, unnoticed
-                self._silent(error)
+                self._record_silence(error)
 
     def _renew(self, wait_seconds: float | None = None) -> None:
         self._http.put("/slipway/lease", timeout=self._timeout(wait_seconds)).raise_for_status()
@@ -153,7 +156,7 @@ class RuntimeMonitor:
     def _timeout(self, seconds: float | None) -> httpx.Timeout:
         return self._http.timeout if seconds is None else httpx.Timeout(seconds)
 
-    def _silent(self, error: Exception) -> None:
+    def _record_silence(self, error: Exception) -> None:
         since = self._snapshot.silent_since
         if since is None:
             since = time.monotonic()

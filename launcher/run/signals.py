@@ -1,11 +1,11 @@
-"""What Ctrl-C, TERM and HUP do: the first one ends the run well, a Ctrl-C after it leaves the rest to the
-guardian. And the alarm that a limit rings while nobody looks.
+"""Handles Ctrl-C, TERM and HUP: the first one ends the run in order, a Ctrl-C after it leaves the rest to the
+guardian. Also the alarm of a limit, for code that does not look.
 
 A TERM or HUP after the first asks for nothing new: `launch down` beside an end that has begun, a terminal
 that is closed after Ctrl-C. Leaving then would cut off the results that are on their way.
 
-Neighbours: `run.py` runs inside. Knows nothing of runs: only when an interruption may be raised, and whom to
-tell. What it says goes round the streams, which the interrupted code may be writing to.
+Neighbours: `run.py` runs inside. Knows nothing of runs. Its messages bypass the streams, which the
+interrupted code may be writing to.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _SAME_SIGNAL_SECONDS = 0.15
 # A timer of nothing would be no timer.
 _AT_ONCE_SECONDS = 0.001
 # The system's timer stands still while the computer sleeps: the clock is looked at in between.
-_LOOK_EVERY_SECONDS = 10.0
+_POLL_SECONDS = 10.0
 
 
 class Interrupted(BaseException):
@@ -39,7 +39,7 @@ class Interrupted(BaseException):
 
     @property
     def exit_code(self) -> int:
-        """What a shell calls it: 130 for INT, 143 for TERM, 129 for HUP."""
+        """The exit code that a shell uses: 130 for INT, 143 for TERM, 129 for HUP."""
         return 128 + self.number
 
 
@@ -92,7 +92,7 @@ class Signals:
         left = 0.0
         if self._rings_at is not None:
             left = max(self._rings_at - clock.boot_seconds(), _AT_ONCE_SECONDS)
-        signal.setitimer(signal.ITIMER_REAL, min(left, _LOOK_EVERY_SECONDS))
+        signal.setitimer(signal.ITIMER_REAL, min(left, _POLL_SECONDS))
 
     def _ring(self, number: int, frame: FrameType | None) -> None:
         if self._rings_at is not None and clock.boot_seconds() < self._rings_at:

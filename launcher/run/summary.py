@@ -100,21 +100,21 @@ class Summary:
 
 
 def exit_code_of(failure: BaseException | None) -> int:
-    """The exit code of a run that ended so; None: all went well."""
+    """The exit code for this failure; None: all went well."""
     if isinstance(failure, LaunchError | Interrupted):
         return failure.exit_code
     return EXIT_OK
 
 
 def reason_of(failure: BaseException | None) -> str | None:
-    """Why it ended, in one line, where it did not end by itself."""
+    """The reason of its end in one line, if it did not end by itself."""
     if isinstance(failure, Interrupted):
         return f"interrupted by {failure}"
     return failure.message if isinstance(failure, LaunchError) else None
 
 
 def why_of(failure: BaseException | None) -> str | None:
-    """Why that, in one line, where it is known; it may quote what a program said."""
+    """The cause of that reason in one line, if known; it may quote a program's output."""
     why = failure.why if isinstance(failure, LaunchError) else None
     return " ".join(REDACTOR.redact(why).split()) if why else None
 

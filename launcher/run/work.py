@@ -23,7 +23,7 @@ from launcher.teardown.minder import GRACE_SECONDS, Command
 from launcher.types.durability import DurabilityStatus
 from runtime.shared.statuses import RuntimeStatus
 
-_LOOK_EVERY_SECONDS = 0.25
+_POLL_SECONDS = 0.25
 _DRAW_EVERY_SECONDS = 1.0
 # A program that got the same Ctrl-C as we did has its grace to end by itself; when the signal did not come
 # from the terminal it may have missed it, and is told after a moment.
@@ -32,12 +32,10 @@ _MISSED_SECONDS = 1.0
 
 @dataclass(frozen=True)
 class WatchedRun:
-    """What the loop looks at. `ended` asks the machine why the runtime is gone, `durability` how far it got;
-    `grace_seconds` is the program's time to save what it has when the run is interrupted;
-    `timeout_budget_seconds` is how long the runtime may be silent (`timeout_budget.py`).
-
-    `begun_at` and the limits are on the clock that counts the laptop's sleep (`base/clock.py`).
-    """
+    """The inputs of the watch loop. `ended` asks the machine why the runtime is gone, `durability` is its
+    progress; `grace_seconds` is the program's time to save its state when the run is interrupted;
+    `timeout_budget_seconds` is how long the runtime may be silent (`timeout_budget.py`). `begun_at` and
+    the limits are on the clock that counts sleep (`base/clock.py`)."""
 
     label: str
     begun_at: float
@@ -65,7 +63,7 @@ class Work:
         self._warned: set[str] = set()
 
     def run(self) -> None:
-        """Until the program has ended, whatever the reason.
+        """Run until the program has ended, for any reason.
 
         Raises JobFailed when it or the runtime failed, LimitReached, Interrupted.
         """
@@ -81,7 +79,7 @@ class Work:
                 self._program.terminate()
 
     def watch_until(self, over: Callable[[], bool]) -> None:
-        """Until `over`, which takes a little while each time. Raises as `do`."""
+        """Watch until `over`, which blocks briefly each time. Raises as `run`."""
         try:
             self._watch(over)
         finally:
@@ -99,8 +97,8 @@ class Work:
                 return
             self._check_limits(now)
             self._check_runtime(snapshot)
-            self._say_detail(snapshot)
-            self._say_warnings(snapshot)
+            self._report_detail(snapshot)
+            self._report_warnings(snapshot)
             self._check_durable(self._watched.durability())
 
     def _program_is_over(self) -> bool:
@@ -113,9 +111,9 @@ class Work:
     def _wait(self) -> int | None:
         """A little while; the program's exit code if it has ended."""
         if self._program is None:
-            time.sleep(_LOOK_EVERY_SECONDS)
+            time.sleep(_POLL_SECONDS)
             return None
-        return self._program.wait(_LOOK_EVERY_SECONDS)
+        return self._program.wait(_POLL_SECONDS)
 
     def _check_program(self, code: int) -> None:
         if code == 0 or self._program is None:
@@ -146,8 +144,8 @@ class Work:
         if time.monotonic() - snapshot.silent_since > self._watched.timeout_budget_seconds:
             raise JobFailed("the runtime no longer answers", snapshot.silence, hint)
 
-    def _say_detail(self, snapshot: RuntimeSnapshot) -> None:
-        """Say once what keeps the runtime from serving its newest step, and when it is over."""
+    def _report_detail(self, snapshot: RuntimeSnapshot) -> None:
+        """Report once why the runtime does not serve its newest step, and when that is over."""
         if snapshot.status is None:
             return
         detail = snapshot.status.detail if snapshot.status.phase == "degraded" else None
@@ -159,15 +157,15 @@ class Work:
             )
         self._detail = detail
 
-    def _say_warnings(self, snapshot: RuntimeSnapshot) -> None:
-        """Say each once."""
+    def _report_warnings(self, snapshot: RuntimeSnapshot) -> None:
+        """Report each warning once."""
         for line in snapshot.status.warnings if snapshot.status else ():
             if line not in self._warned:
                 self._warned.add(line)
                 self._output.warn(line)
 
     def _check_durable(self, durability: DurabilityStatus) -> None:
-        """Say once when more steps than the bound would be lost with the machine, and when it is over."""
+        """Report once when the machine's loss would cost more steps than the bound, and when that is over."""
         late = durability.steps_behind > durability.bound_steps
         if late and not self._late:
             why = f": {durability.trouble}" if durability.trouble else ""
@@ -181,7 +179,7 @@ class Work:
     def _live(self, snapshot: RuntimeSnapshot, now: float) -> LiveStatus:
         status = snapshot.status
         silent = None if snapshot.silent_since is None else time.monotonic() - snapshot.silent_since
-        trouble = _trouble_of(status) if status else None
+        trouble = _runtime_problem(status) if status else None
         return LiveStatus(
             name=self._watched.label,
             up_seconds=now - self._watched.begun_at,
@@ -196,14 +194,14 @@ class Work:
         )
 
     def _let_end(self, program: Command) -> None:
-        """After an interruption: the program may save what it has."""
+        """After an interruption: let the program save its state."""
         if not _in_foreground() and program.wait(_MISSED_SECONDS) is None:
             program.interrupt()
         program.wait(self._watched.grace_seconds)
 
 
-def _trouble_of(status: RuntimeStatus) -> str | None:
-    """What the live line says of a runtime: what restarts, is slow, is not served. None: all is well."""
+def _runtime_problem(status: RuntimeStatus) -> str | None:
+    """The live line's problem of a runtime: a restart, slowness, a version not served. None: all is well."""
     again = [child.name for child in status.children if child.state == "restarting"]
     if again:
         return f"{', '.join(again)} {'is' if len(again) == 1 else 'are'} restarting"

@@ -1,6 +1,6 @@
 """Whether a run's results were abandoned with `launch down --give-up-results`.
 
-Neighbours: `ending.py` and `teardown/take_down.py` ask while they bring results home; `ending_verbs.py`
+Neighbours: `ending.py` and `teardown/take_down.py` ask while they bring results home; `teardown_verbs.py`
 writes it into the record. Knows nothing of machines, and nothing of how results come home.
 """
 
@@ -13,16 +13,17 @@ from launcher.records.records import RecordStore
 from launcher.types.machine import Stopped
 
 # A look reads a small file.
-_LOOK_EVERY_SECONDS = 0.5
+_POLL_SECONDS = 0.5
 
 
 def was_requested(store: RecordStore, run_id: str) -> Stopped:
-    """Whether its record says so, whoever wrote it; what was said is not taken back. To be asked often."""
+    """A function that tells whether its record says so; the request cannot be taken back. May be called
+    often."""
     said, looked_at = False, float("-inf")
 
     def given_up() -> bool:
         nonlocal said, looked_at
-        if not said and time.monotonic() - looked_at >= _LOOK_EVERY_SECONDS:
+        if not said and time.monotonic() - looked_at >= _POLL_SECONDS:
             looked_at = time.monotonic()
             with contextlib.suppress(Exception):  # what cannot be read says nothing, and so gives nothing up
                 said = store.load(run_id).given_up
@@ -32,6 +33,6 @@ def was_requested(store: RecordStore, run_id: str) -> Stopped:
 
 
 def after_grace(seconds: float, given_up: Stopped) -> Stopped:
-    """The same of a copy that begins now and has so long all the same: most are home by then."""
+    """The same, but only after `seconds`: most copies are complete by then."""
     bound = time.monotonic() + seconds
     return lambda: time.monotonic() >= bound and given_up()

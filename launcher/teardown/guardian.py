@@ -5,9 +5,9 @@
 `launch` holds the other end of a pipe on its standard input. The line "released" lets it go; the end of the
 pipe without that line means that the launcher is dead, and the system says so within milliseconds.
 Neighbours: `run.py` starts it before the machine is armed; `backends/machine_from_record.py` finds the
-machine again. Imports little, so that it stands before anything else does; then at once what its machine's
-end takes, which at the moment of death may be another version's: of a rented one also who asks its provider,
-in a process of its own that rests until then. Knows nothing of the terminal.
+machine again. Imports little, so that it is up before anything else; then at once everything that ending its
+machine needs, because later the files may be another version's. For a rented machine it also starts a standby
+process that can ask the provider. Knows nothing of the terminal.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from launcher.backends import machine_from_record
 from launcher.backends.machine_from_record import NoMachine, StandbyHelper, from_record
-from launcher.base import clock, descriptors, processes, running
+from launcher.base import clock, descriptor_polling, process_inspection, processes
 from launcher.base.errors import JobFailed, PreflightError, described
 from launcher.base.module_command import module_command
 from launcher.base.processes import ProcessId
@@ -32,7 +32,7 @@ from launcher.records import teardown_lock
 from launcher.records.endpoint import RESULTS, delete_token
 from launcher.records.records import RUN_VARIABLE, RecordStore, RunRecord
 from launcher.records.teardown_lock import LockHandle
-from launcher.teardown import abandon_results, last_copy, self_ended, take_down
+from launcher.teardown import abandon_results, last_copy, self_termination, take_down
 from launcher.types.machine import Proof, Stopped, no_progress
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ _COMMAND_SECONDS = 5.0
 # What is not proven is tried again after these pauses, each twice the one before: a login may have ended, and
 # the user may log in again. In between anybody else may end the run. All of it has a day, asleep or awake.
 _PAUSE_SECONDS = 2.0
-_LONGEST_PAUSE_SECONDS = 300.0
+_MAX_PAUSE_SECONDS = 300.0
 _GIVE_UP_SECONDS = 86400.0
 # A computer that has slept for so long has no network yet, and its user has to log in again: it has its time.
 _SLEPT_SECONDS = 60.0
@@ -59,7 +59,7 @@ _WRITES = 30
 
 
 class Guardian:
-    """The launcher's hold on its guardian. Let it go out of scope and the guardian acts."""
+    """The launcher's handle on its guardian. If it goes out of scope, the guardian acts."""
 
     def __init__(self, popen: subprocess.Popen[bytes], process: ProcessId) -> None:
         self._popen = popen
@@ -90,7 +90,7 @@ def start(record: Path) -> Guardian:
             start_new_session=True,
         )
     assert popen.stdout is not None  # a pipe, as asked for
-    said = descriptors.readable([popen.stdout.fileno()], _START_SECONDS)
+    said = descriptor_polling.wait_readable([popen.stdout.fileno()], _START_SECONDS)
     process = ProcessId.of(popen.pid)
     if not said or popen.stdout.read(len(_READY)) != _READY or process is None:
         popen.kill()
@@ -121,7 +121,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _released() -> bool:
-    """Whether the launcher said so before its end of the pipe closed."""
+    """Whether the launcher released the guardian before its end of the pipe closed."""
     said = b""
     while chunk := os.read(0, 4096):
         said += chunk
@@ -129,15 +129,15 @@ def _released() -> bool:
 
 
 def _prepare_teardown(record: Path) -> tuple[ProcessId | None, StandbyHelper | None]:
-    """Have ready what the end of this machine takes, while nobody is dead; whose guardian this is, and who
-    stands by."""
+    """Prepare everything that the end of this machine needs; returns the launcher's identity and the
+    standby helper."""
     launch = None
     try:
         found = RecordStore.of_record(record).load(record.parent.name)
         launch = found.launch
         return launch, machine_from_record.prepare_teardown(found)
     except Exception:  # noqa: BLE001 - at the end it is tried again
-        _say(traceback.format_exc())
+        _log(traceback.format_exc())
         return launch, None
 
 
@@ -148,16 +148,16 @@ def _end(
     pause, until = _PAUSE_SECONDS, clock.boot_seconds() + _GIVE_UP_SECONDS
     asleep, copying = clock.asleep_seconds(), last_copy.SharedLease()
     while True:
-        with teardown_lock.exclusive(store.folder(run_id), "guardian", _say, insist=True) as lock:
+        with teardown_lock.exclusive(store.folder(run_id), "guardian", _log, insist=True) as lock:
             code = _end_exclusively(store, run_id, launch, standby, lock, copying)
         if clock.asleep_seconds() - asleep > _SLEPT_SECONDS:
             asleep, pause = clock.asleep_seconds(), _PAUSE_SECONDS
             until = max(until, clock.boot_seconds() + _AWAKE_SECONDS)
         if code == 0 or clock.boot_seconds() >= until:
             return code
-        _say(f"{run_id}: not proven to be down; tried again in {pause:.0f} s")
+        _log(f"{run_id}: not proven to be down; tried again in {pause:.0f} s")
         time.sleep(pause)
-        pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+        pause = min(2 * pause, _MAX_PAUSE_SECONDS)
 
 
 def _end_exclusively(
@@ -171,15 +171,17 @@ def _end_exclusively(
     try:
         record = store.load(run_id)
     except Exception:  # noqa: BLE001 - without a record there are still the processes
-        _say(traceback.format_exc())
+        _log(traceback.format_exc())
         return (
-            1 if processes.end(lambda: running.with_variable(RUN_VARIABLE, run_id), _COMMAND_SECONDS) else 0
+            1
+            if processes.end(lambda: process_inspection.with_variable(RUN_VARIABLE, run_id), _COMMAND_SECONDS)
+            else 0
         )
     if not record.live or (launch is not None and record.launch != launch):
         return 0
     gone = f"the launcher (pid {record.launch.pid if record.launch else '?'}) ended unexpectedly"
     reason = record.reason or gone
-    _say(f"{run_id}: {reason}; taking the machine down")
+    _log(f"{run_id}: {reason}; taking the machine down")
     # From here on a full disk or a lost folder must not stop us: the machine matters, the record follows.
     _note(store, run_id, state="down", ended_by="guardian", reason=reason)
     with contextlib.suppress(Exception):
@@ -190,7 +192,7 @@ def _end_exclusively(
     lock.report("down")
     proof = _take_down(record, standby)
     _end_own_children()
-    _say(f"{run_id}: {proof.detail}")
+    _log(f"{run_id}: {proof.detail}")
     lock.report("saving the record")
     state = "verified" if proof.verified else "unverified"
     ended = time.time() if ended_before is None else ended_before
@@ -203,9 +205,9 @@ def _end_exclusively(
 
 
 def _self_ended(record: RunRecord) -> float | None:
-    """When a machine that is gone had ended itself at the latest: it was paid for until then, and not until
-    somebody could prove it. None where that is to come, or it is still there."""
-    latest = self_ended.latest_end(record)
+    """The latest time at which a machine that is gone can have ended itself: it was paid for until then.
+    None if that time is still to come, or the machine is still there."""
+    latest = self_termination.latest_end(record)
     if latest is None or latest >= time.time():
         return None
     try:
@@ -213,12 +215,13 @@ def _self_ended(record: RunRecord) -> float | None:
     except JobFailed:
         return latest
     except Exception as error:  # noqa: BLE001 - then nobody says that it is gone
-        _say(described(error))
+        _log(described(error))
     return None
 
 
 def _bring_home(store: RecordStore, record: RunRecord, copying: last_copy.SharedLease) -> str | None:
-    """What goes with the machine's disk, brought home as long as it comes; why it was not."""
+    """Download the results that would go with the machine's disk, as long as bytes arrive; the reason, if
+    that failed."""
     before = copying.unpulled if copying.begun() else record.unpulled
     # What did not come is tried again while the lease lasts that all tries of this guardian have.
     again = copying.is_running() and before is not None and not record.given_up
@@ -228,7 +231,7 @@ def _bring_home(store: RecordStore, record: RunRecord, copying: last_copy.Shared
         return None
     given_up = abandon_results.was_requested(store, record.id)
     if record.logs_to_wandb and not record.given_up:
-        take_down.close_wandb(record, _say, _WANDB_SECONDS)
+        take_down.close_wandb(record, _log, _WANDB_SECONDS)
     try:
         why = last_copy.copy_results(
             record,
@@ -240,7 +243,7 @@ def _bring_home(store: RecordStore, record: RunRecord, copying: last_copy.Shared
     except Exception as error:  # noqa: BLE001 - whatever it is: the machine must end
         why = described(error)
     if why is not None:
-        _say(f"{record.id}: its newest results are lost with it: {why}")
+        _log(f"{record.id}: its newest results are lost with it: {why}")
     return why
 
 
@@ -249,7 +252,7 @@ def _bring(store: RecordStore, record: RunRecord, stopped: Stopped) -> str | Non
     if isinstance(machine, NoMachine) or not cast("Machine", machine).ephemeral:
         return None
     if record.given_up:
-        return "they were given up"
+        return "the user gave them up"
     return cast("Machine", machine).pull(store.folder(record.id) / RESULTS, no_progress, stopped).lost
 
 
@@ -257,40 +260,41 @@ def _take_down(record: RunRecord, standby: StandbyHelper | None) -> Proof:
     """End the machine and the user's command, with proof."""
     try:
         machine = from_record(record, standby)
-        return machine_from_record.end_machine(machine, _say, lambda: _end_command(record))
+        return machine_from_record.end_machine(machine, _log, lambda: _end_command(record))
     except Exception as error:  # noqa: BLE001 - whatever it is: said in the record, and tried again
-        _say(traceback.format_exc())
+        _log(traceback.format_exc())
         return Proof(False, f"the guardian failed: {error!r}")
 
 
 def _end_own_children() -> None:
-    """A copy that was left behind waits for a machine that is gone."""
+    """End an abandoned copy, which waits for a machine that is gone."""
     own = ProcessId.own()
     processes.end(lambda: processes.tree({own}) - {own}, 0)
 
 
 def _end_command(record: RunRecord) -> None:
-    """End what the minder has left of the user's command, and the minder."""
+    """End the rest of the user's command, and the minder."""
     minder = {record.minder} if record.minder else set()
     processes.end(
-        lambda: processes.tree(minder) | running.with_variable(RUN_VARIABLE, record.id), _COMMAND_SECONDS
+        lambda: processes.tree(minder) | process_inspection.with_variable(RUN_VARIABLE, record.id),
+        _COMMAND_SECONDS,
     )
 
 
 def _note(store: RecordStore, run_id: str, **changes: Any) -> bool:
-    """Whether the record says so now."""
+    """Whether the update of the record succeeded."""
     try:
         store.update(run_id, **changes)
     except FileNotFoundError:  # the run's folder is gone: there is no record to write
-        _say(traceback.format_exc())
+        _log(traceback.format_exc())
         return True
     except Exception:  # noqa: BLE001 - whatever it is, the machine comes before its record
-        _say(traceback.format_exc())
+        _log(traceback.format_exc())
         return False
     return True
 
 
-def _say(text: str) -> None:
+def _log(text: str) -> None:
     """A line in guardian.log."""
     with contextlib.suppress(OSError):
         os.write(2, f"{time.strftime('%Y-%m-%dT%H:%M:%S%z')} {text}\n".encode())

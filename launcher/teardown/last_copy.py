@@ -2,7 +2,7 @@
 
 It goes on while bytes come home; for the run's lease at most, and never past deadline or budget. Neighbours:
 `guardian.py` copies under this and then ends the machine, `take_down.py` knows the limits. Knows nothing of
-how results come.
+the transfer.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from launcher.types.machine import Stopped
 STALL_SECONDS = 20.0
 # For plans of older versions.
 _LEASE_SECONDS = 900.0
-_LOOK_SECONDS = 0.5
+_POLL_SECONDS = 0.5
 # A copy that is broken off leaves what came in its place.
 _END_SECONDS = 5.0
 
@@ -60,9 +60,9 @@ def copy_results(
     given_up: Stopped,
     together: SharedLease | None = None,
 ) -> str | None:
-    """Why not all came into `folder`, None when it did. `copy` says so itself, or raises what `bring` raises
-    then; it is broken off, in a thread of its own, when nobody waits for it any more. `together`: with those
-    that were tried before."""
+    """Copy into `folder`; returns the reason if not all arrived, else None. `copy` returns such a reason
+    or raises; it runs in a thread of its own, and is abandoned when its time is over. `together`: the time
+    shared with earlier copies."""
     over, outcome, failure = threading.Event(), list[str | None](), list[Exception]()
 
     def act() -> None:
@@ -95,19 +95,19 @@ def _while_it_moves(
     """Wait for the copy's end; why nobody waits for it any more."""
     came, moved_at = _bytes(folder), time.monotonic()
     while thread.is_alive():
-        thread.join(_LOOK_SECONDS)
+        thread.join(_POLL_SECONDS)
         if (now := _bytes(folder)) != came:
             came, moved_at = now, time.monotonic()
         if not thread.is_alive():
             break
         if given_up():
-            return "they were given up"
+            return "the user gave them up"
         if reached := take_down.limit_reached(record, time.time()):
             return reached
         if clock.boot_seconds() >= until:
-            return f"they had not arrived within the lease of {format_duration(_lease(record))}"
+            return f"they did not arrive within the lease of {format_duration(_lease(record))}"
         if time.monotonic() - moved_at >= STALL_SECONDS:
-            return f"nothing of them came for {STALL_SECONDS:.0f} s"
+            return f"no bytes arrived for {STALL_SECONDS:.0f} s"
     return None
 
 

@@ -1,9 +1,9 @@
 """Finds what local runs left behind, and removes it.
 
-`look` finds, `remove` takes away one find. Only ours: a process is ended when its environment names a run of
-this home and that run is over, unknown or left alone; whatever belongs to another home's run is not touched.
-A live run of another computer or container that shares this home is named and left alone.
-Neighbours: `ending_verbs.py` has `launch gc`, `take_down.py` ends a run; `records.py` is the ledger.
+`find_leftovers` finds, `remove` removes one find. Only ours: a process is ended when its environment names a
+run of this home and that run is over, unknown or left alone; whatever belongs to another home's run is not
+touched. A live run of another computer or container that shares this home is named and left alone.
+Neighbours: `teardown_verbs.py` has `launch gc`, `take_down.py` ends a run; `records.py` has the records.
 Knows nothing of the terminal.
 """
 
@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from launcher.base import processes, running
+from launcher.base import process_inspection, processes
 from launcher.base.errors import LaunchError, TeardownUnverified
 from launcher.base.home import Home
 from launcher.base.processes import ProcessId
@@ -47,7 +47,7 @@ _PARTIAL_FILES = (
 
 @dataclass(frozen=True)
 class Leftover:
-    """Something that is left. `kind` is a word for `--json`; `remove` does so, or raises LaunchError."""
+    """One leftover. `kind` is a word for `--json`; `remove` removes it, or raises LaunchError."""
 
     kind: str
     what: str
@@ -74,8 +74,8 @@ def find_leftovers(
     given_up: Collection[str] = (),
     note: Callable[[str], None] = take_down.no_progress,
 ) -> list[Leftover]:
-    """Everything that is left. Old runs' folders only when `older_than_seconds` says how old; environments
-    that nobody asked for in `idle_seconds`. `given_up`: the runs, by name or id, that end without results."""
+    """All leftovers. Old runs' folders only if `older_than_seconds` is given; environments that were not
+    used for `idle_seconds`. `given_up`: the runs, by name or id, that end without results."""
     store = RecordStore(home)
     # Processes before records: a run that starts meanwhile is then in neither, or known and live.
     run_processes, carried = _run_processes(home), {run_id for run_id, *_ in _all_run_processes()}
@@ -102,8 +102,7 @@ def _unattended_runs(
     given_up: Collection[str],
     note: Callable[[str], None],
 ) -> Iterator[Leftover]:
-    """Live in the ledger, but its launch and its guardian are both gone; what may be alive elsewhere is only
-    named."""
+    """Live runs whose launch and guardian are both gone. A run that may be alive elsewhere is only named."""
     for record in records:
         if record.elsewhere:
             note(skipped_run_note(record))
@@ -112,7 +111,7 @@ def _unattended_runs(
 
         def remove(record: RunRecord = record) -> str:
             if not (now := store.load(record.id)).live or now.is_attended:
-                return "its run is alive after all" if now.live else "down: verified"
+                return "its run is still alive" if now.live else "down: verified"
             give_up = not {now.id, now.name}.isdisjoint(given_up)
             ended = take_down.take_down(store, now, "gc", note, give_up=give_up)
             without = f"; without its newest results: {ended.unpulled}" if ended.unpulled else ""
@@ -123,7 +122,7 @@ def _unattended_runs(
 
 
 def skipped_run_note(record: RunRecord) -> str:
-    """What is said of a live run whose processes cannot be seen here."""
+    """The note about a live run whose processes cannot be seen here."""
     label = record.name or record.id
     return f"{label} lives on {record.location}: left alone; launch down {label} ends it"
 
@@ -138,18 +137,18 @@ def _stray_processes(
     unreadable: set[str],
     run_processes: dict[str, set[ProcessId]],
 ) -> Iterator[Leftover]:
-    """Processes of this home's runs that are over, or that the ledger does not know (any more)."""
+    """Processes of this home's runs that are over or have no record (any more)."""
     for run_id, found in sorted(run_processes.items()):
         record = records.get(run_id)
         if run_id in unreadable or (record is not None and record.live):
             continue  # a broken record is shown by `status`; a live run is looked after, or a find of its own
-        if record is None and not all(map(running.in_our_namespace, found)):
+        if record is None and not all(map(process_inspection.in_our_namespace, found)):
             continue  # a container's own home may have the same path as this one
-        why = "the run is over" if record else f"no record of it is left in {home.runs}"
+        why = "the run is over" if record else f"there is no record of it in {home.runs}"
 
         def remove(run_id: str = run_id) -> str:
             if any(known.live for known in store.list() if known.id == run_id):
-                return "it is alive after all"
+                return "it is still alive"
             left = processes.end(lambda: _run_processes(home).get(run_id, set()), _GRACE_SECONDS)
             if left:
                 pids = ", ".join(str(process.pid) for process in sorted(left))
@@ -157,13 +156,13 @@ def _stray_processes(
             return "ended"
 
         pids = tuple(sorted(process.pid for process in found))
-        names = ", ".join(f"{process.pid} {running.name_of(process)}" for process in sorted(found))
+        names = ", ".join(f"{process.pid} {process_inspection.name_of(process)}" for process in sorted(found))
         yield Leftover("processes", f"processes of {run_id}: {names}", why, remove, run_id, pids)
 
 
 def _all_run_processes() -> Iterator[tuple[str, ProcessId, dict[str, str]]]:
     """Every process that carries a run's id, whosever run: the id, the process and its environment."""
-    for process, environ in running.environments():
+    for process, environ in process_inspection.environments():
         run_id = environ.get(RUN_VARIABLE, "")
         if ID_PATTERN.fullmatch(run_id):
             yield run_id, process, environ
@@ -243,13 +242,13 @@ def _environments(home: Home, idle_seconds: float) -> Iterator[Leftover]:
     root = home.environments
     if not root.is_dir():
         return
-    for folder in environments.half_built(root):
+    for folder in environments.incomplete(root):
         yield _folder_leftover(
             "half-built", f"half-built environment {folder.name}", "the process that built it is gone", folder
         )
     for folder in environments.outdated(root):
         idle = time.time() - environments.last_used(folder)
-        if idle < idle_seconds or running.runs_from(folder):
+        if idle < idle_seconds or process_inspection.runs_from(folder):
             continue
 
         def remove(folder: Path = folder) -> str:
@@ -261,7 +260,7 @@ def _environments(home: Home, idle_seconds: float) -> Iterator[Leftover]:
 
 
 def _partial_files(store: RecordStore, records: Iterable[RunRecord]) -> Iterator[Leftover]:
-    """What a kill left half-written in the folders of runs that are over."""
+    """The half-written files that a kill left in the folders of runs that are over."""
     for record in records:
         if record.live:
             continue
@@ -293,7 +292,9 @@ def _old_runs(
 def _benches(home: Home, older_than_seconds: float | None, note: Callable[[str], None]) -> Iterator[Leftover]:
     """What old benches ran, each run in a home of its own; and of these runs those that are left alone."""
     homes = sorted(home.benches.glob("*/*/home"))
-    busy = {environ.get("LAUNCH_HOME") for _, environ in running.environments()} if homes else set()
+    busy = (
+        {environ.get("LAUNCH_HOME") for _, environ in process_inspection.environments()} if homes else set()
+    )
     for own in homes:
         store = RecordStore(Home(own, own, own / "cache"))
         records = store.list()

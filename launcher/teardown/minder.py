@@ -28,7 +28,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from launcher.base import descriptors, processes, running
+from launcher.base import descriptor_polling, process_inspection, processes
 from launcher.base.log import REDACTOR
 from launcher.base.module_command import module_command
 from launcher.base.processes import ProcessId
@@ -48,7 +48,7 @@ _NOT_FOUND, _NOT_EXECUTABLE = 127, 126
 
 
 class Command:
-    """The launcher's hold on the user's running command. Let it go out of scope and the command is ended."""
+    """The launcher's handle on the user's running command. If it goes out of scope, the command is ended."""
 
     def __init__(
         self, popen: subprocess.Popen[bytes], pipe: int, run_id: str | None, bound_seconds: float
@@ -94,7 +94,7 @@ class Command:
         # The minder was killed: the command died with it, what that had started did not.
         run_id = self._run_id
         if run_id is not None:
-            processes.end(lambda: running.with_variable(COMMAND_VARIABLE, run_id), 0)
+            processes.end(lambda: process_inspection.with_variable(COMMAND_VARIABLE, run_id), 0)
         return 128 - returncode
 
 
@@ -129,7 +129,7 @@ def start(
 
 
 def _tell_secrets(pipe: int) -> None:
-    """What must not be kept, by the pipe: in no command line, environment or file."""
+    """Send the secrets to hide through the pipe: in no command line, environment or file."""
     said = memoryview(json.dumps(REDACTOR.spellings).encode() + b"\n")
     with contextlib.suppress(BrokenPipeError):  # it could not start: its exit code says so
         while said:
@@ -217,7 +217,7 @@ class _Minder:
         waiting = [self._wakeup, self._pipe]
         while self._child.poll() is None:
             left = None if self._kill_at is None else max(0.0, self._kill_at - time.monotonic())
-            readable = descriptors.readable(waiting, left)
+            readable = descriptor_polling.wait_readable(waiting, left)
             if self._pipe in readable and not os.read(self._pipe, 4096):
                 terminal.reset_rows(sys.stderr.fileno())
                 return self._end_all(128 + signal.SIGTERM)
@@ -239,7 +239,7 @@ class _Minder:
             if end_at is not None and time.monotonic() > end_at:
                 return
             waiting = [self._streams.ended, self._wakeup, self._pipe]
-            readable = descriptors.readable(waiting, _REST_SECONDS)
+            readable = descriptor_polling.wait_readable(waiting, _REST_SECONDS)
             if seconds is None and self._pipe in readable and not os.read(self._pipe, 4096):
                 return
             if self._wakeup in readable and signal.SIGTERM in os.read(self._wakeup, 4096):

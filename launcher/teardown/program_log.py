@@ -16,7 +16,7 @@ from launcher.base.log import MAX_BYTES, REDACTOR, rotated
 
 FILE = "program.log"
 # A line may be as long as this before its beginning is written.
-_LONGEST_LINE = 65536
+_MAX_LINE_BYTES = 65536
 
 
 class ProgramLog:
@@ -61,7 +61,7 @@ class LineSplitter:
         if whole:
             self._log.write("".join(f"{_visible_part(line)}\n" for line in whole))
         self._rest = rest if rest.endswith("\r") else _visible_part(rest)
-        if len(self._rest) > _LONGEST_LINE:
+        if len(self._rest) > _MAX_LINE_BYTES:
             self._write_beginning()
 
     def end(self) -> None:

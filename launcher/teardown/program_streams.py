@@ -16,7 +16,7 @@ import termios
 import threading
 from collections.abc import Callable
 
-from launcher.base import descriptors
+from launcher.base import descriptor_polling
 from launcher.teardown.program_log import LineSplitter, ProgramLog
 
 _BYTES = 65536
@@ -45,7 +45,7 @@ class ProgramStreams:
 
     def done(self) -> bool:
         """Whether nothing is on its way any more, at two looks."""
-        if descriptors.readable([self.ended], 0):
+        if descriptor_polling.wait_readable([self.ended], 0):
             return True
         was, self._quiet = self._quiet, all(way.is_idle() for way in self._ways.values())
         return was and self._quiet
@@ -102,7 +102,7 @@ class _ForwardedStream:
         if self._over:
             return True
         try:
-            return not self._busy and not descriptors.readable([self._reading], 0)
+            return not self._busy and not descriptor_polling.wait_readable([self._reading], 0)
         except (OSError, ValueError):  # it ends at this moment
             return True
 
@@ -131,7 +131,7 @@ class _ForwardedStream:
             over()
 
     def _read(self) -> bytes:
-        descriptors.readable([self._reading])
+        descriptor_polling.wait_readable([self._reading])
         self._busy = True
         try:
             return os.read(self._reading, _BYTES)
@@ -144,4 +144,4 @@ class _ForwardedStream:
             try:
                 view = view[os.write(self._target, view) :]
             except BlockingIOError:  # somebody who shares it made it so
-                descriptors.until_writable(self._target)
+                descriptor_polling.wait_writable(self._target)

@@ -1,8 +1,8 @@
 """Finds unattended rented machines at their providers, for `launch gc`.
 
-Neighbours: `backends/skypilot/orphaned_machines.py` finds them, `leftovers.py` has what is left on this
-computer, `records.py` the ledger, which may have been deleted. Only ours: a machine is offered when its
-label or this ledger says that a run of this home began it; what is another home's or another computer's is
+Neighbours: `backends/skypilot/orphaned_machines.py` finds them, `leftovers.py` finds those on this computer,
+`records.py` has the records, which may have been deleted. Only ours: a machine is offered when its label or a
+record of this home says that a run of this home began it; what is another home's or another computer's is
 named and left alone.
 """
 
@@ -27,7 +27,8 @@ _CLOUDS = "clouds.json"
 
 
 def remember_clouds(home: Home, infra: Iterable[str]) -> None:
-    """On disk before a provider is asked for a machine: from now on `launch gc` asks there."""
+    """Record the clouds before a provider is asked for a machine, so that `launch gc` asks them from now
+    on."""
     known = _remembered(home)
     clouds = sorted({*known, *clouds_of(list(infra))})
     if clouds == known:
@@ -48,7 +49,8 @@ def clouds(home: Home) -> list[str]:
 def find_rented_leftovers(
     home: Home, infra: Iterable[str], note: Callable[[str], None]
 ) -> tuple[list[Leftover], OrphanReport]:
-    """What the providers list of runs of this home that are over or unknown; and who answered."""
+    """The machines at providers of this home's runs that are over or unknown; and the places that
+    answered."""
     # Providers before records: the run of a machine that is listed has its record by now.
     seen = orphaned_machines.find(clouds_of(list(infra)), home.runs)
     if seen.answered:
@@ -78,11 +80,11 @@ def _leftovers(
                 whose += f"end it in the console of {machine.where} if it is yours"
             note(f"{what}{age}: {whose}")
             continue
-        why = "the run is over" if record else f"no record of the run is left in {store.runs}"
+        why = "the run is over" if record else f"there is no record of the run in {store.runs}"
 
         def remove(machine: OrphanedMachine = machine) -> str:
             if any(known.live for known in store.list() if known.id == machine.run_id):
-                return "its run is alive after all"
+                return "its run is still alive"
             return orphaned_machines.end(machine)
 
         why += f"; it{age and f'{age} and'} costs money; its data cannot be copied"

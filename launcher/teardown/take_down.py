@@ -15,7 +15,7 @@ from typing import cast
 
 from launcher.backends import machine_from_record
 from launcher.backends.machine_from_record import NoMachine, from_record
-from launcher.base import processes, running
+from launcher.base import process_inspection, processes
 from launcher.base.errors import LaunchError, NotPulled, PreflightError, TeardownUnverified, described
 from launcher.base.processes import ProcessId
 from launcher.base.units import format_money
@@ -25,7 +25,7 @@ from launcher.records.lease import Limits
 from launcher.records.records import RecordStore, RunRecord
 from launcher.records.teardown_lock import LockOwner
 from launcher.results.background_copy import pull_with_retries
-from launcher.teardown import abandon_results, self_ended
+from launcher.teardown import abandon_results, self_termination
 from launcher.types.machine import (
     CLOSE_WANDB_SECONDS,
     Machine,
@@ -40,7 +40,7 @@ from launcher.types.machine import (
 # Results that do not come at once are asked for again for so long; whoever typed `launch down` waits for it.
 # A copy of what was given up may take as long.
 TRIES_SECONDS = 60.0
-_LOOK_SECONDS = 1.0
+_POLL_SECONDS = 1.0
 # A guardian that is stopped does nothing any more.
 _STUCK_SECONDS = teardown_lock.STUCK_SECONDS
 # A guardian that does not hold the lock for so long rests, whatever the record could be made to say.
@@ -51,8 +51,8 @@ Note = Callable[[str], None]
 
 @dataclass(frozen=True)
 class _PullOutcome:
-    """`unpulled`: why the newest results are not at home, None when they are. `gone`: the provider's list had
-    no machine of the run, before anything was ended."""
+    """`unpulled`: why the newest results are not on this computer, None when they are. `gone`: the
+    provider's list had no machine of the run, before anything was ended."""
 
     unpulled: str | None
     gone: bool = False
@@ -61,7 +61,7 @@ class _PullOutcome:
 def pull(
     store: RecordStore, record: RunRecord, progress: Progress = no_progress, stopped: Stopped = never_stopped
 ) -> PullReport:
-    """What the run has, brought home, or until `stopped`. Raises NotPulled."""
+    """Download the run's results, or until `stopped`. Raises NotPulled."""
     machine = from_record(record)
     if isinstance(machine, NoMachine):
         raise NotPulled(
@@ -71,8 +71,8 @@ def pull(
 
 
 class ResultsWait:
-    """How long somebody waits for a launch that keeps the machine of a run for its results: for `seconds`,
-    and then says 8 while that goes on."""
+    """The wait for a launch that keeps a run's machine for its results: for `seconds`; then the exit code
+    is 8, and the launch goes on."""
 
     def __init__(self, store: RecordStore, run_id: str, seconds: float) -> None:
         self._store = store
@@ -81,14 +81,14 @@ class ResultsWait:
         self._since: float | None = None
 
     def check(self, other: LockOwner | None) -> None:
-        """To be called all the time, with whoever ends the run. Raises NotPulled."""
+        """Called repeatedly with the current owner of the teardown. Raises NotPulled."""
         now = time.monotonic()
         if other is None or other.doing != teardown_lock.WAITING_FOR_RESULTS:
             self._since = None
         elif self._since is None:
             self._since = now
         elif now - self._since > self._seconds:
-            raise _kept_by(other, self._store.load(self._run_id))
+            raise _kept_by_other_error(other, self._store.load(self._run_id))
 
 
 def after_guardian(store: RecordStore, record: RunRecord, note: Note) -> RunRecord:
@@ -102,13 +102,13 @@ def after_guardian(store: RecordStore, record: RunRecord, note: Note) -> RunReco
         return record
     note(f"{record.name or record.id}: its guardian is still taking it down")
     still = idle = 0.0
-    while not processes.wait_for_end(guardian, _LOOK_SECONDS):
-        record, is_stopped = store.load(record.id), running.is_stopped(guardian)
+    while not processes.wait_for_end(guardian, _POLL_SECONDS):
+        record, is_stopped = store.load(record.id), process_inspection.is_stopped(guardian)
         rests = not is_stopped and teardown_lock.owner(store.folder(record.id)) is None
-        idle = idle + _LOOK_SECONDS if rests else 0.0
+        idle = idle + _POLL_SECONDS if rests else 0.0
         if rests and (record.state == "unverified" or idle > _IDLE_SECONDS):
             break
-        still = still + _LOOK_SECONDS if is_stopped else 0.0
+        still = still + _POLL_SECONDS if is_stopped else 0.0
         if still > _STUCK_SECONDS:
             raise _is_stuck(record, guardian)
     return store.load(record.id)
@@ -123,12 +123,13 @@ def take_down(
     *,
     give_up: bool = False,
 ) -> RunRecord:
-    """End a run that nobody looks after, or find it ended by whoever was at it. `give_up`: the user wants no
-    waiting for its results. The record says in `unpulled` why the newest are not at home. `progress` is told
-    how far the copy is.
+    """End an unattended run, or return it ended by another process. `give_up`: the user does not wait for its
+    results. The record's `unpulled` says why the newest are not on this computer. `progress` gets the copy's
+    progress.
 
-    Raises NotPulled when the machine is kept for them, TeardownUnverified; the record then stays live. So it
-    does where its processes are another computer's or container's: only a rented machine is ended from here.
+    Raises NotPulled when the machine is kept for the results, and TeardownUnverified; the record then stays
+    live. It also does if the run's processes are on another computer or container: only a rented machine is
+    ended from here.
     """
     if record.elsewhere and not record.rented:
         raise _unreachable(record)
@@ -138,30 +139,30 @@ def take_down(
         if not record.live:
             return record
         lock.report("copying results")
-        latest = self_ended.latest_end(record)  # before anything here is heard of by its machine
+        latest = self_termination.latest_end(record)  # before anything here is heard of by its machine
         outcome = _bring_home(store, record, note, lock.reporting("copying results", progress), give_up)
         lock.report("down")
         proof = machine_from_record.end_machine(from_record(record), note)
         lock.report("saving the record")
         ended = time.time() if latest is None or not outcome.gone else min(latest, time.time())
-        return _write_down(store, record, ended_by, ended, proof, outcome.unpulled, note)
+        return _write_final_record(store, record, ended_by, ended, proof, outcome.unpulled, note)
 
 
 def close_unseen(store: RecordStore, record: RunRecord) -> RunRecord:
-    """The record of a run on another computer or container that, as whoever types this says, is no more:
-    nothing here can prove that. Raises TeardownUnverified where there is a sign of its life."""
+    """Close the record of a run on another computer or container that the user declares gone: nothing here
+    can prove it. Raises TeardownUnverified if there is a sign of its life."""
     if not record.silent:
         raise _unreachable(record)
     where = record.place.host if record.place else "?"
-    proof = Proof(True, f"nothing here can see its processes; that {where} is gone was your word")
+    proof = Proof(True, f"its processes cannot be seen from here; you said that {where} is gone")
     delete_token(store.folder(record.id))
     changes = {"ended": time.time(), "ended_by": "down", "proof": proof.to_dict()}
     return store.update(record.id, state="verified", **changes)
 
 
 def limit_reached(record: RunRecord, now: float) -> str | None:
-    """Which limit the run is past, in words: its newest life's time, all its lives' money. Nothing is kept
-    beyond one."""
+    """The limit that the run is past, in words: its newest life's time, all its lives' money. No machine
+    is kept beyond a limit."""
     plan, life = record.details.get("plan") or {}, record.life
     until = (plan.get("deadline_seconds"), plan.get("budget"), life.price_per_hour)
     limits = Limits(life.begun, *until, spent=lives.cost(record.earlier_lives, now))
@@ -194,8 +195,8 @@ def _bring_home(
         if (report := pull_with_retries(*tries)) is not None:
             return _missing(record, report, note)
         if not given_up():
-            raise _kept(record, why)
-    note(f"its newest results are lost with it: {reached or 'they were given up'} ({why})")
+            raise _kept_error(record, why)
+    note(f"its newest results are lost with it: {reached or 'the user gave them up'} ({why})")
     return _PullOutcome(why)
 
 
@@ -210,7 +211,7 @@ def close_wandb(record: RunRecord, note: Note, seconds: float = CLOSE_WANDB_SECO
 
 
 def _missing(record: RunRecord, report: PullReport, note: Note) -> _PullOutcome:
-    """Say what did not come; why the newest never will, where there may have been some."""
+    """Report the missing results; returns why the newest will never come, if there may have been some."""
     for missing in report.missing:
         note(f"not copied: {missing}")
     return _PullOutcome(report.lost if record.may_have_results else None, gone=report.lost is not None)
@@ -228,7 +229,7 @@ def _unreachable(record: RunRecord) -> TeardownUnverified:
     )
 
 
-def _kept(record: RunRecord, why: str) -> NotPulled:
+def _kept_error(record: RunRecord, why: str) -> NotPulled:
     label, price = record.name or record.id, record.life.price_per_hour
     so_far = lives.cost([record.life], time.time())
     cost = f" at {format_money(price)}/h, {format_money(so_far)} so far" if price else ""
@@ -239,7 +240,7 @@ def _kept(record: RunRecord, why: str) -> NotPulled:
     )
 
 
-def _kept_by(other: LockOwner, record: RunRecord) -> NotPulled:
+def _kept_by_other_error(other: LockOwner, record: RunRecord) -> NotPulled:
     label = record.name or record.id
     return NotPulled(
         f"{label} is kept: its newest results could not be copied",
@@ -249,7 +250,7 @@ def _kept_by(other: LockOwner, record: RunRecord) -> NotPulled:
     )
 
 
-def _write_down(
+def _write_final_record(
     store: RecordStore,
     record: RunRecord,
     ended_by: str,

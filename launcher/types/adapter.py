@@ -13,9 +13,10 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Adapter:
-    """`base` is what `--model` takes: a hub name, `tiny`, an absolute folder. `said`: adapter_config.json.
+    """A LoRA adapter. `base`: the value for `--model`: a hub name, `tiny` or an absolute folder. `config`:
+    its adapter_config.json.
 
-    `target_modules`: empty where it does not list them.
+    `target_modules`: empty if it does not list them.
     """
 
     folder: Path

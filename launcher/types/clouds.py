@@ -1,4 +1,4 @@
-"""The clouds a run can be on, and where this user's credentials for them are: by their places, unread.
+"""The clouds that a run can use, and the paths of this user's credentials for them.
 
 Neighbours: `sky_home.py` links them into a run's private home; `prices.py`, `pricing.py` and `doctor.py` ask
 with whom there is an account. Reads names, never contents.
@@ -56,7 +56,7 @@ _ACCOUNTS: dict[str, _Account] = {
 }  # fmt: skip
 # Of a cloud's variables, those of its model services: keys of another trade, and not SkyPilot's to see.
 _OF_MODELS = ("GOOGLE_API_KEY", "GOOGLE_GENAI", "GOOGLE_CSE", "AZURE_API_KEY", "AZURE_OPENAI", "AZURE_AI")
-KNOWN = frozenset(_ACCOUNTS)
+KNOWN_CLOUDS = frozenset(_ACCOUNTS)
 ALIASES = {"k8s": "kubernetes", "digitalocean": "do"}
 # Clusters of one's own: no price, and one may be on this computer without being meant.
 SELF_HOSTED = frozenset({"kubernetes", "slurm", "ssh"})

@@ -1,6 +1,7 @@
 """The durability of a run: its newest committed step, its newest durable step, and the bound between.
 
-Neighbours: `results/durable.py` says it, `results/background_copy.py` keeps it, `run/work.py` shows it.
+Neighbours: `results/durable.py` reads it, `results/background_copy.py` keeps the bound, `run/work.py` shows
+it.
 """
 
 from __future__ import annotations

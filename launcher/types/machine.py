@@ -33,18 +33,18 @@ CLOSE_WANDB_SECONDS = 15.0
 
 
 def no_progress(line: str) -> None:
-    """A Progress that says nothing."""
+    """A Progress that ignores its lines."""
 
 
 def never_stopped() -> bool:
-    """A Stopped for what is wanted to its end."""
+    """A Stopped that never stops."""
     return False
 
 
 @dataclass(frozen=True)
 class PullReport:
-    """What came home. `skipped` names what was there but not whole, each with its reason; `lost` is why the
-    newest cannot come any more."""
+    """The downloaded files. `skipped` names incomplete files, each with its reason; `lost` is why the
+    newest results can no longer be downloaded."""
 
     into: Path
     files: int
@@ -64,7 +64,8 @@ class PullReport:
 class Proof:
     """Whether it is proven that nothing of the machine is left. Silence is never success.
 
-    `hint`: a command that proves more, where typing the same again does not."""
+    `hint`: a command that proves more, if repeating the same command does not.
+    """
 
     verified: bool
     detail: str
@@ -84,7 +85,7 @@ class Machine(Protocol):
 
     @property
     def kind(self) -> str:
-        """The word under which `from_record` finds the class."""
+        """The key under which `machine_from_record` finds the class."""
         ...
 
     @property
@@ -99,12 +100,12 @@ class Machine(Protocol):
 
     @property
     def device(self) -> str:
-        """What the runtime there computes on: "cpu" or "cuda"."""
+        """The device that the runtime computes on: "cpu" or "cuda"."""
         ...
 
     @property
     def price_per_hour(self) -> float | None:
-        """What it costs, in US dollars, by the provider's list; None before that is known."""
+        """Its price in US dollars per hour, by the provider's list; None before it is known."""
         ...
 
     @property
@@ -114,7 +115,7 @@ class Machine(Protocol):
 
     @property
     def ephemeral(self) -> bool:
-        """Whether its disk goes when it is taken down, with all that is not at home."""
+        """Whether its disk, with everything not copied, goes when it is taken down."""
         ...
 
     def provision(self, progress: Progress = no_progress) -> None:
@@ -137,15 +138,16 @@ class Machine(Protocol):
         ...
 
     def ended(self) -> str | None:
-        """Why the runtime has ended by itself; None while it runs, or where that cannot be known.
+        """The reason the runtime ended by itself; None while it runs, or if that is unknown.
 
         Raises JobFailed when the machine itself is gone.
         """
         ...
 
     def close_wandb(self, seconds: float = CLOSE_WANDB_SECONDS) -> None:
-        """Before the last pull: have the trainer end its Weights & Biases run, where it has one, as what is
-        buffered is in its files only then. It has so long. Raises NotPulled where it is not ended."""
+        """Before the last pull: have the trainer end its Weights & Biases run, if it has one, because
+        buffered data is written only then. Waits for at most `seconds`. Raises NotPulled if it is not
+        ended."""
         ...
 
     def pull(
@@ -158,12 +160,12 @@ class Machine(Protocol):
         ...
 
     def committed(self) -> int | None:
-        """The newest step of which everything is whole on the machine; None when there is none."""
+        """The newest step whose files are all complete on the machine; None if there is none."""
         ...
 
     def make_durable(self, into: Path, stopped: Stopped = never_stopped) -> DurabilityStatus:
-        """Make what is committed durable: bring it home, whole. Asked often, so cheap when it is. What is
-        under way when it is `stopped` is broken off.
+        """Copy the committed step, complete, to this computer. Called often, so cheap when there is nothing
+        to do. A copy under way is aborted when it is `stopped`.
 
         Raises NotPulled.
         """
@@ -177,11 +179,12 @@ class Machine(Protocol):
         ...
 
     def down(self) -> None:
-        """End everything, whoever asks and however often. Never raises for what is already gone."""
+        """End everything; may be called repeatedly, by any process. Never raises for a part that is
+        already gone."""
         ...
 
     def proof(self) -> Proof:
-        """Look for what is left."""
+        """Check that nothing is left."""
         ...
 
     def describe(self) -> dict[str, Any]:

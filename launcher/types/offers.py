@@ -1,7 +1,7 @@
 """Offers for the requested GPUs: which machines there are, and which are within the price.
 
 Neighbours: `prices.py` brings the market from SkyPilot's catalogs, `plan.py` makes a plan of what is left.
-Pure: no files, no network. Where nothing is left it says why, and what to ask for instead.
+Pure: no files, no network. If nothing is left, the error says why and what to request instead.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from runtime.shared import gpu_memory
 _NOT_NVIDIA = ("tpu", "mi", "trainium", "inferentia", "gaudi", "radeon")
 _TOO_OLD = frozenset({"K80", "M60", "P4", "P40", "P100", "T4", "V100", "V100-32GB", "RTX6000", "RTX8000"})
 _ARM = frozenset({"GH200", "T4G"})
-_ALIKE = 0.5
+_MIN_SIMILARITY = 0.5
 _Texts = dict[str, Callable[[Any], str]]
 # Options that a plan's command repeats as they were typed; model, GPUs and place besides.
 _SPLIT: _Texts = {"train_gpus": str, "infer_gpus": str}
@@ -31,7 +31,7 @@ _OF_EVERY_RUN: _Texts = {"max": duration_word, "lease": duration_word, "idle": d
 
 
 class NoPricesError(PreflightError):
-    """There is no catalog at hand that could have a price: what needs none can be said all the same."""
+    """No catalog at hand could have a price. Everything that needs no price is still shown."""
 
 
 @dataclass(frozen=True)
@@ -51,11 +51,11 @@ class Offer:
 
 @dataclass(frozen=True)
 class Market:
-    """All the catalogs at hand say of the GPUs asked for, the cheapest offer first.
+    """The offers of all catalogs at hand for the requested GPUs, the cheapest first.
 
-    `types`: every type there and how many of it one machine has; `elsewhere`: other clouds that have
-    the type; `without_prices`: clouds asked for without a catalog; `as_of`: its oldest file's time.
-    `snapshot_of`: the prices are those that came with the package, the oldest of them of this day (ISO).
+    `types`: every GPU type there and its counts per machine; `elsewhere`: other clouds that have the type;
+    `without_prices`: requested clouds without a catalog; `as_of`: the time of the oldest file. `snapshot_of`:
+    the prices came with the package, and the oldest is of this day (ISO).
     """
 
     offers: tuple[Offer, ...] = ()
@@ -73,7 +73,7 @@ def gpus_of(text: str) -> tuple[str, int]:
 
 
 def available(settings: Settings, market: Market) -> tuple[Offer, ...]:
-    """All there is of what was asked for. Raises where there is nothing, with why."""
+    """All offers for the request. Raises an error with the reason if there are none."""
     gpu, count = gpus_of(settings.gpus or "")
     _refuse_unfit(settings, gpu)
     if market.offers:
@@ -124,9 +124,9 @@ def refuse_unknown(settings: Settings, types: Iterable[str] = ()) -> None:
     named = {name.upper(): name for name in (*types, *gpu_memory.TABLE_MIB, LOCAL_GPUS)}
     if gpu.upper() in named or gpu_memory.memory_bytes(gpu) is not None:
         return
-    meant = named.get(closest_match(gpu.upper(), named, _ALIKE) or "")
+    meant = named.get(closest_match(gpu.upper(), named, _MIN_SIMILARITY) or "")
     infra = "" if meant == LOCAL_GPUS else ",".join(settings.infra)
-    unknown = f"no GPU is called {gpu}" if types else f"launch knows no GPU that is called {gpu}"
+    unknown = f"no GPU is called {gpu}" if types else f"launch knows no GPU called {gpu}"
     raise UsageError(
         f"--gpus {settings.gpus}: {unknown}",
         (f"did you mean {meant}?" if meant else f"there are {', '.join(sorted(named.values()))}")
@@ -179,7 +179,7 @@ def _typed_options(settings: Settings, texts: _Texts, instead: Mapping[str, Any]
 
 
 def affordable(settings: Settings, offers: tuple[Offer, ...]) -> tuple[Offer, ...]:
-    """Those within --max-price, cheapest first. Raises CapacityError when none is."""
+    """The offers within --max-price, cheapest first. Raises CapacityError if there are none."""
     offers = tuple(sorted(offers, key=lambda offer: (offer.price_per_hour, offer.infra)))
     cap = settings.max_price
     found = offers if cap is None else tuple(offer for offer in offers if offer.price_per_hour <= cap)
@@ -188,7 +188,7 @@ def affordable(settings: Settings, offers: tuple[Offer, ...]) -> tuple[Offer, ..
     cheapest = offers[0]
     enough = math.ceil(cheapest.price_per_hour * 100) / 100
     raise CapacityError(
-        f"--max-price {format_money(cap or 0)}: nothing is that cheap",
+        f"--max-price {format_money(cap or 0)}: no offer is that cheap",
         f"{cheapest.count}×{cheapest.gpu} cost {format_money(cheapest.price_per_hour)}/h or more, "
         f"on {cheapest.infra}",
         f"{plan_command(settings, settings.gpus or '', max_price=enough)}  # or other GPUs",

@@ -1,4 +1,4 @@
-"""What a run will use and the most it can cost, before anything starts. Pure: no files, no network.
+"""The plan of a run: its resources and its maximum cost, before anything starts. Pure: no files, no network.
 
 Neighbours: `offers.py` has what can be rented, `pricing.py` brings its prices, `price_agreement.py` has the
 plan agreed to, `run.py` keeps to it, `setting_sources.py` gives the wishes. A run on this computer costs
@@ -63,7 +63,7 @@ class GpuSplit:
         return self.train_gpus + self.infer_gpus > gpus_of(self.gpus)[1]
 
     def needs(self, variant: str) -> Needs:
-        """What a machine must have for them, with this build of the runtime."""
+        """The machine's requirements for them, with this build of the runtime."""
         return Needs(
             variant,
             self.gpus,
@@ -90,10 +90,10 @@ class LocalGpus(GpuSplit):
 
 @dataclass(frozen=True)
 class RentedGpus(GpuSplit):
-    """What is rented, for the machine: one of these GPUs, at the first place of `infra` that has them.
+    """The GPUs to rent: one of these types, at the first place of `infra` that has them.
 
-    `disk_gb` None leaves the size to SkyPilot. Nothing dearer than `max_price_per_hour` was agreed to, None
-    where nothing has a price.
+    `disk_gb` None leaves the size to SkyPilot. `max_price_per_hour`: the user agreed to no more, None if
+    there is no price.
     """
 
     gpus: str
@@ -136,51 +136,51 @@ class Plan:
 
     @property
     def trained_model(self) -> str:
-        """What is trained, in words."""
+        """The model or adapter that is trained, in words."""
         return f"{self.model} with {self.adapter.describe()}" if self.adapter else self.model
 
     @property
-    def dearest_per_hour(self) -> float:
-        """The price of the dearest candidate: nobody knows yet which one has room."""
+    def max_price_per_hour(self) -> float:
+        """The price of the dearest candidate: it is not known yet which one has capacity."""
         return max([self.price_per_hour, *[offer.price_per_hour for offer in self.candidates]])
 
     @property
     def unpriced(self) -> bool:
-        """It is on a cluster of one's own, which has no price here."""
-        return self.rented is not None and self.dearest_per_hour == 0
+        """Whether it runs on the user's own cluster, which has no price here."""
+        return self.rented is not None and self.max_price_per_hour == 0
 
     @property
-    def cost_at_most(self) -> float | None:
+    def max_cost(self) -> float | None:
         """The dearest candidate's price until the last rung has ended it. None when nothing bounds it.
 
         The last rung: this computer and the runtime are lost just before the deadline, then the lease runs
         out, then the machine's own timer. The budget is kept on the machine as well: then the timer runs.
         """
-        if self.dearest_per_hour == 0:
+        if self.max_price_per_hour == 0:
             return 0.0
         timer_seconds = (60 * self.rented.idle_minutes if self.rented else 0) + TIMER_SECONDS
         bounds = []
         if self.budget is not None:
-            bounds.append(self.budget - self.spent + self.dearest_per_hour * timer_seconds / 3600)
+            bounds.append(self.budget - self.spent + self.max_price_per_hour * timer_seconds / 3600)
         if self.deadline_seconds is not None:
             seconds = self.deadline_seconds + self.lease_seconds + timer_seconds
-            bounds.append(self.dearest_per_hour * seconds / 3600)
+            bounds.append(self.max_price_per_hour * seconds / 3600)
         return min(bounds) if bounds else None
 
     def describe(self) -> str:
         """One line: "tiny on this computer, $0.00/h, deadline 4h", "4×H100 on aws/us-east-1, $27.52/h, …"."""
         what = self.where if self.rented else f"{self.trained_model} on {self.where}"
         price = _NO_PRICE if self.unpriced else f"{format_money(self.price_per_hour)}/h"
-        if self.dearest_per_hour > self.price_per_hour:
-            price += f" (up to {format_money(self.dearest_per_hour)}/h elsewhere)"
+        if self.max_price_per_hour > self.price_per_hour:
+            price += f" (up to {format_money(self.max_price_per_hour)}/h elsewhere)"
         return f"{what}, {price}, {self._limits()}"
 
     def describe_cost(self) -> str:
-        """The same with the most it can cost: what is agreed to."""
+        """The same with its maximum cost, for the user to agree to."""
         if self.unpriced:
             return self.describe()
         # Up to the next cent: less would not be the most.
-        most = math.ceil(round((self.cost_at_most or 0) * 100, 6)) / 100
+        most = math.ceil(round((self.max_cost or 0) * 100, 6)) / 100
         return f"{self.describe()}: at most {format_money(most)}"
 
     def _limits(self) -> str:
@@ -197,7 +197,7 @@ class Plan:
         return f"budget {format_money(budget)}{left}"
 
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self) | {"cost_at_most": self.cost_at_most, "dearest_per_hour": self.dearest_per_hour}
+        return asdict(self) | {"cost_at_most": self.max_cost, "dearest_per_hour": self.max_price_per_hour}
 
 
 def make_plan(settings: Settings, market: Market | None = None, model_bytes: int | None = None) -> Plan:
@@ -260,7 +260,7 @@ def _local_plan(settings: Settings, where: str, own: LocalGpus | None = None) ->
 
 
 def split_unpriced_gpus(settings: Settings) -> RentedGpus:
-    """How GPUs would be shared out for which there are no prices. Raises UsageError."""
+    """How GPUs without prices would be split between training and serving. Raises UsageError."""
     assert settings.gpus is not None
     train, infer = split_gpus(gpus_of(settings.gpus)[1], settings.train_gpus, settings.infer_gpus)
     idle = round(settings.idle_seconds / 60)
@@ -275,14 +275,14 @@ def _adapter(settings: Settings) -> InitialAdapter | None:
 
 
 def split_local_gpus(settings: Settings, model_bytes: int | None = None) -> LocalGpus:
-    """How this computer's own GPUs are shared out, where the settings name some. Raises UsageError."""
+    """The split of this computer's own GPUs, if the settings name some. Raises UsageError."""
     assert settings.gpus is not None
     train, infer = split_gpus(gpus_of(settings.gpus)[1], settings.train_gpus, settings.infer_gpus)
     return LocalGpus(settings.gpus, train, infer, model_bytes, _dtype(settings))
 
 
 def _dtype(settings: Settings) -> str:
-    """What a run on GPUs computes in, unless it was told otherwise."""
+    """The dtype of a run on GPUs, unless it is set."""
     return settings.runtime.get("dtype", "bfloat16")
 
 

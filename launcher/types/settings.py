@@ -20,7 +20,7 @@ from launcher.base.units import (
     parse_money,
     parse_rate,
 )
-from launcher.types.clouds import ALIASES, KNOWN, SELF_HOSTED, WITHOUT_AUTODOWN
+from launcher.types.clouds import ALIASES, KNOWN_CLOUDS, SELF_HOSTED, WITHOUT_AUTODOWN
 
 if TYPE_CHECKING:
     from launcher.types.adapter import Adapter
@@ -108,9 +108,9 @@ def _place(text: str) -> str:
     cloud = ALIASES.get(cloud.lower(), cloud.lower())
     if cloud in WITHOUT_AUTODOWN:
         raise ValueError(f"a machine on {cloud} cannot shut itself down, so it could be left running")
-    if cloud not in KNOWN:
-        meant = closest_match(cloud, KNOWN)
-        known = f"did you mean {meant}?" if meant else f"the clouds are {', '.join(sorted(KNOWN))}"
+    if cloud not in KNOWN_CLOUDS:
+        meant = closest_match(cloud, KNOWN_CLOUDS)
+        known = f"did you mean {meant}?" if meant else f"the clouds are {', '.join(sorted(KNOWN_CLOUDS))}"
         raise ValueError(f"{cloud or 'nothing'} is not a cloud; {known}")
     if not all(rest) or (len(rest) > 2 and cloud not in SELF_HOSTED):
         raise ValueError("expected CLOUD, CLOUD/REGION or CLOUD/REGION/ZONE")
@@ -155,7 +155,7 @@ def _wandb(value: Any) -> str:
 
 @dataclass(frozen=True)
 class Setting:
-    """One key of ours: how its text becomes a value and a value text, and what it is when nobody says."""
+    """One of our keys: how it is parsed and shown, and its default."""
 
     key: str
     parse: Callable[[Any], Any]
@@ -206,9 +206,8 @@ class Value:
 
 @dataclass(frozen=True)
 class Settings:
-    """What one run was asked to be. `runtime` holds overrides of the runtime's own keys, dotted;
-    `warnings` is what is wrong without being an error. Where `--model` names an adapter, that is `adapter`,
-    and `model` its base."""
+    """The settings of one run. `runtime` holds overrides of the runtime's own keys, dotted; `warnings` are
+    problems that are no errors. If `--model` names an adapter, it is `adapter`, and `model` is its base."""
 
     model: str
     name: str | None

@@ -47,9 +47,9 @@ class Pair:
 def compare(
     loaded: Mapping[str, Sequence[Pair]], folder: Path, renamed: Callable[[str], str] = str
 ) -> dict[str, Any]:
-    """The report of one engine. `held`: its modules by name, with one Pair per fused slice.
+    """The report of one engine. `loaded`: its modules by name, with one Pair per fused slice. `renamed` maps
+    the model files' names to the engine's.
 
-    `renamed` gives the engine's name of what the model's own files name: it may call its layers otherwise.
     `modules` counts the slices that hold anything, `expected` the projections in the file, `mismatched` has a
     sentence for each difference; alpha / rank (or / √rank) is folded into B on the engine's side.
     """

@@ -1,8 +1,8 @@
-"""What one vLLM server is told at its start: its command line and its environment.
+"""The command line and environment of one vLLM server.
 
-Neighbours: server.py starts vLLM with them; engine_client.py asks by the names and the mode said here. Of the
-policy it knows how large an adapter may be and how many versions are loaded at a time; of training, nothing.
-Imports no vLLM: the gateway imports this.
+Neighbours: server.py starts vLLM with them; engine_client.py uses the names and the mode defined here. Knows
+the adapter's size and how many versions are loaded at a time; nothing of training. Imports no vLLM: the
+gateway imports this.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from runtime.engine.parsers import Parsers, parsers_of
 from runtime.shared.architectures import check_on_cpu, checked_context
 from runtime.shared.memory.engine import cache_bytes
 from runtime.shared.model_shape import shape
-from runtime.shared.peft_form import engine_rank
+from runtime.shared.peft_format import engine_rank
 from runtime.shared.projections import lora_targets
 from runtime.shared.runtime_config import RuntimeConfig
 
@@ -49,7 +49,7 @@ _CPU_BLOCK_TOKENS = 32
 
 
 def socket_path(config: RuntimeConfig, index: int) -> Path:
-    """Where engine `index` listens."""
+    """The socket of engine `index`."""
     return Path(config.socket_dir) / f"engine-{index}.sock"
 
 
@@ -98,12 +98,13 @@ def arguments(config: RuntimeConfig, index: int) -> list[str]:
 
 
 def scratch_path(config: RuntimeConfig, index: int) -> Path:
-    """Where vLLM's own sockets and rendezvous files go: it leaves them behind, so the folder goes with it."""
+    """The folder for vLLM's own sockets and rendezvous files. vLLM leaves them behind, so the folder is
+    removed with it."""
     return Path(config.socket_dir) / f"e{index}"
 
 
 def environment(config: RuntimeConfig, index: int) -> dict[str, str]:
-    """What vLLM and torch read from the environment, beyond what this process was given."""
+    """The environment variables for vLLM and torch, beyond those of this process."""
     scratch = str(scratch_path(config, index))
     words = {
         "TMPDIR": scratch,
@@ -154,16 +155,16 @@ def _max_num_seqs(config: RuntimeConfig) -> int | None:
 
 
 def _lora_modules(config: RuntimeConfig) -> tuple[str, ...]:
-    """Those of the blocks alone (C14).
+    """The projections of the blocks alone (C14).
 
-    Left to itself vLLM wraps head and embeddings of a Llama as well, and with those its CPU engine dies of
-    the first request for prompt logprobs: a publication's probe.
+    By default vLLM wraps head and embeddings of a Llama as well, and then its CPU engine crashes at the first
+    request for prompt logprobs: a publication's probe.
     """
     return lora_targets(model_description(config.model_path), config.train.lora.target_modules)
 
 
 def _kv_cache_bytes(config: RuntimeConfig) -> int:
-    """What is configured, but no more than two full batches of the longest sequences could ever fill."""
+    """The configured size, but no more than two full batches of the longest sequences could ever fill."""
     configured = int((config.engine.kv_cache_gib or _CPU_CACHE_GIB) * 2**30)
     known, places = shape(model_description(config.model_path)), _max_num_seqs(config)
     if known is None or places is None:

@@ -1,6 +1,7 @@
-"""What vLLM's HTTP server need not do for its only client, the gateway: a tenth of what an answer costs it.
+"""Skips work of vLLM's HTTP server that its only client, the gateway, does not need: a tenth of an answer's
+cost.
 
-What is answered stays as it was: the same JSON, its numbers the same to the last bit.
+The answers stay the same: the same JSON, its numbers equal to the last bit.
 Neighbours: server.py has it in place before it serves. Knows nothing of what is asked.
 """
 

@@ -1,4 +1,4 @@
-"""Where the last turn begins of a prompt that comes in ids: the thoughts before it are over.
+"""Tells vLLM's parsers where the last turn of a prompt in ids begins: the thoughts before it are over.
 
 vLLM looks for the end of a thought in the whole prompt to say, of an answer that is streamed or held to a
 grammar, whether it begins inside one. A prompt in ids has the earlier answers as they were sampled, thoughts

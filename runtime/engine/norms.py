@@ -3,7 +3,7 @@
 vLLM leaves them out on a CPU, where its compiler is to join the eight; but with LoRA it compiles nothing.
 Only in fp32, where both ways agree to a last bit or two: in bf16 the kernel rounds once where a model's own
 norm rounds twice, and the trainer is the model's own.
-Neighbours: worker.py imports this in every process of the engine, command.py names `PROVIDER` to vLLM.
+Neighbours: worker.py imports this in every process of the engine, command.py names the provider to vLLM.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _ROWS_PER_THREAD = 16
 
 
 def _fits(x: Tensor, weight: Tensor | None, variance_size: int | None) -> bool:
-    """Whether the kernels compute the same: they take rows for contiguous without looking."""
+    """Whether the kernels compute the same: they assume contiguous rows without a check."""
     return (
         x.dtype == torch.float32
         and weight is not None

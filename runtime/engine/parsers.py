@@ -1,4 +1,4 @@
-"""Which of vLLM's parsers reads a model's tool calls and thoughts, by what its chat template and tokens say.
+"""Chooses vLLM's parsers for a model's tool calls and thoughts, by its chat template and tokens.
 
 Neighbours: command.py reads the files and passes the names on; the gateway's answers.py hands the thought
 through. Pure: knows nothing of files, engines or vLLM, but the names of its parsers (0.32).

@@ -1,7 +1,7 @@
 """One vLLM server: `python -m runtime.engine.server --config runtime.json --index 0`.
 
 Serves vLLM's OpenAI API on the Unix socket `socket_dir/engine-0.sock`; the supervisor starts it, the gateway
-is its only client (engine_client.py), command.py says what vLLM is told, worker.py is what we add inside it.
+is its only client (engine_client.py), command.py has vLLM's arguments, worker.py our additions inside it.
 With worker.py, norms.py, http_speedups.py and last_turn_parsing.py the only importer of vLLM. Knows nothing
 of versions.
 

@@ -1,4 +1,4 @@
-"""What we add inside vLLM: a fast LoRA path and quiet idling on CPU, and the check of what was really loaded.
+"""Our additions inside vLLM: a fast LoRA path and quiet idling on CPU, and the check of the loaded adapter.
 
 Neighbours: command.py names `Executor` and `WorkerExtension` to vLLM, which builds them in its engine core;
 engine_client.py reaches `WorkerExtension`'s methods through /collective_rpc; adapter_check.py does the
@@ -64,7 +64,7 @@ def install() -> None:
     LRUCacheWorkerLoRAManager._load_adapter = _load_and_remember
     if current_platform.is_cpu():
         type(current_platform).get_punica_wrapper = classmethod(lambda _: f"{__name__}.DenseLora")
-        distributed_c10d.ProcessGroupGloo = GlooOnOneLoop
+        distributed_c10d.ProcessGroupGloo = SingleDeviceGloo
         FusedMoEConfig.__post_init__ = _disable_lora_of_experts
 
 
@@ -85,7 +85,7 @@ def _load_and_remember(self: LRUCacheWorkerLoRAManager, lora_request: LoRAReques
     name = lora_request.lora_name
     sha256 = hashlib.sha256((Path(lora_request.lora_path) / WEIGHTS).read_bytes()).hexdigest()
     if _weights.setdefault(name, sha256) != sha256:
-        raise ValueError(f"{name} was used for other weights: a name is never used again")
+        raise ValueError(f"{name} had other weights before: a name is never used again")
     loaded = _load_adapter(self, lora_request)
     _numbers[name] = lora_request.lora_int_id
     failpoints.failpoint("engine.loading")
@@ -103,7 +103,7 @@ def _gloo_device() -> ProcessGroupGloo.Device:
     return ProcessGroupGloo.create_device(interface=os.environ["GLOO_SOCKET_IFNAME"])
 
 
-class GlooOnOneLoop(ProcessGroupGloo):
+class SingleDeviceGloo(ProcessGroupGloo):
     """Gloo with one device for the whole process.
 
     A device is a thread that wakes 100 times a second. vLLM makes 13 groups, also for a worker that is alone,
@@ -123,7 +123,7 @@ class WorkerExtension:
     model_runner: Any
 
     def sampling(self) -> dict[str, Any]:
-        """How this worker's sampler makes logprobs, and what runs its model."""
+        """This worker's logprobs mode and model runner."""
         mode = self.model_runner.sampler.logprobs_mode
         return {"logprobs_mode": mode, "model_runner": _model_runner(self)}
 

@@ -1,9 +1,9 @@
-"""The only door of the runtime: an allow-listed OpenAI API and the training routes, on a Unix socket.
+"""The runtime's only endpoint: an allow-listed OpenAI API and the training routes, on a Unix socket.
 
     python -m runtime.gateway.gateway --config STATE/runtime.json      (the token on the first line of stdin)
 
 Neighbours: the supervisor starts it; everything behind a route is in a file of its own (proxy.py, routes.py).
-This file builds the application, says what is listed, and runs it.
+This file builds the application with its allow-list, and runs it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from runtime.gateway.engines.engine_pool import EnginePool
 from runtime.gateway.engines.version_check import AdapterVerifier
 from runtime.gateway.fine_tuning.routes import FineTuning
 from runtime.gateway.http.auth import BearerAuth
-from runtime.gateway.http.bodies import WholeBodies
+from runtime.gateway.http.bodies import BodyReader
 from runtime.gateway.http.error_handlers import install_error_handlers
 from runtime.gateway.http.openai_errors import ApiError
 from runtime.gateway.readiness import Readiness
@@ -87,7 +87,7 @@ class Components:
     config: RuntimeConfig
 
     def context_tokens(self) -> int | None:
-        """The longest sequence that every engine takes, prompt and answer; None while nobody knows."""
+        """The longest sequence that every engine takes, prompt and answer; None while unknown."""
         return _context_tokens(self.config, self.clients)
 
 
@@ -97,7 +97,7 @@ def _context_tokens(config: RuntimeConfig, clients: list[EngineClient]) -> int |
 
 
 def build_components(config: RuntimeConfig) -> Components:
-    """Wire the gateway's parts. Reads what earlier processes left on disk; connects to nothing yet."""
+    """Wire the gateway's parts. Reads the files of earlier processes; connects to nothing yet."""
     state_dir, socket_dir = Path(config.state_dir), Path(config.socket_dir)
     machine = SupervisorStatus(state_dir, config.lease_seconds)
     clients = [EngineClient(socket_dir / f"engine-{index}.sock") for index in range(config.engines)]
@@ -212,7 +212,7 @@ def build_app(parts: Components) -> FastAPI:
     app.include_router(validation_routes(parts.validations, lambda: parts.versions.current))
     app.include_router(train_kwargs_routes(parts.config, parts.context_tokens))
     app.include_router(parts.fine_tuning.router)
-    app.add_middleware(WholeBodies)
+    app.add_middleware(BodyReader)
     install_error_handlers(app)
     return app
 
@@ -239,7 +239,7 @@ def _openai_routes(parts: Components) -> list[Route]:
 
 
 async def _exit_on_failure(work: Any) -> None:
-    """Run what must not break off. If it does, so does the process: the supervisor starts it anew."""
+    """Run a loop that must not end. If it fails, the process ends, and the supervisor starts it again."""
     try:
         await work
     except Exception:  # whatever broke it: half a gateway would look well

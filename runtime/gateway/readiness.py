@@ -1,4 +1,4 @@
-"""Where the runtime stands: one phase out of what the supervisor, the engines and the steps say.
+"""The runtime's phase, from the state of supervisor, engines and steps.
 
 Neighbours: routes.py answers with it; gateway.py tells it when the served version is in place.
 """

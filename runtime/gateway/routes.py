@@ -111,7 +111,7 @@ async def _answered(work: Awaitable[T]) -> T:
     except (UnknownStepError, UnknownCheckpointError) as error:
         raise ApiError(404, str(error), code="not_found") from error
     except OSError as error:
-        message = f"the machine's disk does not take it: {error.strerror or error}"
+        message = f"the machine's disk cannot store it: {error.strerror or error}"
         raise ApiError(503, message, code="disk", retry_after_seconds=5) from error
 
 

@@ -1,4 +1,4 @@
-"""`POST /slipway/train_kwargs`: what a program asked its trainer for, held against this run.
+"""`POST /slipway/train_kwargs`: compares a program's trainer keywords with this run.
 
 Neighbours: gateway.py mounts it; `runtime/shared/train_kwargs/` has the table. Trains and changes nothing.
 """

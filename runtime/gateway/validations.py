@@ -1,8 +1,8 @@
 """`POST /slipway/validations`: a held-out score, kept in `validations.jsonl` and shown with what is trained.
 
 Neighbours: gateway.py mounts it; `runtime/shared/validations.py` has the file's form; an optimizer sends one
-each time it validates. Said again it is the same one; said otherwise, as after a machine was lost, the newest
-word counts. Knows nothing of what is scored.
+each time it validates. The same validation sent again is one entry; a different one, as after a lost machine,
+replaces it. Knows nothing of the scored program.
 """
 
 from __future__ import annotations
@@ -24,11 +24,12 @@ from runtime.shared import files, validations
 from runtime.shared.schema import Validation
 
 # More than any training validates; a program gone wrong must not fill the disk.
-MOST = 20_000
+MAX_VALIDATIONS = 20_000
 
 
 class Validations:
-    """The file of one run. `committed` is its newest committed step: what was scored after it is gone."""
+    """The file of one run. `committed` is its newest committed step: validations of later steps are
+    removed."""
 
     def __init__(self, state_dir: Path, committed: int) -> None:
         self._path = state_dir / validations.FILE
@@ -46,7 +47,8 @@ class Validations:
             partial.replace(self._path)
 
     def add(self, said: Validation, version: int) -> None:
-        """Keep one; `version` is served now, for whoever does not say which was scored. Raises OSError."""
+        """Keep one; `version` is the served version, for a client that does not name the scored one.
+        Raises OSError."""
         line = said.model_dump()
         if line["version"] is None:
             line["version"] = version
@@ -54,14 +56,16 @@ class Validations:
             known = self._newest.get(validations.key_of(line))
             if known is not None and {**known, "time": None} == {**line, "time": None}:
                 return
-            if len(self._newest) >= MOST:
-                raise ApiError(409, f"this run has {MOST} validations, and keeps no more", code="too_many")
+            if len(self._newest) >= MAX_VALIDATIONS:
+                raise ApiError(
+                    409, f"this run has {MAX_VALIDATIONS} validations, which is the maximum", code="too_many"
+                )
             line["time"] = round(time.time(), 3)
             files.append_line(self._path, line)
             self._newest[validations.key_of(line)] = line
 
     def list(self) -> list[dict[str, Any]]:
-        """The newest of each compile, step and name, in the order in which they were first said."""
+        """The newest of each compile, step and name, in the order of their first entries."""
         with self._lock:
             return [*self._newest.values()]
 
@@ -75,7 +79,7 @@ def validation_routes(kept: Validations, version: Callable[[], int]) -> APIRoute
         try:
             await asyncio.to_thread(kept.add, said, version())
         except OSError as error:  # a full disk: it is said again
-            message = f"the machine's disk does not take it: {error.strerror or error}"
+            message = f"the machine's disk cannot store it: {error.strerror or error}"
             raise ApiError(503, message, code="disk", retry_after_seconds=5) from error
         return Response(status_code=204)
 

@@ -1,7 +1,7 @@
 """GRPO, or plain imitation, with LoRA as a torchtune recipe: takes recorded batches in order, commits each.
 
 Neighbours: the gateway writes `steps/` (or did, long ago: then this is a replay) and reads `checkpoints/`.
-Knows nothing of HTTP, engines or what a reward means. Run it by itself as the YAML beside it says.
+Knows nothing of HTTP or engines. Run it by itself as the YAML beside it says.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from runtime.shared.batch import Batch, BatchError, read_batch, restored_from, s
 from runtime.shared.checkpoint import Checkpoint, CheckpointError, CheckpointStore, checkpoint_name, served
 from runtime.shared.files import write_json
 from runtime.shared.metrics import MetricsLog, line_of
-from runtime.shared.peft_form import portable_name
+from runtime.shared.peft_format import portable_name
 from runtime.shared.probe_file import PROBE_FILE
 from runtime.shared.start_adapter import START
 from runtime.shared.wandb_log import WandbLog
@@ -152,7 +152,7 @@ class GRPOLoRARecipe(FTRecipeInterface):
         """Nothing is left to save: every step was committed as it ended."""
 
     def cleanup(self, **_: Any) -> None:
-        """Flush what is buffered elsewhere."""
+        """Flush buffered logs."""
         self.wandb.close()
         self.ranks.leave()
 
@@ -175,7 +175,7 @@ class GRPOLoRARecipe(FTRecipeInterface):
             self.ranks.any(True)
             raise
         if self.ranks.any(False):
-            raise _RefusedByOtherRankError(f"step {step}: another process of the trainer refused it")
+            raise _RefusedByOtherRankError(f"step {step}: another trainer process refused it")
         if batch.kind != "restore":
             self.crashes.begin(step)
         return batch
@@ -330,7 +330,7 @@ class GRPOLoRARecipe(FTRecipeInterface):
 
 
 def with_defaults(cfg: DictConfig) -> DictConfig:
-    """What an older run's recipe.yaml has, and of the keys that came since what the YAML beside this says."""
+    """An older run's recipe.yaml, with newer keys from the YAML beside this file."""
     own = OmegaConf.load(Path(__file__).parent / "configs" / "grpo_lora.yaml")
     return cast("DictConfig", OmegaConf.merge(own, cfg))
 

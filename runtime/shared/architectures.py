@@ -1,4 +1,4 @@
-"""Which models cannot be trained here whatever a proof would say, by their config.json alone, and why.
+"""Refuses models that cannot be trained here, by their config.json alone, with the reason.
 
 Neighbours: `launcher/models/model_folder.py` asks before a run, the trainer when it builds the policy. Any
 other causal language model is tried: it is admitted when engine and trainer agree on it (C58). Pure: knows
@@ -50,11 +50,11 @@ _NATIVE = {
 
 
 class PolicyError(Exception):
-    """The model or the adapter cannot be trained here; the text says what is supported."""
+    """The model or the adapter cannot be trained here; the text says which can."""
 
 
 def check_trainable(config: Mapping[str, Any]) -> None:
-    """Raise PolicyError, with the reason, for a config.json that describes what is not trained here."""
+    """Raise PolicyError, with the reason, for the config.json of a model that is not trained here."""
     kinds = config.get("architectures") or []
     name = kinds[0] if len(kinds) == 1 else f"{config.get('model_type') or 'model without a type'}"
     for why in _reasons(config, kinds):
@@ -63,16 +63,16 @@ def check_trainable(config: Mapping[str, Any]) -> None:
 
 def _reasons(config: Mapping[str, Any], kinds: list[str]) -> Iterator[str]:
     if not isinstance(kinds, list) or len(kinds) != 1:
-        yield "its config.json does not say which one architecture it is"
+        yield "its config.json does not name exactly one architecture"
     elif "text_config" in config:
         yield "it holds other parts beside the language model (text_config); text-only models are trained"
     elif not kinds[0].endswith(("ForCausalLM", "LMHeadModel")):
-        yield f"{kinds[0]} is no causal language model"
+        yield f"{kinds[0]} is not a causal language model"
     if config.get("auto_map") and config.get("model_type") not in _NATIVE:
-        yield "it brings code of its own (auto_map), which is never run"
+        yield "it needs its own code (auto_map), which is never run"
     method = (config.get("quantization_config") or {}).get("quant_method")
     if config.get("quantization_config") and method not in _READABLE_QUANTIZATIONS:
-        yield f"its weights are quantized ({method}); the model they were made from can be"
+        yield f"its weights are quantized ({method}); use the unquantized model"
     if (state := state_of(config)) and config.get("model_type") not in _SERVED_HYBRIDS:
         served = ", ".join(sorted(_SERVED_HYBRIDS))
         yield f"it passes a state along its tokens ({state}); of such models {served} can be"
@@ -83,7 +83,8 @@ def _reasons(config: Mapping[str, Any], kinds: list[str]) -> Iterator[str]:
 
 
 def check_on_cpu(config: Mapping[str, Any]) -> None:
-    """Raise PolicyError, with the reason, for a config.json of what vLLM's CPU build does not compute."""
+    """Raise PolicyError, with the reason, for the config.json of a model that vLLM's CPU build cannot
+    compute."""
     size = head_size(config)
     if size is not None and size not in CPU_HEAD_SIZES:
         served = ", ".join(map(str, CPU_HEAD_SIZES))
@@ -91,7 +92,7 @@ def check_on_cpu(config: Mapping[str, Any]) -> None:
 
 
 def head_size(config: Mapping[str, Any]) -> int | None:
-    """How wide a head of its attention is; None where it does not say."""
+    """The width of an attention head; None if the config does not tell."""
     hidden, heads, said = (config.get(it) for it in ("hidden_size", "num_attention_heads", "head_dim"))
     if isinstance(said, int) and said:
         return said
@@ -99,13 +100,13 @@ def head_size(config: Mapping[str, Any]) -> int | None:
 
 
 def state_of(config: Mapping[str, Any]) -> str | None:
-    """By what a model says that it passes a state along its tokens, which packed samples would share."""
+    """The config key by which a model passes a state along its tokens, which packed samples would share."""
     odd = sorted(set(config.get("layer_types") or ()) - _ATTENTION_LAYERS)
     return next(iter(odd + [key for key in _STATE_KEYS if config.get(key)]), None)
 
 
 def rotation(config: Mapping[str, Any]) -> dict[str, Any]:
-    """What is said of the rotary embeddings. transformers 5 has all in `rope_parameters`, 4 in two keys."""
+    """The rotary embedding's settings. transformers 5 has all in `rope_parameters`, 4 in two keys."""
     said: dict[str, Any] = {"rope_theta": config.get("rope_theta")}
     said |= config.get("rope_scaling") or {}
     said |= config.get("rope_parameters") or {}

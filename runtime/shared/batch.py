@@ -1,4 +1,4 @@
-"""A step's batch: what was sampled, by which policy version, and what it earned; whole on disk or absent.
+"""A step's batch: samples, their policy versions and rewards; whole on disk or absent.
 
 Neighbours: the gateway writes one folder per step (handover.py), the recipe reads them in order.
 numpy and safetensors only; knows nothing of torch, models or advantages.
@@ -44,7 +44,7 @@ _LAYOUT: dict[str, tuple[str, str]] = {
 
 
 class BatchError(Exception):
-    """The folder does not hold a batch that can be trained on; the text says why."""
+    """The folder does not hold a batch that can be trained on; the text has the reason."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class Batch:
 
     @functools.cached_property
     def turns(self) -> NDArray[np.int64]:
-        """How many samples each sequence joins [S]: what is counted is samples."""
+        """The number of samples that each sequence joins [S]."""
         listed = self.meta.get("samples") or [{}] * self.sequences
         return np.asarray([len(one.get("turns") or (1,)) for one in listed], np.int64)
 
@@ -132,7 +132,7 @@ class Batch:
         return found
 
     def span(self, sequence: int) -> slice:
-        """Where a sequence lies among the N tokens."""
+        """The range of a sequence among the N tokens."""
         return slice(int(self.offsets[sequence]), int(self.offsets[sequence + 1]))
 
     def arrays(self) -> dict[str, NDArray[Any]]:

@@ -1,7 +1,7 @@
 """Checkpoints: whole or absent. The rename of a folder with its manifest in it *is* the commit of a step.
 
-Neighbours: the recipe commits, the gateway lists, publishes and pins; manifest.py says what whole means.
-Knows nothing of what the tensors mean, nor of models, torch or serving.
+Neighbours: the recipe commits, the gateway lists, publishes and pins; manifest.py defines "whole". Knows
+nothing of models, torch or serving.
 
     checkpoints/step-000007/
         adapter/adapter_model.safetensors  adapter/adapter_config.json     PEFT form
@@ -91,7 +91,7 @@ def checkpoint_name(step: int) -> str:
 
 
 def served(state_dir: Path) -> set[str]:
-    """The checkpoint that is served: an engine that starts anew is given it, however far the trainer is."""
+    """The served checkpoint. A restarted engine loads it, however far the trainer is."""
     try:
         said = files.read_json(state_dir / SERVING)
         return set() if said is None else {checkpoint_name(said["version"])}
@@ -150,7 +150,7 @@ class CheckpointStore:
         return True
 
     def _clear_partials(self) -> None:
-        """What a killed commit left; there is one writer, so nothing here is in use."""
+        """Remove the remains of a killed commit; there is one writer, so nothing here is in use."""
         for path in self.root.glob(".tmp-*"):
             shutil.rmtree(path, ignore_errors=True)
 
@@ -159,7 +159,7 @@ class CheckpointStore:
     def load(self, name: str, *, verify: bool = True) -> Checkpoint:
         """The checkpoint of that name; `verify` reads every byte. Raises CheckpointError if not whole."""
         if "/" in name or name.startswith("."):
-            raise CheckpointError(f"{name!r} is no checkpoint's name")
+            raise CheckpointError(f"{name!r} is not a checkpoint's name")
         folder = self.root / name
         try:
             manifest = manifests.read(folder, verify=verify)
@@ -171,12 +171,12 @@ class CheckpointStore:
         return Checkpoint(folder, manifest, state)
 
     def newest(self) -> Checkpoint | None:
-        """The newest whole checkpoint; a broken one is passed over and said in the log."""
+        """The newest complete checkpoint; a damaged one is skipped and logged."""
         for name in reversed(self.names()):
             try:
                 return self.load(name)
             except CheckpointError as error:
-                _log.warning("passed over a checkpoint that is not whole: %s", error)
+                _log.warning("skipped a checkpoint that is not complete: %s", error)
         return None
 
     def names(self) -> list[str]:
@@ -184,15 +184,15 @@ class CheckpointStore:
         return sorted(path.name for path in self.root.glob("step-*")) if self.root.is_dir() else []
 
     def readable(self) -> Iterator[Checkpoint]:
-        """What is kept, oldest first, by its manifests and sizes: nothing is read in full."""
+        """The kept checkpoints, oldest first, by their manifests and sizes: nothing is read in full."""
         for name in self.names():
             try:
                 yield self.load(name, verify=False)
             except CheckpointError as error:
-                _log.warning("passed over a checkpoint that is not whole: %s", error)
+                _log.warning("skipped a checkpoint that is not complete: %s", error)
 
     def list(self) -> list[CheckpointInfo]:
-        """What is kept, oldest first, as the API words it."""
+        """The kept checkpoints, oldest first, in the API's form."""
         pinned = self.pinned()
         return [_info(checkpoint, checkpoint.name in pinned) for checkpoint in self.readable()]
 
@@ -224,14 +224,14 @@ class CheckpointStore:
             if best_of is not None:
                 files.write_json(self.root / _BEST, {"checkpoint": name, "of": best_of}, durable=True)
         if let_go:
-            _log.warning("pinned no longer, as %d are pinned since: %s", MAX_PINNED, ", ".join(let_go))
+            _log.warning("no longer pinned, because %d newer ones are: %s", MAX_PINNED, ", ".join(let_go))
         return _info(checkpoint, pinned=True).model_copy(update={"let_go": let_go})
 
     def prune(self, keep: int, protected: Collection[str] = ()) -> list[str]:
-        """Remove what is older than the newest `keep` (2 at least) readable ones; the names removed.
+        """Remove all older than the newest `keep` (2 at least) readable ones; returns the removed names.
 
-        Pinned ones stay, and those to `spare`.
-        Nothing is removed while pins change or when they cannot be read: the next prune makes up for it.
+        Pinned ones stay, and those in `protected`. Nothing is removed while pins change or when they cannot
+        be read: the next prune makes up for it.
         """
         with self._retention_lock(0) as held:
             pins = self._pins() if held else None
@@ -249,7 +249,7 @@ class CheckpointStore:
         return there if pins is None else [name for name in pins if name in there]
 
     def _best(self) -> tuple[str, str] | tuple[None, None]:
-        """The checkpoint that was named best last, and of what."""
+        """The checkpoint that was named best last, and its work."""
         try:
             said = files.read_json(self.root / _BEST) or {}
             return str(said["checkpoint"]), str(said["of"])

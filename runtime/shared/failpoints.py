@@ -9,7 +9,7 @@ instant acts, so that it acts once however many processes pass it, and its absen
 
 Actions: `kill9` `term` `int` `hup` `segv` `stop` (signals to the process itself), `raise` (FailpointError),
 `full` (the OSError of a full disk), `hang` (the thread sleeps for good).
-Neighbours: the runtime's processes pass `passing("trainer.committed")`; the launcher reads LAUNCH_FAILPOINT
+Neighbours: the runtime's processes call `failpoint("trainer.committed")`; the launcher reads LAUNCH_FAILPOINT
 with a `Failpoints` of its own. Standard library only; knows nothing of who passes.
 """
 
@@ -38,7 +38,7 @@ ACTIONS = (*_SIGNALS, "raise", "full", "hang")
 
 
 class FailpointError(RuntimeError):
-    """What the action `raise` raises."""
+    """Raised by the action `raise`."""
 
 
 @dataclass(frozen=True)

@@ -43,7 +43,7 @@ _NAMED = re.compile(r"-(\d+)GB?\b", re.IGNORECASE)
 
 
 def memory_bytes(gpu: str) -> int | None:
-    """What a GPU of this name has in all; None for one that neither the table nor its own name tells."""
+    """The memory of a GPU of this name; None if neither the table nor the name tells it."""
     plain = _FORM.sub("", gpu.upper())
     known = TABLE_MIB.get(plain)
     if known is None and named_bytes(gpu):

@@ -1,4 +1,4 @@
-"""Why a process ended, by its log: the error that it ended with, not what was said around it or after.
+"""Finds the error that ended a process, in its log.
 
 Neighbours: supervision.py asks of a child, `launcher/backends/runtime_start.py` of one that does not
 start. Pure but for reading the log.
@@ -39,7 +39,7 @@ def final_error(log: Path) -> list[str]:
 
 
 def strip_log_prefix(line: str) -> str:
-    """A line of a log without what vLLM writes before it."""
+    """A log line without vLLM's prefix."""
     return line[_log_prefix(line).end() :].strip()
 
 

@@ -65,7 +65,7 @@ def read(folder: Path, *, verify: bool) -> dict[str, Any]:
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ManifestError(f"{MANIFEST}: {error}") from error
     if not sound:
-        raise ManifestError(f"{MANIFEST}: it is not what was written")
+        raise ManifestError(f"{MANIFEST}: it was changed after it was written")
     for name, expected in said["files"].items():
         _check(folder, name, expected, verify)
     return said
@@ -87,7 +87,7 @@ def _check(folder: Path, name: str, expected: dict[str, Any], verify: bool) -> N
     except OSError as error:
         raise ManifestError(f"{name}: {error.strerror}") from error
     if not right:
-        raise ManifestError(f"{name}: its bytes are not those of the manifest")
+        raise ManifestError(f"{name}: it does not match the manifest")
 
 
 def _describe(path: Path) -> dict[str, Any]:

@@ -1,7 +1,7 @@
-"""What each committed step measured: `metrics.jsonl`.
+"""The measurements of each committed step: `metrics.jsonl`.
 
 Neighbours: the recipe writes, the gateway and `launch pull` read the file; `wandb_log.py` has the same for
-Weights & Biases. Knows nothing of what is measured.
+Weights & Biases. Knows nothing of the measurements.
 A line is written after its step's commit. A resumed recipe first makes the file agree with the checkpoints:
 lines past the last commit go, a line lost between commit and write comes back.
 """
@@ -15,7 +15,7 @@ from typing import Any
 
 
 def line_of(manifest: dict[str, Any], state: dict[str, Any]) -> dict[str, Any]:
-    """A committed step's line, out of its checkpoint. `settings` is what its update really used."""
+    """A committed step's line, from its checkpoint. `settings` are those that its update really used."""
     return {
         "schema": 1,
         "step": manifest["step"],

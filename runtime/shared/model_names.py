@@ -1,4 +1,4 @@
-"""The names of the run's model: what its users call it, and whether a name means it.
+"""The names of the run's model, and whether a given name means it.
 
 Neighbours: the gateway's versions answer to these names, `train_kwargs/` compares with them. Pure text: asks
 no hub and no disk whether there is such a model.
@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 from typing import Self
 
-from runtime.shared.peft_form import portable_name
+from runtime.shared.peft_format import portable_name
 from runtime.shared.runtime_config import RuntimeConfig
 
 # `name:latest`, `name:novita`: whose server it was, or which of its files.
@@ -26,7 +26,7 @@ class ModelNames:
 
     @classmethod
     def of(cls, config: RuntimeConfig) -> Self:
-        """Those of the model that this run trains."""
+        """The names of the model that this run trains."""
         return cls(config.model_name or portable_name(config.model_path), config.model_path)
 
     def has(self, name: str) -> bool:

@@ -1,6 +1,6 @@
 """A model's shape by its config.json, whatever its family: layers, widths, linear layers, how much it weighs.
 
-Neighbours: `memory/` plans with it, `peft_form.py` knows by it which tensors an adapter has, the launcher
+Neighbours: `memory/` plans with it, `peft_format.py` knows by it which tensors an adapter has, the launcher
 reads it before a run. Pure: knows nothing of torch, files or weights. What a config.json leaves out is read
 as transformers does.
 """
@@ -120,12 +120,12 @@ class ModelShape:
                     yield layer, linear
 
     def adapter_weights(self, rank: int, chosen: Sequence[str] | None = None) -> int:
-        """How many numbers an adapter of this rank has."""
+        """The number of weights in an adapter of this rank."""
         return sum(rank * (linear.into + linear.out) for _, linear in self.with_lora(chosen))
 
     @property
     def expert_weights(self) -> int:
-        """Of all experts of all layers."""
+        """The number of weights in all experts of all layers."""
         if self.experts is None:
             return 0
         one = 3 * self.hidden * self.experts.width
@@ -133,7 +133,7 @@ class ModelShape:
 
     @property
     def weights(self) -> int:
-        """How many numbers the model has; norms and biases, a thousandth of them, left out."""
+        """The number of weights; norms and biases, about a thousandth of them, are left out."""
         blocks = sum(linear.weights for layer in range(self.layers) for linear in self.of_layer(layer))
         around = self.vocabulary * self.hidden * (1 if self.tied else 2)
         beside = 0
@@ -157,7 +157,7 @@ def shape(config: Mapping[str, Any]) -> ModelShape | None:
 
 
 def linear_names(config: Mapping[str, Any]) -> tuple[str, ...] | None:
-    """What the linear layers of the blocks are called: what LoRA can be on. None where that is not known."""
+    """The names of the blocks' linear layers, which can have LoRA. None if unknown."""
     found = shape(config)
     if found is None or config.get("model_type") not in LISTED:
         return None

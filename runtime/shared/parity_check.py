@@ -1,4 +1,4 @@
-"""A model's admission on disk: what the trainer leaves to be tried, and what was found (C58).
+"""A model's admission on disk: the trainer's parity check, and its result (C58).
 
     STATE/admission/        a trial: adapter/ (PEFT form), probe.safetensors, state.json, manifest.json; until
                             the model is admitted
@@ -6,7 +6,7 @@
 
 Whole or absent, as a checkpoint is. Neighbours: trainer/parity_export.py writes the folder,
 gateway/versions/model_check.py proves it and writes the file; both know by `subject` whether an earlier
-process has passed. Knows nothing of tensors, nor of what is proven. Standard library only.
+process has passed. Knows nothing of tensors or of the judgement. Standard library only.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ _PACKAGES = ("vllm", "torch", "transformers")
 
 
 def fingerprint(config: RuntimeConfig) -> str:
-    """What is admitted, in a few digits: this model, with such adapters, computed by these programs."""
+    """A short digest of the admitted combination: this model, with such adapters, computed by these
+    programs."""
     said = {
         "model": config.model_path,
         "files": _files(Path(config.model_path)),

@@ -1,4 +1,4 @@
-"""A checkpoint's logprob probe on disk: sequences, and what the trainer says of each of their tokens.
+"""A checkpoint's logprob probe on disk: sequences, and the trainer's logprob of each token.
 
     probe.safetensors    tokens [P]            token ids of all sequences, end to end
                          sampled [P]           1 where the policy sampled the token: only these are compared

@@ -1,4 +1,4 @@
-"""What the other processes say of themselves, for `/slipway/status` and for refusals that explain.
+"""The status of the other processes, for `/slipway/status` and for errors that explain.
 
 Neighbours: reads `supervisor.json` (the supervisor's) and `keeper`'s lease file; engine_pool.py and steps ask
 it whether a child has failed for good. Writes nothing but the lease's time stamp.
@@ -19,7 +19,7 @@ STALLED_SECONDS = 20.0
 
 
 class SupervisorStatus:
-    """The supervisor's word, re-read only when its file changes."""
+    """The supervisor's status, read again only when its file changes."""
 
     def __init__(self, state_dir: Path, lease_seconds: float) -> None:
         self._state_dir = state_dir
@@ -42,7 +42,7 @@ class SupervisorStatus:
         return self._said
 
     def silence(self) -> str | None:
-        """What to say of a supervisor that stands still: whatever it keeps running is not looked after."""
+        """The warning about a frozen supervisor: its children are unattended."""
         said = self.supervisor()
         seconds = time.monotonic() - self._changed_at
         if not said or seconds < STALLED_SECONDS:

@@ -1,4 +1,4 @@
-"""The machine's processes as /proc shows them: who is below whom, their processor time, who waits for a disk.
+"""The machine's processes as /proc shows them: their tree, their processor time, waits for a disk.
 
 Neighbours: `processes.py` starts and ends them; `health.py`, `keeper.py` and `cpu_activity.py` look here.
 Linux only, standard library only.
@@ -23,7 +23,7 @@ class Process:
     started_ticks: int
 
 
-def look(pid: int) -> Process | None:
+def read_process(pid: int) -> Process | None:
     """The process as /proc shows it now; None when it is gone. A zombie is still there."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
@@ -42,7 +42,7 @@ def look(pid: int) -> Process | None:
 
 def table() -> list[Process]:
     """Every process this machine shows, oldest first."""
-    seen = [look(int(name)) for name in os.listdir("/proc") if name.isdigit()]
+    seen = [read_process(int(name)) for name in os.listdir("/proc") if name.isdigit()]
     return sorted((process for process in seen if process), key=lambda process: process.started_ticks)
 
 
@@ -67,11 +67,11 @@ def descendants(root: int) -> list[int]:
 
 def cpu_seconds(pids: Iterable[int]) -> float:
     """Processor time the processes have used so far, in seconds."""
-    ticks = sum(process.cpu_ticks for pid in pids if (process := look(pid)))
+    ticks = sum(process.cpu_ticks for pid in pids if (process := read_process(pid)))
     return ticks / os.sysconf("SC_CLK_TCK")
 
 
-def at_the_disk(pids: Iterable[int]) -> bool:
+def is_waiting_for_disk(pids: Iterable[int]) -> bool:
     """Whether one of their threads waits in the kernel for what cannot be interrupted (a "D" in /proc).
 
     So do fsync and a rename while a disk, also one behind a network, takes what it was given. A lock, a pipe

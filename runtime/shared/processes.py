@@ -1,7 +1,7 @@
 """Processes that leave nothing behind: death signals, adoption of orphans, ending a whole tree.
 
 Neighbours: keeper.py, supervision.py and tether.py. Linux only (prctl, /proc), standard library only.
-Knows nothing of what the processes do.
+Knows nothing of the processes' work.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def spawn(
 
 
 def preexec(death_signal: signal.Signals) -> Callable[[], None]:
-    """What a child does between fork and exec: take its death signal, undo our signal mask."""
+    """The child's steps between fork and exec: take its death signal, undo our signal mask."""
     parent = os.getpid()
 
     def prepare() -> None:

@@ -1,7 +1,7 @@
 """The linear layers of a block that an adapter has, by the names Hugging Face's files, PEFT and vLLM share.
 
-Neighbours: the trainer puts LoRA on them, engine/ is told to and compares what it holds, peft_form.py refuses
-an adapter that has others. Pure names.
+Neighbours: the trainer puts LoRA on them, engine/ is told to and compares what it holds, peft_format.py
+refuses an adapter that has others. Pure names.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Hides what looks like a secret in a text that is kept for people.
+"""Hides likely secrets in a text that is kept for people.
 
 Known secrets are hidden by their values (`launcher/base/log.py`); this is for those that nobody told us of:
 a key in a document, a token that a tool printed. By the forms that their issuers gave them, so that ordinary
@@ -44,7 +44,7 @@ _IN_URL = re.compile(r"(://[^\s/:@]{1,100}:)[^\s/@]{3,}(@)")
 
 
 def hide(text: str) -> str:
-    """`text` with `***` in the place of everything that looks like a secret."""
+    """`text` with `***` in place of everything that looks like a secret."""
     text = _KEY.sub(rf"\1{HIDDEN}", text)
     text = _BARE.sub(HIDDEN, text)
     text = _WEB_TOKEN.sub(rf"\1{HIDDEN}", text)

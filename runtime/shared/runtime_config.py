@@ -1,4 +1,4 @@
-"""The runtime's configuration: what the launcher writes and the runtime's processes read.
+"""The runtime's configuration: the launcher writes it, the runtime's processes read it.
 
 Neighbours: `train_config.py` has what is under `train.`, `schema.py` the HTTP bodies. Pydantic only, so both
 halves can import it.
@@ -29,10 +29,10 @@ class EngineConfig(Body):
 
 
 class RuntimeConfig(Body):
-    """Everything the runtime is told, saved as `runtime.json` beside the run it configures.
+    """The runtime's whole configuration, saved as `runtime.json` beside the run.
 
     `model_path` is a local folder in Hugging Face form, or a hub name the runtime downloads. `model_name` is
-    what adapters call it, the same on every machine; None: what `model_path` says without its place.
+    the model's name in adapters, the same on every machine; None: `model_path` without its folder.
     `state_dir` holds samples, steps, checkpoints, logs; `socket_dir` (0700, short path) the sockets.
     """
 

@@ -121,11 +121,11 @@ ClientState = Annotated[dict[str, Any] | None, AfterValidator(_plain_json)]
 
 
 class StepSettings(Body):
-    """What one step does otherwise than the run's own `train.` keys say; None: as the run says (C60).
+    """The settings in which one step differs from the run's own `train.` keys; None: as the run (C60).
 
-    The names are those of TrainConfig. `schedule` is what becomes of `learning_rate` after `warmup_steps`
-    steps in which it rises to its value: constant, or falling to 0 at step `schedule_steps` (linear, cosine).
-    `schedule_step` is where in it this step is, 0 is the first; None counts the run's steps.
+    The names are those of TrainConfig. `schedule` is the course of `learning_rate` after `warmup_steps` steps
+    in which it rises to its value: constant, or falling to 0 at step `schedule_steps` (linear, cosine).
+    `schedule_step` is this step's place in it, 0 is the first; None counts the run's steps.
     """
 
     learning_rate: float | None = Field(default=None, gt=0)

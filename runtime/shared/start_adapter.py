@@ -14,4 +14,4 @@ KEY = "the adapter that the run begins with"
 
 
 class StartError(Exception):
-    """The run cannot begin with the adapter it was given; the text says why."""
+    """The run cannot begin with its adapter; the text has the reason."""

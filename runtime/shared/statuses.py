@@ -1,6 +1,6 @@
-"""What the runtime answers about itself: its state, its children's, a step's, a checkpoint's.
+"""The runtime's answers: its own state, its children's, a step's, a checkpoint's.
 
-Neighbours: `schema.py` has what it is sent. Pydantic only, so both halves can import it.
+Neighbours: `schema.py` has the requests. Pydantic only, so both halves can import it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ StepState = Literal["queued", "training", "committed", "published", "failed"]
 
 
 class StepCounts(Answer):
-    """What became of everything a step named: trained + the sum of `dropped` = samples + missing.
+    """The fate of everything a step named: trained + the sum of `dropped` = samples + missing.
 
     `samples`: answers that the step named, `trained` and `dropped` by what became of them; `dropped` maps a
     reason to a number of them (or of members, where no sample was found). `sampled_tokens`: of a step with

@@ -1,4 +1,4 @@
-"""What one step is told: the run's `train.` keys, with what the step itself says put over them (C60).
+"""The settings of one step: the run's `train.` keys, overridden by the step's own (C60).
 
 Neighbours: the gateway checks a step with it before it takes one in, the trainer computes with what it gives:
 a command line and a program's own words end here. `train_config.py` has the names, bounds and contradictions.
@@ -78,7 +78,7 @@ class ResolvedSettings:
 def resolve(
     run: TrainConfig, overrides: StepSettings | None, step: int, *, supervised: bool = False
 ) -> ResolvedSettings:
-    """Put what a step says over what the run says. `step`: its number, from 1. Raises SettingsError."""
+    """Override the run's settings by the step's. `step`: its number, from 1. Raises SettingsError."""
     own = {} if overrides is None else overrides.model_dump(exclude_none=True)
     if supervised:
         _refuse_reward_keys(own)

@@ -1,4 +1,4 @@
-"""What one optimizer step does: the keys under `train.`, each loss's own values, what contradicts what.
+"""The settings of an optimizer step: the keys under `train.`, each loss's defaults, the contradictions.
 
 Neighbours: `runtime_config.py` has the rest of the runtime's configuration and puts this into it; the trainer
 reads it. pydantic only, so that both halves can import it.
@@ -48,7 +48,7 @@ Schedule = Literal["constant", "linear", "cosine"]
 
 @dataclass(frozen=True)
 class LossDefaults:
-    """What a loss means where nobody says otherwise."""
+    """A loss's default settings."""
 
     normaliser: Normaliser
     scale_rewards: bool
@@ -173,7 +173,7 @@ class TrainConfig(Keys):
 
 
 def first_error(error: ValidationError) -> tuple[str, str, str]:
-    """The first thing that does not fit: its dotted key, pydantic's type of it, and why."""
+    """The first invalid key, dotted, with pydantic's type of the error, and the reason."""
     first = error.errors(include_url=False)[0]
     place = [str(part) for part in first["loc"]]
     if first["type"] == COMBINATION:

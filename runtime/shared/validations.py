@@ -20,12 +20,12 @@ FILE = "validations.jsonl"
 
 
 def key_of(line: Mapping[str, Any]) -> tuple[str, int, str]:
-    """What there is one validation of."""
+    """The key under which there is one validation."""
     return str(line["compile"]), int(line["step"]), str(line["name"])
 
 
 def read(path: Path) -> list[dict[str, Any]]:
-    """Every whole line, in their order; what is torn or damaged is left out."""
+    """Every whole line, in order; torn or damaged ones are left out."""
     try:
         texts = path.read_text(errors="replace").splitlines()
     except FileNotFoundError:

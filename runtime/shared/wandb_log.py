@@ -1,4 +1,4 @@
-"""What a run says on Weights & Biases: each committed step, each validation and, if asked, what was said.
+"""Logs a run to Weights & Biases: each committed step, each validation and, if enabled, rollout texts.
 
     train/reward  train/reward/PREDICTOR  train/loss  train/lag2/clip_fraction  …   counts/trained  …
     val/score     val/score/PREDICTOR     val/standard_error  …                train/completions (a table)
@@ -19,7 +19,7 @@ from typing import Any
 
 from runtime.shared import files, validations
 from runtime.shared.redaction import HIDDEN, hide
-from runtime.shared.wandb_end import CLOSE, OPEN
+from runtime.shared.wandb_signals import CLOSE, OPEN
 
 _WANDB_SECONDS = 30.0
 # Of a text in the table; the files at home have more of it.
@@ -97,7 +97,7 @@ class WandbLog:
         self._open.touch()
 
     def append(self, line: dict[str, Any], *, maybe_logged: bool = False) -> None:
-        """Log one step's numbers; `doubtful`: an earlier life may have logged them."""
+        """Log one step's numbers; `maybe_logged`: an earlier life may have logged them."""
         if self._run is None or (maybe_logged and self._run.summary.get("train/step") == line["step"]):
             return
         self._validated()
@@ -109,7 +109,7 @@ class WandbLog:
         self._run.log(row)
 
     def catch_up(self) -> None:
-        """Log what has been validated since; called often, and cheap where there is nothing new."""
+        """Log new validations; called often, and cheap if there are none."""
         if self._run is None:
             return
         self._validated()

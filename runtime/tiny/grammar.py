@@ -1,7 +1,7 @@
 """English phrases and their French: the task of the tiny model and of the quickstart.
 
 `phrases`, `training_phrases` and `held_out_phrases` give correct pairs; `noisy` is how the phrase book the
-model learnt from had it; `distinct_letters` and `exact` say what an answer is worth. Standard library only;
+model learnt from had it; `distinct_letters` and `exact` score an answer. Standard library only;
 knows nothing of prompts, models or what is trained.
 
 The grammar is regular on purpose: no elision (every French word starts with a sounded consonant where an
@@ -19,7 +19,7 @@ from dataclasses import dataclass
 LETTERS = 26
 """The upper end of `distinct_letters`."""
 # Of an embroidered phrase (the longest of the grammar has 7).
-_MOST_WORDS = 12
+_MAX_WORDS = 12
 _HELD_OUT_PART = 6
 
 
@@ -282,14 +282,15 @@ def noisy(rng: random.Random, free: bool) -> Phrase:
     more = _EMBROIDERY_SHARE if free else 0.0
     while rng.random() < more:
         longer = f"{french} {rng.choice(_PREPOSITIONS)[1]} {_draw_noun_phrase(rng, 0.5).in_french(slips)}"
-        if len(longer.split()) > _MOST_WORDS:
+        if len(longer.split()) > _MAX_WORDS:
             break
         french, more = longer, _MORE_EMBROIDERY_SHARE
     return Phrase(sentence.in_english(), french)
 
 
 def distinct_letters(text: str) -> int:
-    """How many letters of a to z the text has, 0 to 26: case and accents are folded, œ is o and e."""
+    """The number of different letters of a to z in the text, 0 to 26: case and accents are folded, œ is o
+    and e."""
     plain = unicodedata.normalize("NFKD", text.casefold().replace("œ", "oe").replace("æ", "ae"))
     return len(set(plain) & set("abcdefghijklmnopqrstuvwxyz"))
 

@@ -26,13 +26,13 @@ _WITHOUT_EFFECT = frozenset(
     {"position_ids", "cache_position", "use_cache", "output_attentions", "return_dict", "is_causal"}
 )
 _BLOCK = 128
-# Lengths of fixed rows (shared/fixed_rows.py), windows of a model, passes with gradients and without: twice
-# as many as for the longest contexts, and as many as torch takes of one function.
+# Lengths of fixed rows (shared/fixed_row_lengths.py), windows of a model, passes with gradients and without:
+# twice as many as for the longest contexts, and as many as torch takes of one function.
 _MAX_KERNELS = 256
 
 
 class AttentionPattern(Protocol):
-    """What each place of a micro-batch of rows sees."""
+    """The places that each place of a micro-batch of rows sees."""
 
     def attend(
         self,
@@ -90,14 +90,15 @@ def attend(
 
 
 class DenseMask:
-    """A boolean mask of whole rows, with the position of each place: what all other ways must come to."""
+    """A boolean mask of whole rows, with the position of each place. All other ways must give the same
+    result."""
 
     def __init__(self, mask_BLL: Tensor, positions_BL: Tensor) -> None:
         self._positions_BL = positions_BL
         self._by_window: dict[int | None, Tensor] = {None: mask_BLL}
 
     def mask_BLL(self, window: int | None) -> Tensor:
-        """Whom each place sees; with a window, only so many positions back, its own counted."""
+        """The places that each place sees; with a window, only so many positions back, its own counted."""
         if window not in self._by_window:
             back_BLL = self._positions_BL[:, :, None] - self._positions_BL[:, None, :]
             self._by_window[window] = self._by_window[None] & (back_BLL < window)

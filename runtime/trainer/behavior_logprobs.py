@@ -1,4 +1,4 @@
-"""When the engine's own logprobs are taken for what an earlier version sampled, in place of one more pass.
+"""Decides when the engine's logprobs replace one more forward pass for samples of an earlier version.
 
 Every engine has proven each version before it serves it; here one of the version's groups shows that it also
 samples as exactly, by the policy's own pass over that group. Each step asks about the next one. All ranks ask
@@ -32,7 +32,8 @@ _MIN_INFORMATIVE_TOKENS = 16
 
 @dataclass(frozen=True)
 class BehaviorLogprobReuse:
-    """`within`: nats that no token asked about may be off by. `sequences`: those that the step trains."""
+    """`tolerance`: the largest difference in nats of any compared token. `sequences`: those that the step
+    trains."""
 
     tolerance: float
     sequences: Sequence[int]
@@ -42,7 +43,7 @@ class BehaviorLogprobReuse:
     def of(
         cls, policy: Policy, settings: UpdateSettings, sequences: Sequence[int], ranks: Ranks
     ) -> BehaviorLogprobReuse | None:
-        """None where the engine's word is never taken."""
+        """The object, or None if the engine's logprobs are never reused."""
         tolerance = settings.negligible_difference
         return cls(tolerance, sequences, ranks) if tolerance and policy.is_fp32 else None
 

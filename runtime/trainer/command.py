@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 from runtime.shared import parity_check
-from runtime.shared.peft_form import portable_name
+from runtime.shared.peft_format import portable_name
 from runtime.shared.runtime_config import RuntimeConfig
 from runtime.shared.start_adapter import START
 

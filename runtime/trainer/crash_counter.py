@@ -1,8 +1,8 @@
-"""How often a step was begun and took the whole trainer with it: what is killed can say nothing itself.
+"""Counts how often a step ended the whole trainer, because a killed process reports nothing.
 
 A step that raises says why and fails at once. One that ends the process without a word (what Linux does when
-memory is full, a fault in a kernel of the device) would be taken up again by the next process for ever.
-Neighbours: the recipe. Knows nothing of what a step is.
+memory is full, a fault in a kernel of the device) would be retried by the next process for ever.
+Neighbours: the recipe. Knows nothing of the step itself.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class CrashCounter:
         self._write({"step": step, "tries": before + 1})
 
     def reset(self) -> None:
-        """What ends the trainer from here on is not the step's doing."""
+        """From here on the step is not the cause of a crash."""
         self._write({"step": 0, "tries": 0})
 
     def on_sigterm(self) -> None:

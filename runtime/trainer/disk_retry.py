@@ -1,6 +1,6 @@
-"""What is computed waits, bounded, for the disk to take it: a full one may have room again.
+"""Retries a write while the disk is full, within a bound.
 
-Neighbours: the recipe commits each step with it. Knows nothing of what is written.
+Neighbours: the recipe commits each step with it. Knows nothing of the content.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _POLL_SECONDS = 1.0
 def retry_while_disk_full(
     write: Callable[[], T], stopping: Callable[[], bool], on_failure: Callable[[Exception], None]
 ) -> T:
-    """What `write` gives, once the disk takes it. `say` is told of each try that it did not take."""
+    """The result of `write`, once it succeeds. `on_failure` is called after each failed try."""
     until = time.monotonic() + _RETRY_SECONDS
     while True:
         try:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from runtime.shared.batch import Batch
-from runtime.shared.fixed_rows import fixed_length
+from runtime.shared.fixed_row_lengths import fixed_length
 from runtime.trainer import losses
 from runtime.trainer.attention import AttentionPattern, BlockSparseMask
 from runtime.trainer.packing import PADDING, Pack, Sequences
@@ -20,7 +20,8 @@ from runtime.trainer.packing import PADDING, Pack, Sequences
 if TYPE_CHECKING:
     from runtime.trainer.policy import Policy
 
-# Sequences alone are padded, on a GPU, to this many places, or to another length of `shared/fixed_rows.py`.
+# Sequences alone are padded, on a GPU, to this many places, or to another length of
+# `shared/fixed_row_lengths.py`.
 _SINGLE_SEQUENCE_TOKENS = 4096
 
 
@@ -34,7 +35,7 @@ def sequences(batch: Batch) -> Sequences:
 
 
 def pack_logprobs(policy: Policy, one: Pack, batch: Batch) -> losses.TokenLogprobs:
-    """Of a pack's T sampled tokens, each at the temperature it was sampled with."""
+    """The logprobs of a pack's T sampled tokens, each at the temperature it was sampled with."""
     device = policy.device
     temperature_T = torch.from_numpy(batch.temperature)[one.sequence_T].to(device)
     hidden = policy.hidden(
@@ -45,14 +46,14 @@ def pack_logprobs(policy: Policy, one: Pack, batch: Batch) -> losses.TokenLogpro
 
 
 def attention_pattern(one: Pack, device: torch.device) -> Tensor | AttentionPattern:
-    """Whom each place of a pack sees, in the form that the device's attention takes."""
+    """The attention pattern of a pack, in the form that the device's attention takes."""
     if device.type != "cuda":
         return one.mask_BLL().to(device)
     return BlockSparseMask(one.tree_BL.to(device), one.branch_BL.to(device), one.positions_BL.to(device))
 
 
 def sequence_logprobs(policy: Policy, tokens: Tensor) -> Tensor:
-    """Of every token of one sequence [P], at temperature 1; 0 at its first token. On the CPU."""
+    """The logprob of every token of one sequence [P], at temperature 1; 0 at its first token. On the CPU."""
     size = len(tokens)
     ids = tokens.to(policy.device)
     hidden_LD = _sequence_hidden(policy, ids)
@@ -62,7 +63,7 @@ def sequence_logprobs(policy: Policy, tokens: Tensor) -> Tensor:
 
 
 def next_logits(policy: Policy, tokens: Tensor) -> Tensor:
-    """Logits [V] of what comes after one sequence [P], on the policy's device."""
+    """The logits [V] of the token after one sequence [P], on the policy's device."""
     hidden_LD = _sequence_hidden(policy, tokens.to(policy.device))
     return policy.output(hidden_LD[len(tokens) - 1 : len(tokens)])[0]
 

@@ -118,7 +118,7 @@ class LossTerms:
 
 
 def token_weights(length_A: Tensor, normaliser: str, constant_tokens: int | None = None) -> Tensor:
-    """What a token of each answer counts in the step's loss [A], for answers of `length_A` sampled tokens.
+    """The weight of a token of each answer in the step's loss [A], for answers of `length_A` sampled tokens.
 
     The loss is then a plain sum over tokens, whatever the micro-batches and ranks they lie in.
     """
@@ -173,7 +173,7 @@ def policy_loss(
     KL(policy || reference) whatever the policy, the gradient of r w k3 under the behaviour is that of this
     KL; k3 alone would follow KL(reference || policy) of the sampled tokens (DeepSeek-V3.2, section 3.1).
 
-    `lag_T` says which of the `lags` each token has, 0 to `lags` - 1: it changes no loss.
+    `lag_T` says which of the `buckets` of staleness each token has, 0 to `buckets` - 1: it changes no loss.
     """
     behaviour_T = behaviour_T.detach()
     old_T = behaviour_T if old_T is None else old_T.detach()

@@ -2,8 +2,8 @@
 
 One file of the base after the other, one tensor at a time, so that a model larger than memory can be merged.
 Prints one JSON object: what was merged, and how much of the adapter the rounding to `--dtype` took away.
-Neighbours: `launch export --merge` runs it in the runtime's environment; `shared/peft_form.py` has the form.
-While a run lives nothing is merged: engines and trainer keep A and B apart from the base.
+Neighbours: `launch export --merge` runs it in the runtime's environment; `shared/peft_format.py` has the
+form. While a run lives nothing is merged: engines and trainer keep A and B apart from the base.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from runtime.shared.architectures import PolicyError
-from runtime.shared.peft_form import CONFIG, PREFIX, WEIGHTS, Lora, check_adapter_config
+from runtime.shared.peft_format import CONFIG, PREFIX, WEIGHTS, Lora, check_adapter_config
 from runtime.trainer.policy import resolve
 
 INDEX = "model.safetensors.index.json"
@@ -32,7 +32,7 @@ _COPIED = ("*.json", "*.txt", "*.model", "*.jinja", "LICENSE*")
 
 
 class MergeReport:
-    """What was merged, summed up while it is."""
+    """The sums of a merge in progress."""
 
     def __init__(self) -> None:
         self.layers = 0
@@ -132,7 +132,7 @@ def _copy_the_rest(base: Path, to: Path, total_bytes: int, dtype: str | None) ->
 
 
 def main(arguments: Sequence[str]) -> int:
-    """The command; what cannot be merged is one line on stderr, and 3."""
+    """The command; an error is one line on stderr, and exit code 3."""
     parser = argparse.ArgumentParser(prog="runtime.trainer.merging")
     parser.add_argument("--base", required=True, help="its folder, or its name on the hub")
     parser.add_argument("--adapter", required=True, type=Path)

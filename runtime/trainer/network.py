@@ -78,12 +78,12 @@ def load_model(folder: Path, config: Mapping[str, Any], dtype: torch.dtype, devi
 
 def _refuse_other_weights(found: dict[str, Any]) -> None:
     for kind in ("missing", "unexpected", "mismatched"):
-        odd = sorted(_in_words(one) for one in found.get(f"{kind}_keys") or ())
+        odd = sorted(_describe_mismatch(one) for one in found.get(f"{kind}_keys") or ())
         if odd:
             raise PolicyError(f"the weights are not this model's: {kind}: {odd[:3]} and {len(odd)} in all")
 
 
-def _in_words(one: Any) -> str:
+def _describe_mismatch(one: Any) -> str:
     """A tensor's name, and of one with another shape both."""
     if isinstance(one, str):
         return one

@@ -1,7 +1,7 @@
-"""Which recorded step the trainer takes next, in every process the same one.
+"""Chooses the recorded step that the trainer takes next, the same one in every process.
 
 Neighbours: the recipe asks after each step; the gateway writes `steps/` while a run lives, a replay finds all
-of it there. Knows nothing of what a step holds.
+of it there. Knows nothing of a step's content.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ _BROADCAST_SECONDS = 30.0
 
 @dataclass(frozen=True)
 class NextStep:
-    """`follow`: wait for a step that is not there yet, until `stopping` says so, and be `idle` meanwhile."""
+    """`follow`: wait for a step that is not there yet, until `stopping` says so, and call `on_idle`
+    meanwhile."""
 
     steps: Path
     ranks: Ranks

@@ -1,4 +1,4 @@
-"""What the trainer itself makes of tokens that an earlier version of the policy sampled (C51).
+"""The trainer's own logprobs of tokens that an earlier version of the policy sampled (C51).
 
 A ratio's clip compares with it and not with what the engine said: between engine and trainer lies rounding,
 which is not what was learned since. Of the version that is trained now it is the step's own forward pass.
@@ -69,11 +69,10 @@ def old_logprobs(
 ) -> OldLogprobs:
     """One more forward pass for every earlier version in these packs, over the sequences that it is in.
 
-    Those are laid out anew, without the others: a sequence is computed once for each of its versions, and
-    packing changes nothing but rounding (C41). Without a past everything was sampled by the policy as it is.
-
-    With `trust` one group of a version is computed first, and where that shows the engine to be exact its
-    word is taken for the version's others. Raises RankLostError.
+    Those are packed again, without the others: a sequence is computed once for each of its versions, and
+    packing changes nothing but rounding (C41). Without a history everything counts as sampled by the policy
+    as it is. With `reuse` one group of a version is computed first; if that shows the engine to be exact, its
+    logprobs are used for the version's others. Raises RankLostError.
     """
     old_N = torch.full((len(batch.tokens),), torch.nan)
     version_N = torch.from_numpy(batch.sampled_by)

@@ -1,4 +1,4 @@
-"""What besides the adapter a resume needs: the optimizer's moments and the random state, as safetensors.
+"""The optimizer's moments and the random state as safetensors: a resume needs them beside the adapter.
 
 What a step tells the optimizer is no part of it: each step says all of it again.
 Neighbours: the recipe, inside `CheckpointStore.commit`. Knows nothing of steps or manifests.
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _OPTIMIZER = "optimizer.safetensors"
 _RNG = "rng.safetensors"
 # What the first versions called a layer's parts: torchtune's names, without the model's own at the front.
-_OLD_PLACES: dict[str, str] = dict(
+_OLD_PREFIXES: dict[str, str] = dict(
     zip(
         ("attn.q_proj", "attn.k_proj", "attn.v_proj", "attn.output_proj", "mlp.w1", "mlp.w3", "mlp.w2"),
         PLACES,
@@ -33,7 +33,7 @@ _OLD_NAME = re.compile(r"(layers\.\d+)\.(\w+\.\w+)(\.lora_[ab]\.weight)")
 
 
 def apply_settings(optimizer: torch.optim.Optimizer, settings: UpdateSettings) -> None:
-    """Its next step is at this step's rate and decay, whatever an earlier one was told."""
+    """Set this step's learning rate and weight decay."""
     for group in optimizer.param_groups:
         group |= {"lr": settings.learning_rate, "weight_decay": settings.weight_decay}
 
@@ -63,5 +63,5 @@ def load(folder: Path, policy: Policy, optimizer: torch.optim.Optimizer) -> None
 def _renamed(name: str) -> str:
     """A tensor's name today, also of a run that was begun when Qwen2 and Llama were torchtune's."""
     if old := _OLD_NAME.fullmatch(name):
-        return f"model.{old[1]}.{_OLD_PLACES[old[2]]}{old[3]}"
+        return f"model.{old[1]}.{_OLD_PREFIXES[old[2]]}{old[3]}"
     return name

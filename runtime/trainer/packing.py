@@ -7,7 +7,7 @@ A tree is one prompt and the sequences that begin with it. Its trunk is the prom
 each branch repeats that last token at its head, so the first sampled token is predicted inside its own
 branch. Positions in a branch go on from the trunk. A token sees its trunk and its own branch, up to itself.
 Lengths are rounded up to few distinct ones, so that compiled or cached kernels meet few shapes; with
-`fixed_rows`, for kernels that are compiled for each shape, to those of `shared/fixed_rows.py`.
+`fixed_rows`, for kernels that are compiled for each shape, to those of `shared/fixed_row_lengths.py`.
 
 Names carry dimensions: B rows, L places of a row, T sampled tokens.
 """
@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from runtime.shared.fixed_rows import fixed_length, whole_blocks
+from runtime.shared.fixed_row_lengths import fixed_length, whole_blocks
 
 _ROUND_TO = 64
 _PACK_OVERHEAD = 128
@@ -98,8 +98,9 @@ def pack(
 
     No row is longer than the longest tree that fits needs, and rows that are much shorter are packs of their
     own. A tree that is past the budget, for it is one sequence that is longer, is a pack by itself and makes
-    no other row longer. With `alone` each sequence has a row of its own: for models that pass a state along a
-    row. The order depends on nothing but the arguments. Raises ValueError for a sequence without a prompt.
+    no other row longer. With `one_sequence_per_row` each sequence has a row of its own: for models that pass
+    a state along a row. The order depends on nothing but the arguments. Raises ValueError for a sequence
+    without a prompt.
     """
     if fixed_rows:
         budget = whole_blocks(budget)

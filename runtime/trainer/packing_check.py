@@ -30,7 +30,7 @@ MEDIAN_ERROR_BF16 = 0.1
 def check_packing(policy: Policy, sequences: Sequence[Tensor], count: int) -> None:
     """Raise PolicyError unless a row of trees has the logprobs of its sequences alone.
 
-    `spoken`: sequences of ids whose last `count` are answers. The first one's prompt gets a second branch.
+    `sequences`: ids whose last `count` are answers. The first one's prompt gets a second branch.
     """
     branch = torch.cat([sequences[0][:-count], sequences[0][-count:].flip(0)])
     rows = [ids.cpu() for ids in (sequences[0], branch, *sequences[1:])]

@@ -36,7 +36,7 @@ _LONG_PROMPT = 144  # of several blocks of an engine's prefix cache
 _COMPLETION_TOKENS = 24
 # A prompt reaches so far past a sliding window, where there is one and it is no longer than this.
 _PAST_WINDOW = 40
-_LONGEST_WINDOW = 4096
+_MAX_WINDOW = 4096
 # How far the adapter moves logprobs, root mean square: so much of their spread, and at most so much. Enough
 # to stand out of bf16's rounding, and not so much that another model comes out.
 _EFFECT_SHARE = 0.5
@@ -103,7 +103,7 @@ def _prompt_lengths(config: Mapping[str, Any]) -> list[int]:
     """The prompts' lengths. The longer one reaches past a sliding window; both fit into the context."""
     window = config.get("sliding_window") if config.get("use_sliding_window", True) else None
     long = _LONG_PROMPT
-    if window and window <= _LONGEST_WINDOW:
+    if window and window <= _MAX_WINDOW:
         long = max(long, int(window) + _PAST_WINDOW)
     most = positions(config) or long + _COMPLETION_TOKENS + 1
     return [_SHORT_PROMPT, min(long, most - _COMPLETION_TOKENS - 1)]

@@ -21,7 +21,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from runtime.shared.architectures import PolicyError, check_trainable, positions, state_of
-from runtime.shared.peft_form import CONFIG, PREFIX, WEIGHTS, Lora, check_adapter_config
+from runtime.shared.peft_format import CONFIG, PREFIX, WEIGHTS, Lora, check_adapter_config
 from runtime.shared.projections import lora_targets
 from runtime.trainer.attention import AttentionPattern, DenseMask
 from runtime.trainer.network import (
@@ -54,7 +54,7 @@ class Policy:
     The model multiplies with the working copy: what the engine makes of the exported fp32 file. Both round A
     and B to the model's precision and then fold the scale into B, which rounds B once more (C31).
     `positions`: the longest sequence that means one and the same computation; None where nothing bounds it.
-    `alone`: a row holds one sequence, for the model passes a state along it.
+    `one_sequence_per_row`: a row holds one sequence, because the model passes a state along it.
     """
 
     def __init__(
@@ -118,7 +118,7 @@ class Policy:
 
     @property
     def vocab_size(self) -> int:
-        """How many token ids there are."""
+        """The number of token ids."""
         return self.model.get_input_embeddings().num_embeddings  # pyright: ignore
 
     def check_tokens(self, largest: int, longest: int) -> None:

@@ -31,7 +31,7 @@ def make_probe(policy: Policy, batch: Batch, count: int = 2) -> dict[str, Tensor
     order = sorted(
         range(batch.sequences), key=lambda sequence: -int(batch.sampled[batch.span(sequence)].sum())
     )
-    spans = [_compared(batch, sequence) for sequence in order[:count]]
+    spans = [_compared_span(batch, sequence) for sequence in order[:count]]
     tokens = [torch.from_numpy(batch.tokens[span]).long() for span in spans]
     with_adapter = [sequence_logprobs(policy, ids) for ids in tokens]
     with policy.reference():
@@ -46,7 +46,7 @@ def make_probe(policy: Policy, batch: Batch, count: int = 2) -> dict[str, Tensor
     }
 
 
-def _compared(batch: Batch, sequence: int) -> slice:
+def _compared_span(batch: Batch, sequence: int) -> slice:
     """A sequence up to the last token that an engine is asked about."""
     span = batch.span(sequence)
     first = span.start + int(batch.sampled[span].argmax())

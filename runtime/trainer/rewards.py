@@ -1,4 +1,4 @@
-"""What a step's rewards were: their mean and spread over its members, and each predictor's own mean.
+"""The metrics of a step's rewards: mean and spread over its members, and each predictor's own mean.
 
 Neighbour: `update.py` has it among the step's metrics. Knows nothing of models or of losses.
 """

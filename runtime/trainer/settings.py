@@ -1,4 +1,4 @@
-"""What an update is told: the recipe's keys and what a step says over them, checked and resolved.
+"""The settings of an update: the recipe's keys overridden by the step's, checked and resolved.
 
 Neighbours: shared/step_settings.py puts the two together; shared/train_config.py has the names, the bounds
 and the defaults; update.py reads these. A key that no update reads (the adapter's) is the recipe's affair.
@@ -67,8 +67,8 @@ class UpdateSettings:
         """
         meta = meta or {}
         settled = resolve(
-            _run_says(keys),
-            _step_says(meta),
+            _run_settings(keys),
+            _step_settings(meta),
             meta.get("step", 1),
             supervised=meta.get("kind") == "supervised",
         )
@@ -77,7 +77,7 @@ class UpdateSettings:
         return cls(**values, learning_rate=settled.learning_rate, recorded=settled.recorded())
 
 
-def _run_says(keys: Mapping[str, Any]) -> TrainConfig:
+def _run_settings(keys: Mapping[str, Any]) -> TrainConfig:
     try:
         return TrainConfig(**{name: keys[name] for name in _KEYS})
     except ValidationError as error:
@@ -85,7 +85,7 @@ def _run_says(keys: Mapping[str, Any]) -> TrainConfig:
         raise SettingsError(key, keys[key], why) from None
 
 
-def _step_says(meta: Mapping[str, Any]) -> StepSettings:
+def _step_settings(meta: Mapping[str, Any]) -> StepSettings:
     try:
         return StepSettings.model_validate(meta.get("settings") or {})
     except ValidationError as error:

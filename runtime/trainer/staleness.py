@@ -1,4 +1,4 @@
-"""What a step measured of its tokens by their lag: how many steps were committed since they were sampled.
+"""A step's metrics by staleness: how many steps were committed since a token was sampled.
 
 Neighbours: `losses.py` adds up over a pack's tokens of each lag, `update.py` over packs and ranks, and the
 batch knows the lags. The whole step's figures are made of the lags' and of nothing else. Knows no loss.

@@ -1,4 +1,4 @@
-"""What a checkpoint says of its step: `state.json`, out of which its line in `metrics.jsonl` is made as well.
+"""A checkpoint's `state.json`, which is also the source of its line in `metrics.jsonl`.
 
 Neighbours: the recipe commits it; the gateway reads it after a restart, and the program its `client_state`.
 Knows nothing of tensors.

@@ -43,7 +43,7 @@ _MEAN_METRICS = ("kl_reference", "entropy")
 
 @dataclass(frozen=True)
 class StepResult:
-    """What a step measured, by which settings, and what became of its samples beyond the gateway's counts."""
+    """A step's metrics and settings, and the counts of its samples beyond the gateway's."""
 
     metrics: dict[str, float]
     counts: dict[str, Any]
@@ -165,7 +165,8 @@ def update(
 ) -> StepResult:
     """One step. With nothing to learn from, the optimizer is not touched and `updated` is 0.
 
-    `past`: who sampled what; without it, the policy as it is. Raises RanksDifferError.
+    `history`: the earlier versions; without it, everything counts as sampled by the policy as it is. Raises
+    RanksDifferError.
     """
     began = time.monotonic()
     selected = select(batch, settings)
@@ -210,8 +211,8 @@ def gradients(
     """Fill the masters' gradients with the loss's, and return what was measured over the step's tokens.
 
     Every rank packs the same sequences the same way and takes every size-th pack. A token's weight was
-    settled for the whole step, so ranks, packs and their order change nothing but rounding. `old` is found
-    out from `past` where nobody gives it.
+    settled for the whole step, so ranks, packs and their order change nothing but rounding. `old` is computed
+    from `history` unless given.
     """
     packs = local_packs(policy, batch, selected.sequences, settings, ranks)
     pack_sequences = partial(stage, policy, batch, settings)

@@ -18,10 +18,10 @@ from pathlib import Path
 
 from launcher.base import atomic
 from launcher.base.home import Home
-from launcher.bench import our_side, this_computer
-from launcher.bench.ready import our_environment, refuse_unable_computer
+from launcher.bench import slipway_side, this_computer
+from launcher.bench.prerequisites import build_environment, refuse_unable_computer
 from launcher.bench.runs import Side, max_seconds, new_folder, run_supervised
-from launcher.bench.shape import STEPS, Shape
+from launcher.bench.workload import STEPS, Workload
 from launcher.console.output import Output
 from launcher.models import model_folder
 from tests.bench.trl import trl_side
@@ -29,10 +29,10 @@ from tests.bench.trl.report import SEEDS, Compared
 from tests.bench.trl.side_by_side import Pair
 
 
-def compare_with_trl(shape: Shape, output: Output, home: Home) -> Compared:
+def compare_with_trl(shape: Workload, output: Output, home: Home) -> Compared:
     """Both sides with each seed, which of them first by turns. Raises PreflightError and JobFailed."""
     refuse_unable_computer(home)
-    our_environment(home, output)
+    build_environment(home, output)
     with output.busy("building TRL's environment", "once") as progress:
         python = trl_side.python_of(home, progress)
     folder = new_folder(home)
@@ -41,13 +41,13 @@ def compare_with_trl(shape: Shape, output: Output, home: Home) -> Compared:
     for number in range(shape.seeds):
         task = shape.task(number, model)
         sides: dict[str, Side] = {
-            our_side.NAME: partial(our_side.run, task, home, most),
+            slipway_side.NAME: partial(slipway_side.run, task, home, most),
             trl_side.NAME: partial(trl_side.run, task, python, most),
         }
         order = list(sides) if number % 2 == 0 else list(reversed(sides))
         runs = {side: run_supervised(side, number, shape, sides[side], folder, output) for side in order}
         found.runs += runs.values()
-        found.pairs.append(Pair.of(runs[our_side.NAME], runs[trl_side.NAME], shape.first_step))
+        found.pairs.append(Pair.of(runs[slipway_side.NAME], runs[trl_side.NAME], shape.first_step))
     return found
 
 
@@ -59,7 +59,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="one JSON object")
     asked = parser.parse_args()
     output = Output(as_json=asked.json)
-    found = compare_with_trl(Shape(asked.steps, asked.seeds, asked.staleness), output, Home.find())
+    found = compare_with_trl(Workload(asked.steps, asked.seeds, asked.staleness), output, Home.find())
     data = found.to_dict()
     atomic.write(Path(found.folder) / "bench.json", json.dumps(data, indent=1) + "\n")
     output.result(data, found.text())

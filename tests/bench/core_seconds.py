@@ -75,7 +75,7 @@ _KINDS: dict[str, tuple[str, list[tuple[str, str]]]] = {
             ("HTTP", r"uvicorn|httptools|asgi"),
         ],
     ),
-    "ours_program.py": (
+    "slipway_program.py": (
         "program",
         [
             ("steps: groups, bodies, waiting for them", r"Training\.|build_groups|_judged|Session\."),
@@ -126,11 +126,11 @@ def main() -> None:
         log = _when(lambda: next(iter(set(_logs()) - before), None), run)
         _until_step(3, log, run)
         cpu = CpuSeconds()
-        cpu.look(run.pid)
+        cpu.sample(run.pid)
         began = time.time()  # from that look on: before the first one nothing is known
         with _spied(run.pid, said.py_spy, said.rate, Path(folder)) as spies:
             _until_step(said.steps - 1, log, run)
-            cpu.look(run.pid)
+            cpu.sample(run.pid)
             ended, spied = time.time(), sum(map(_cpu, spies))
         if said.raw is not None:
             shutil.copytree(folder, said.raw, dirs_exist_ok=True)

@@ -186,7 +186,7 @@ def test_g29_what_cannot_come_home_keeps_its_machine_from_launch_down_and_gc_unt
     given_up = _verb(rig, "down", "stuck", "--give-up-results")
     print(given_up.output)
     assert "stuck is down: verified" in given_up.ok()
-    assert "its newest results are lost with it: they were given up" in given_up.output
+    assert "its newest results are lost with it: the user gave them up" in given_up.output
     assert len(_ends(rig, machine)) == 1 and machine not in rig.alive()
     record = stuck.record
     assert record["state"] == "verified" and record["ended_by"] == "down" and record["unpulled"]

@@ -85,7 +85,7 @@ def test_g21_g22_a_killed_run_goes_on_on_a_new_machine_which_is_kept_while_its_r
     resumed = Launched(rig, ["--resume", "demo", "-y"])
     resumed.wait_for("ready: http", 1200)
     assert f"resuming after step {step}" in resumed.text
-    assert "what the machine had is gone" in resumed.text
+    assert "the machine's state is lost" in resumed.text
     (machine,) = rig.alive()
     _break_rsync(rig)
     resumed.wait_for("the machine is kept for", 1200)

@@ -80,7 +80,7 @@ def test_c58_an_engine_that_leaves_the_adapter_out_is_refused_however_little_it_
 
 
 def test_c58_an_adapter_that_does_nothing_proves_nothing() -> None:
-    with pytest.raises(ParityError, match="does nothing"):
+    with pytest.raises(ParityError, match="changes no logprob"):
         judge(measured(effect=EFFECT * 0), "float32")
 
 

@@ -32,12 +32,12 @@ REFUSED = {
     "deepseek_v3": ("DeepseekV3ForCausalLM", "kv_lora_rank"),
     "gemma3": ("Gemma3ForConditionalGeneration", "text_config"),
     "qwen3_5": ("Qwen3_5ForConditionalGeneration", "text_config"),
-    "t5": ("T5ForConditionalGeneration", "no causal language model"),
+    "t5": ("T5ForConditionalGeneration", "not a causal language model"),
 }
 # As the hub has them, in the words of their own time.
 WRITTEN = {
     "LFM2": ({"architectures": ["Lfm2ForCausalLM"], "conv_L_cache": 3, "full_attn_idxs": [2, 5]}, STATE),
-    "code of its own": (
+    "its own code": (
         {
             "architectures": ["MyForCausalLM"],
             "model_type": "my",
@@ -51,9 +51,9 @@ WRITTEN = {
     ),
     "two architectures": (
         {"architectures": ["LlamaForCausalLM", "MyForCausalLM"]},
-        "which one architecture",
+        "exactly one architecture",
     ),
-    "none": ({"model_type": "llama"}, "which one architecture"),
+    "none": ({"model_type": "llama"}, "exactly one architecture"),
     "rotations by the context": (
         {"architectures": ["LlamaForCausalLM"], "rope_scaling": {"type": "dynamic", "factor": 2.0}},
         "dynamic",

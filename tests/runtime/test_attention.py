@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import OPTConfig, OPTForCausalLM, StableLmConfig, StableLmForCausalLM
 
 from runtime.shared.architectures import PolicyError
-from runtime.shared.fixed_rows import fixed_length
+from runtime.shared.fixed_row_lengths import fixed_length
 from runtime.trainer import policy as policies
 from runtime.trainer.attention import BlockSparseMask, DenseMask
 from runtime.trainer.forward import sequences

@@ -277,7 +277,7 @@ def test_the_core_dies_with_the_server_whenever_that_is_killed(
     engine.process.kill()
     engine.process.wait(timeout=GONE_SECONDS)
     try:
-        wait_until(lambda: process_table.look(core) is None, GONE_SECONDS)
+        wait_until(lambda: process_table.read_process(core) is None, GONE_SECONDS)
     finally:
         processes.signal_process(core, signal.SIGKILL)
 
@@ -321,7 +321,7 @@ def test_an_engine_asked_to_stop_ends_well_and_leaves_nothing(
     assert any(scratch.iterdir())
     engine.process.send_signal(signal.SIGTERM)
     assert engine.process.wait(timeout=GONE_SECONDS) == 0
-    wait_until(lambda: not any(process_table.look(pid) for pid in below), GONE_SECONDS)
+    wait_until(lambda: not any(process_table.read_process(pid) for pid in below), GONE_SECONDS)
     assert not scratch.exists()
 
 

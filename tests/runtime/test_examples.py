@@ -105,7 +105,7 @@ def test_c53_an_answer_that_the_template_shows_otherwise_is_dropped_and_counted(
     assert len(learned(batch)) == 1 and batch.meta["members"] == [{"example": 0, "group": 0}]
     counts = batch.meta["counts"]
     assert counts["dropped"] == {
-        "the chat template does not show it as it is": 1,
+        "the chat template changes it": 1,
         "what ends an answer stands inside it": 2,
         "longer than the context": 1,
         "the engine does not take its messages": 1,
@@ -118,7 +118,7 @@ def test_c53_an_answer_that_the_template_shows_otherwise_is_dropped_and_counted(
 def test_examples_of_which_none_can_be_learned_fail_their_step_and_say_why(gateway: Gateway) -> None:
     number = step(gateway, "none", [ASKED, answered("")])
     done = gateway.http.get(f"/slipway/steps/{number}?wait=30").json()
-    assert done["state"] == "failed" and "1 the chat template does not show it as it is" in done["error"]
+    assert done["state"] == "failed" and "1 the chat template changes it" in done["error"]
     body = {"key": "k", "examples": [{"messages": [ASKED, answered("x", weight=0)]}]}
     answer = gateway.http.post("/slipway/steps", json=body)
     assert answer.status_code == 422 and "1 no answer to learn" in answer.json()["error"]["message"]

@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from runtime.shared.batch import Batch
-from runtime.shared.peft_form import WEIGHTS
+from runtime.shared.peft_format import WEIGHTS
 from runtime.trainer.attention import BlockSparseMask
 from runtime.trainer.forward import sequences
 from runtime.trainer.packing import Pack, pack

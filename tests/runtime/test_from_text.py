@@ -85,7 +85,7 @@ def test_a_text_nobody_sampled_is_trained_on_the_engines_ids_of_it_and_counted(g
     counts = step(gateway, "k", members + refused)
     assert (counts["trained"], counts["retokenised"], counts["samples"]) == (2, 1, 2)
     assert counts["dropped"] == {
-        "text not trainable: the chat template does not show it as it is": 1, "no reward": 1,
+        "text not trainable: the chat template changes it": 1, "no reward": 1,
     }  # fmt: skip
     made, served = rows(gateway, 1)
     assert served[1].count(1) > 0

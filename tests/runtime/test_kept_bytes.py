@@ -17,7 +17,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from runtime.shared.memory.activations import ActivationModel
 from runtime.shared.model_shape import shape
-from runtime.shared.peft_form import Lora
+from runtime.shared.peft_format import Lora
 from runtime.trainer.packing import Sequences, pack
 from runtime.trainer.policy import DTYPES, Policy, build
 

@@ -12,7 +12,7 @@ import torch
 from torch._dynamo.testing import CompileCounter
 from torch.nn.attention import flex_attention
 
-from runtime.shared.fixed_rows import fixed_length
+from runtime.shared.fixed_row_lengths import fixed_length
 from runtime.trainer import attention
 from runtime.trainer.attention import BlockSparseMask
 

@@ -21,7 +21,7 @@ import pytest
 from aiohttp import web
 from openai import NotFoundError, OpenAI
 
-from runtime.gateway.http.bodies import WholeBodies
+from runtime.gateway.http.bodies import BodyReader
 from runtime.shared.schema import BODY_BYTES
 from tests.runtime.gateway_process import MESSAGES, TOKEN, Gateway
 from tests.support.upstream import Upstream
@@ -245,7 +245,7 @@ def test_g30_a_body_that_says_it_is_too_long_is_not_waited_for() -> None:
 
     for length in (str(BODY_BYTES + 1), "9" * 5000):
         scope = {"type": "http", "headers": [(b"content-length", length.encode())]}
-        asyncio.run(WholeBodies(None)(scope, None, send))
+        asyncio.run(BodyReader(None)(scope, None, send))
     assert [message["status"] for message in sent[::2]] == [413, 413]
 
 

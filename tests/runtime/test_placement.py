@@ -305,7 +305,7 @@ def test_a_home_that_is_away_or_starts_anew_is_not_waited_for(tmp_path: Path) ->
         first, second = fleet.engines
         first.ready = second.ready = True
         assert await fleet.pick(0, of("r", "a")) is first
-        fleet.mark_lost(first)
+        fleet.mark_unreachable(first)
         coming = asyncio.create_task(fleet._bring_back(first, 2))
         await asyncio.sleep(0)
         assert await fleet.pick(0, of("r", "a", "b")) is second, "the first is being given its versions"

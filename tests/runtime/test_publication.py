@@ -172,7 +172,7 @@ def test_c10_a_version_whose_logprobs_are_no_numbers_is_not_served(
     checkpoint = commit(tmp_path / "a", engine.model, endless, **common, policy_adapter=other)
 
     async def scenario(client: EngineClient) -> None:
-        with pytest.raises(VerificationError, match="no number"):
+        with pytest.raises(VerificationError, match="not a number"):
             await AdapterVerifier([client], served_name).verify(checkpoint)
         assert f"{served_name}@v1" not in await client.adapters()
         await AdapterVerifier([client], served_name).verify(committed(2))

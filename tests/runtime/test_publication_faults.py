@@ -155,7 +155,7 @@ CASES = {
     "the trainer's own word is NaN": Case("own logprobs are not finite", word=float("nan")),
     "new weights under a used version": Case("a name is never used again", version=1),
     # The disk: not what was committed.
-    "the file is truncated after the commit": Case("bytes are not those of the manifest", disk=truncated),
+    "the file is truncated after the commit": Case("does not match the manifest", disk=truncated),
     # The engine has something else than the file.
     "the engine scales by another alpha": Case(
         "28 tensors differ from the file", engine=lambda world: world.loads(another_alpha)

@@ -266,7 +266,7 @@ def test_a_checkpoint_that_is_not_whole_is_refused_to_be_pinned_as_none(world: W
     damaged.write_bytes(content)
     answer = world.gateway.http.post("/slipway/checkpoints/policy@v3/pin")
     assert (answer.status_code, answer.json()["error"]["code"]) == (404, "not_found")
-    assert "not those of the manifest" in answer.json()["error"]["message"]
+    assert "does not match the manifest" in answer.json()["error"]["message"]
 
 
 def test_c55_so_many_are_pinned_and_what_goes_is_named(world: World) -> None:

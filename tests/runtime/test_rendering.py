@@ -79,11 +79,15 @@ def test_c53_an_answer_that_calls_tools_is_what_the_template_makes_of_it_with_it
     [
         (OTHER_END, CALLS, "does not end it as an answer"),
         (WHOLE, CALLS | {"tool_calls": [], "reasoning": "so"}, "stands inside it"),
-        (WHOLE.replace("{{ message.content or '' }}", "{{ message.content | trim }}"), " oui", "as it is"),
+        (
+            WHOLE.replace("{{ message.content or '' }}", "{{ message.content | trim }}"),
+            " oui",
+            "template changes it",
+        ),
         (
             WHOLE.replace("{% if add_generation_prompt %}", "{% if add_generation_prompt %}x"),
             "oui",
-            "as it is",
+            "template changes it",
         ),
         (TEMPLATE.replace("END\n", ""), "oui", "does not end an answer"),
     ],

@@ -19,7 +19,7 @@ from runtime.gateway.engines.logprob_probe import LogprobProbe
 from runtime.recipes.grpo_lora import with_defaults
 from runtime.shared.batch import empty_batch, step_folder, write_batch
 from runtime.shared.model_shape import shape
-from runtime.shared.peft_form import portable_name, tensor_shapes
+from runtime.shared.peft_format import portable_name, tensor_shapes
 from runtime.shared.projections import PROJECTIONS
 from runtime.shared.start_adapter import START
 from runtime.trainer.policy import PolicyError

@@ -115,7 +115,7 @@ def test_n11_a_child_that_is_at_work_is_slow_and_one_that_is_not_stands_still(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: list[str], words: str, phase: str
 ) -> None:
     monkeypatch.setattr("runtime.supervision.SLOW_SECONDS", 0.4)
-    monkeypatch.setattr("runtime.supervision._LOOK_SECONDS", 0.1)
+    monkeypatch.setattr("runtime.supervision._STALL_POLL_SECONDS", 0.1)
 
     async def work(check: Scripted, said: Callable[[], dict[str, Any]]) -> None:
         first = said()["pid"]
@@ -233,13 +233,13 @@ def test_g23_a_trainer_in_a_long_write_is_well_until_a_bound(
 
         try:
             files.write_json(said, {"state": "training"})
-            wait_until(lambda: process_table.at_the_disk([writing.pid]))
+            wait_until(lambda: process_table.is_waiting_for_disk([writing.pid]))
             began = time.monotonic()
             wait_until(longer_than_still_seconds)
             monkeypatch.setattr(health, "DISK_SECONDS", 3 * health.IDLE_CPU_SECONDS)
             assert "waits for its disk" in (wait_until(asked, 30) or "")
             os.close(os.open(fifo, os.O_RDONLY))  # the disk has taken it
-            wait_until(lambda: not process_table.at_the_disk([writing.pid]))
+            wait_until(lambda: not process_table.is_waiting_for_disk([writing.pid]))
             assert "no sign of life" in (wait_until(lambda: _frozen(asked())) or "")
         finally:
             writing.kill()

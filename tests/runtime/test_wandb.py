@@ -12,8 +12,8 @@ import pytest
 
 from runtime.shared import files, validations
 from runtime.shared.metrics import MetricsLog
-from runtime.shared.wandb_end import CLOSE, OPEN
 from runtime.shared.wandb_log import WandbLog
+from runtime.shared.wandb_signals import CLOSE, OPEN
 from tests.support.waiting import wait_until
 from tests.support.wandb_files import axes_of, history, story_of
 

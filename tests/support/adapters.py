@@ -9,7 +9,7 @@ from typing import Any
 
 from launcher.models.model_folder import read_config, tiny_folder
 from runtime.shared.model_shape import shape
-from runtime.shared.peft_form import tensor_shapes
+from runtime.shared.peft_format import tensor_shapes
 from runtime.shared.projections import PROJECTIONS
 
 

@@ -32,7 +32,7 @@ KINDS: dict[str, tuple[Callable[[], Exception], int]] = {
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """A kept machine's results are asked for again at once."""
-    monkeypatch.setattr(background_copy, "_AGAIN_SECONDS", 0.05)
+    monkeypatch.setattr(background_copy, "_RETRY_SECONDS", 0.05)
 
 
 def raising(kind: str, times: int = 10**6) -> Callable[[], None]:

@@ -36,7 +36,7 @@ def typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Typed:
         ("tests.support.recorded_machine", "RecordedMachine"),
     )
     monkeypatch.setattr(take_down, "TRIES_SECONDS", 0.5)
-    monkeypatch.setattr(background_copy, "_AGAIN_SECONDS", 0.05)
+    monkeypatch.setattr(background_copy, "_RETRY_SECONDS", 0.05)
     return Typed(tmp_path / "project", tmp_path / "home")
 
 

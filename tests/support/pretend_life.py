@@ -168,7 +168,7 @@ class PretendLife:
             # What runs below this process is the tests' own.
             patch.setattr(guardian, "_end_own_children", lambda: None)
             patch.setattr(guardian, "_end_command", lambda record: None)
-            patch.setattr(guardian, "_say", lambda text: None)
+            patch.setattr(guardian, "_log", lambda text: None)
             patch.setattr(guardian, "_PAUSE_SECONDS", 0.001)
             patch.setattr(guardian, "_GIVE_UP_SECONDS", 3)  # three tries, of a second each
             awake = SimpleNamespace(boot_seconds=itertools.count().__next__, asleep_seconds=lambda: 0.0)

@@ -62,7 +62,7 @@ class RecordedMachine:
             raise NotPulled("the results are still on the machine", "rsync ended with code 13", None)
         into.mkdir(parents=True, exist_ok=True)
         (into / "came-home").touch()
-        lost = "the machine is gone, with what it had after step 3" if self._is("gone") else None
+        lost = "the machine is gone, with everything after step 3" if self._is("gone") else None
         return PullReport(into, files=1, bytes=0, seconds=0.0, step=3, lost=lost)
 
     def close_wandb(self, seconds: float = 0.0) -> None:

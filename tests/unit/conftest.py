@@ -125,8 +125,8 @@ def live(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lives:
     for name in [name for name in os.environ if name.startswith("LAUNCH_")]:
         monkeypatch.delenv(name)
     # A run of seconds is looked at more often than one of hours.
-    monkeypatch.setattr("launcher.run.runtime_monitor._ASK_EVERY_SECONDS", 0.1)
-    monkeypatch.setattr("launcher.run.work._LOOK_EVERY_SECONDS", 0.05)
+    monkeypatch.setattr("launcher.run.runtime_monitor._POLL_SECONDS", 0.1)
+    monkeypatch.setattr("launcher.run.work._POLL_SECONDS", 0.05)
     monkeypatch.setattr("launcher.run.work._DRAW_EVERY_SECONDS", 0.2)
     return Lives(tmp_path)
 

@@ -15,7 +15,7 @@ from launcher.records.records import RecordStore
 from launcher.results import durable
 from launcher.types.plan import make_plan
 from launcher.types.settings import Settings
-from runtime.shared.peft_form import portable_name
+from runtime.shared.peft_format import portable_name
 from tests.support.adapters import write
 
 TINY = model_folder.tiny_folder()

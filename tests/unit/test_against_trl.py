@@ -14,9 +14,9 @@ import dspy
 import pytest
 
 from examples import quickstart
-from launcher.bench import our_side
+from launcher.bench import slipway_side
 from launcher.bench.cpu_seconds import ALL
-from launcher.bench.shape import Shape
+from launcher.bench.workload import Workload
 from launcher.client import GRPO
 from runtime import bootstrap
 from tests.bench.trl import trl_side
@@ -24,12 +24,12 @@ from tests.bench.trl.report import Compared
 from tests.bench.trl.side_by_side import Pair, lines, rewards_over, seconds_to
 from tests.unit.test_bench import run_of
 
-sys.path.insert(0, str(Path(our_side.__file__).parent / "programs"))
+sys.path.insert(0, str(Path(slipway_side.__file__).parent / "programs"))
 sys.path.insert(0, str(Path(trl_side.__file__).parent))
 import parsed_answer
 import scored_answer
 
-TASK = Shape(steps=2).task(0, Path("model"))
+TASK = Workload(steps=2).task(0, Path("model"))
 
 
 def pins(path: Path) -> dict[str, str]:
@@ -119,16 +119,16 @@ def test_what_a_short_run_shows_is_a_mean_of_what_there_is() -> None:
     ours = run_of("ours", [1.0, 1.0], [2.0, 4.0])
     assert rewards_over(ours, 5) == [3.0]
     assert seconds_to(ours, 3.0, 5) == 2.0
-    assert ours.median_seconds(Shape(steps=2).first_step) == 1.0
+    assert ours.median_seconds(Workload(steps=2).first_step) == 1.0
 
 
 def compared(steps: int, ours: float, theirs: float, busy: Sequence[float]) -> Compared:
     """A comparison whose steps took so long on two cores, of which others used so much at each seed."""
     computer = {"cores": 2, "processor": "a processor", "memory_gib": 24.0}
-    found = Compared(Shape(steps, len(busy)), computer, "folder")
+    found = Compared(Workload(steps, len(busy)), computer, "folder")
     for seed, others in enumerate(busy):
         pair = []
-        for side, seconds in ((our_side.NAME, ours), (trl_side.NAME, theirs)):
+        for side, seconds in ((slipway_side.NAME, ours), (trl_side.NAME, theirs)):
             run = run_of(side, [seconds] * steps, [10.0] * steps)
             load = {"busy_before": others, "busy_meanwhile": 0.05, "load_before": 0.1, "load_after": 1.5}
             computed = {"training": {"trainer": steps * seconds, ALL: 1.25 * steps * seconds}}
@@ -170,6 +170,6 @@ def test_trls_program_gets_nothing_of_our_environment(monkeypatch: pytest.Monkey
     monkeypatch.setenv("VIRTUAL_ENV", "/elsewhere")
     given = trl_side.environ()
     assert "VIRTUAL_ENV" not in given and given["HF_HUB_OFFLINE"] == "1"
-    assert given["PYTHONPATH"] == str(Path(our_side.__file__).parent / "programs"), (
+    assert given["PYTHONPATH"] == str(Path(slipway_side.__file__).parent / "programs"), (
         "what both sides' programs share, and nothing else"
     )

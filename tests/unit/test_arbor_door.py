@@ -259,7 +259,7 @@ def test_a12_the_owner_is_the_clients_sockets_and_both_ways_of_asking_agree(
     with socket.socket(family) as client:
         client.connect((address, listener.getsockname()[1]))
         with listener.accept()[0] as connection:
-            found = relay_peers._look(*ends(connection))
+            found = relay_peers._find_owner(*ends(connection))
             assert found == relay_peers._in_tables(*ends(connection))
             assert found == (os.geteuid(), os.fstat(client.fileno()).st_ino), "not our own end"
             assert relay_peers.is_this_users(*ends(connection))
@@ -278,7 +278,7 @@ def test_a12_who_is_gone_belongs_to_nobody(listener: socket.socket, how: str) ->
             client.shutdown(socket.SHUT_WR)
         else:
             client.close()
-        assert relay_peers._look(own, peer) is None
+        assert relay_peers._find_owner(own, peer) is None
         assert relay_peers._in_tables(own, peer) is None
         assert not relay_peers.is_this_users(own, peer)
     client.close()

@@ -15,7 +15,7 @@ import pytest
 
 from launcher.base.errors import PreflightError
 from launcher.base.home import Home
-from launcher.config import ports, resume_source, shadowing
+from launcher.config import import_shadowing, ports, resume_source
 from launcher.config.setting_sources import load
 from launcher.proxy.relay import Relay
 from launcher.records.endpoint import ARBOR_PATH, DEFAULT_PORT, LocalEndpoint, save_token, wanted_port
@@ -153,14 +153,14 @@ def test_a02_a_users_own_arbor_beside_the_program_is_refused_under_arbor_alone(
         (folder / form).parent.mkdir(parents=True)
         (folder / form).write_text("")
         (folder / "my.py").write_text("")
-    shadowing.refuse(command, beside, {})
+    import_shadowing.refuse(command, beside, {})
     with pytest.raises(PreflightError, match="hides the package arbor that comes with launch") as refused:
-        shadowing.refuse(command, beside, {}, arbor=True)
+        import_shadowing.refuse(command, beside, {}, arbor=True)
     hidden = form.partition("/")[0]
     assert str(refused.value.hint).startswith(f"mv {beside}/{hidden} {beside}/my_{hidden}")
     (tmp_path / "my.py").write_text("")
-    shadowing.refuse(command, tmp_path, {"PYTHONPATH": str(behind)}, arbor=True)
-    shadowing.refuse(["python", "-m", "x"], ARBOR_PATH, {}, arbor=True)
+    import_shadowing.refuse(command, tmp_path, {"PYTHONPATH": str(behind)}, arbor=True)
+    import_shadowing.refuse(["python", "-m", "x"], ARBOR_PATH, {}, arbor=True)
 
 
 def test_a02_nothing_of_ours_but_arbor_is_importable_by_that_folder() -> None:

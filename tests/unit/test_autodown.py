@@ -78,7 +78,7 @@ def test_g04_the_timer_runs_while_the_runtime_does_not_answer(
     monkeypatch.setattr(autodown, "RENEW_EVERY_SECONDS", 0.0)
     timer = AutostopTimer(database, RuntimeLiveness(tmp_path, tmp_path), lambda: None)
     with _gateway(tmp_path):
-        assert timer.tick() == "the machine's timer is set back"
+        assert timer.tick() == "the machine's timer is reset"
         assert timer.tick() is None  # said once
     assert float(_values(database)["autostop_last_active_time"]) > 2
     autodown.renew(database)
@@ -103,7 +103,7 @@ def test_g04_the_timer_is_armed_again_when_the_machines_clock_was_set(
         broken = functools.partial(autodown.rearm, ["/bin/sh", "-c", "exit 3"])
         said = AutostopTimer(database, RuntimeLiveness(tmp_path, tmp_path), broken).tick()
     assert armed == [1, 1, 2, 2]
-    assert said is not None and "set back, but could not be armed for this boot" in said
+    assert said is not None and "is reset, but could not be armed for this boot" in said
     assert abs(autodown.booted_at() - psutil.boot_time()) <= 1
 
 

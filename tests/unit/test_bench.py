@@ -12,21 +12,21 @@ import pytest
 
 from examples import quickstart
 from launcher.base.errors import JobFailed
-from launcher.bench import our_side
+from launcher.bench import slipway_side
 from launcher.bench.child import ProcessLifetime
 from launcher.bench.cpu_seconds import ALL
 from launcher.bench.remarks import no_record_because
 from launcher.bench.runs import run_supervised
-from launcher.bench.shape import Shape
 from launcher.bench.side_run import Log, SideRun, Step, side_run
+from launcher.bench.workload import Workload
 from launcher.client.staleness import check_staleness
 from launcher.config import runtime_config
 from launcher.console.output import Output
 from tests.support.typed import Typed
 
-sys.path.insert(0, str(Path(our_side.__file__).parent / "programs"))
+sys.path.insert(0, str(Path(slipway_side.__file__).parent / "programs"))
 
-TASK = Shape(steps=2).task(0, Path("model"))
+TASK = Workload(steps=2).task(0, Path("model"))
 
 
 def test_the_task_is_the_quickstarts() -> None:
@@ -69,7 +69,7 @@ def test_start_evaluations_training_and_end_are_apart(tmp_path: Path) -> None:
 
 def test_a_program_that_left_half_a_log_is_said_so(tmp_path: Path) -> None:
     log = side_log(tmp_path / "side.jsonl", *STRETCHES[:2])
-    with pytest.raises(JobFailed, match="has not told all"):
+    with pytest.raises(JobFailed, match="did not log everything"):
         side_run("ours", 0, ProcessLifetime(100.0, 140.0), log, [], tmp_path)
 
 
@@ -85,10 +85,10 @@ def test_our_steps_end_when_their_version_is_served(tmp_path: Path) -> None:
     committed = [{"version": 1, "time": 102.75}, {"version": 2, "time": 103.5}]
     for name, entries in (("grpo", told), ("publications", served), ("metrics", committed)):
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(it) + "\n" for it in entries))
-    assert [it.ended for it in our_side._steps(tmp_path, 100.0, 2)] == [3.0, 6.0]
-    assert our_side._publication_seconds(tmp_path) == [0.25, 2.5]
+    assert [it.ended for it in slipway_side._steps(tmp_path, 100.0, 2)] == [3.0, 6.0]
+    assert slipway_side._publication_seconds(tmp_path) == [0.25, 2.5]
     with pytest.raises(JobFailed, match="2 of 3 steps"):
-        our_side._steps(tmp_path, 100.0, 3)
+        slipway_side._steps(tmp_path, 100.0, 3)
 
 
 @pytest.mark.parametrize(("others", "busy"), [(0.1, False), (0.9, True)])
@@ -99,12 +99,12 @@ def test_who_comes_to_the_computer_while_a_side_runs_is_seen_too(
     elsewhere = others * 40.0 * (os.cpu_count() or 1)
     computed = {"training": {"trainer": 20.0, ALL: 20.0 + elsewhere}}
     quiet = dataclasses.replace(run_of("trl", [1.0] * 40, [10.0] * 40), cpu_seconds=computed)
-    assert quiet.others_seconds == pytest.approx(elsewhere)
-    seen = run_supervised("trl", 0, Shape(), lambda *_: quiet, tmp_path, Output(as_json=True))
+    assert quiet.other_processes_seconds == pytest.approx(elsewhere)
+    seen = run_supervised("trl", 0, Workload(), lambda *_: quiet, tmp_path, Output(as_json=True))
     assert seen.computer["busy_meanwhile"] == pytest.approx(others, abs=0.001)
     assert json.loads((tmp_path / "trl-0" / "run.json").read_text()) == json.loads(json.dumps(seen.to_dict()))
     only = dataclasses.replace(seen, computer={**seen.computer, "busy_before": 0.0})
-    assert any("others used" in why for why in no_record_because(Shape(), [only], 1)) is busy
+    assert any("others used" in why for why in no_record_because(Workload(), [only], 1)) is busy
 
 
 # ------------------------------------------------------------------ what cannot be
@@ -130,14 +130,14 @@ def test_a_number_that_cannot_be_is_refused(tmp_path: Path, words: tuple[str, st
 
 def test_nothing_of_this_user_reaches_our_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LAUNCH_GPUS", "H100:8")
-    given = our_side.environ_of(tmp_path)
+    given = slipway_side.bench_environ(tmp_path)
     assert {name: value for name, value in given.items() if name.startswith("LAUNCH_")} == {
         "LAUNCH_HOME": str(tmp_path)
     }
 
 
 def test_our_run_begins_with_the_seeds_adapter_and_trains_what_is_as_old_as_asked() -> None:
-    assert our_side.settings_of(Shape().task(2, Path("model")))["train.seed"] == 2
+    assert slipway_side.bench_settings(Workload().task(2, Path("model")))["train.seed"] == 2
     for staleness in (None, 0, 1, 5):
-        told = our_side.settings_of(Shape(staleness=staleness).task(0, Path("model")))
+        told = slipway_side.bench_settings(Workload(staleness=staleness).task(0, Path("model")))
         check_staleness(staleness or 0, told.get("max_staleness", runtime_config.defaults()["max_staleness"]))

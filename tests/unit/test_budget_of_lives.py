@@ -116,8 +116,8 @@ def test_p12_plan_and_agreement_show_what_is_left() -> None:
     plan = replace(fresh, spent=27.5)
     assert "budget $40.00, $12.50 of it left" in plan.describe()
     assert "budget $40.00, $12.50 of it left" in table(plan)
-    assert fresh.cost_at_most is not None and plan.cost_at_most is not None
-    assert fresh.cost_at_most - plan.cost_at_most == pytest.approx(27.5)
+    assert fresh.max_cost is not None and plan.max_cost is not None
+    assert fresh.max_cost - plan.max_cost == pytest.approx(27.5)
 
 
 def test_p12_nothing_keeps_a_machine_past_the_budget_of_all_lives(store: RecordStore, home: Home) -> None:

@@ -84,7 +84,7 @@ def test_a04_a_run_that_cannot_follow_is_said_before_any_rollout_with_the_line_t
     kwargs = {"lora_config": {"r": 8, "lora_alpha": 32, "lora_dropout": 0.1}, "learning_rate": 1e-5}
     with pytest.raises(TrainingFailed) as failed:
         train(1, train_kwargs=kwargs)
-    assert "lora_config.r: 8 is asked for, this run has 16" in str(failed.value)
+    assert "lora_config.r: 8 was requested, this run has 16" in str(failed.value)
     fits = "launch --set train.lora.rank=8 --set train.lora.alpha=32 -- python PROGRAM"
     assert fits in (failed.value.hint or "")
     assert not run.asked and not run.requests

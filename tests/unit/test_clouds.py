@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.types.clouds import KNOWN, has_account, is_variable_of
+from launcher.types.clouds import KNOWN_CLOUDS, has_account, is_variable_of
 
 
 @pytest.mark.parametrize(
@@ -33,6 +33,6 @@ def test_a_model_services_key_is_not_skypilots_to_see() -> None:
 
 def test_an_ssh_key_alone_is_no_cluster_of_ones_own(tmp_path: Path) -> None:
     (tmp_path / ".ssh").mkdir()
-    assert not any(has_account(cloud, tmp_path, {}) for cloud in KNOWN)
+    assert not any(has_account(cloud, tmp_path, {}) for cloud in KNOWN_CLOUDS)
     (tmp_path / ".slurm").mkdir()
     assert has_account("slurm", tmp_path, {})

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from launcher.base.home import Home
-from launcher.cli import ending_verbs, run_verbs
+from launcher.cli import run_verbs, teardown_verbs
 from launcher.console import output
 from launcher.console.output import Output
 from launcher.records import teardown_lock
@@ -59,7 +59,7 @@ def test_g22_a_rented_run_is_brought_home_with_its_progress(
 
     monkeypatch.setattr(Output, "busy", busy)
     said = Output(stdout=io.StringIO(), stderr=io.StringIO(), environ={})
-    assert (run_verbs.pull(said, "dev") if verb == "pull" else ending_verbs.down(said, "dev")) == 0
+    assert (run_verbs.pull(said, "dev") if verb == "pull" else teardown_verbs.down(said, "dev")) == 0
     assert heard == [SAID]
 
 

@@ -1,4 +1,4 @@
-"""descriptors.py, and who waits by it, in a process that has more than 1,024 files open: `select` refuses."""
+"""descriptor_polling.py in a process that has more than 1,024 files open, which `select` refuses."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from launcher.backends.ssh import rsync
 from launcher.backends.ssh.link import SshHost
 from launcher.backends.ssh.remote_log import RemoteLog
 from launcher.backends.ssh.rsync import Transfer
-from launcher.base import descriptors
+from launcher.base import descriptor_polling
 from launcher.base.errors import JobFailed
 from launcher.client import holder
 from launcher.teardown import guardian, minder
@@ -63,15 +63,19 @@ def pipe() -> Iterator[tuple[int, int]]:
 @pytest.mark.usefixtures("open_files")
 def test_what_can_be_read_is_known_of_every_number(pipe: tuple[int, int]) -> None:
     reading, writing = pipe
-    assert descriptors.readable([reading], 0) == descriptors.readable([reading], 0.01) == []
+    assert (
+        descriptor_polling.wait_readable([reading], 0)
+        == descriptor_polling.wait_readable([reading], 0.01)
+        == []
+    )
     os.write(writing, b".")
-    assert descriptors.readable([reading]) == [reading]
+    assert descriptor_polling.wait_readable([reading]) == [reading]
     os.read(reading, 1)
     os.close(writing)
-    assert descriptors.readable([reading]) == [reading], "its end is to be read"
+    assert descriptor_polling.wait_readable([reading]) == [reading], "its end is to be read"
     os.close(reading)
     with pytest.raises(OSError, match="Bad file descriptor"):
-        descriptors.readable([reading], 0)
+        descriptor_polling.wait_readable([reading], 0)
 
 
 @pytest.mark.usefixtures("open_files")
@@ -81,10 +85,10 @@ def test_what_can_be_written_is_waited_for(pipe: tuple[int, int]) -> None:
     with suppress(BlockingIOError):
         while os.write(writing, bytes(4096)):
             pass
-    waiting = threading.Thread(target=descriptors.until_writable, args=(writing,))
+    waiting = threading.Thread(target=descriptor_polling.wait_writable, args=(writing,))
     waiting.start()
     assert waiting.is_alive()
-    while descriptors.readable([reading], 0):
+    while descriptor_polling.wait_readable([reading], 0):
         os.read(reading, 1 << 20)
     waiting.join(60)
     assert not waiting.is_alive() and os.write(writing, b".") == 1
@@ -126,7 +130,7 @@ def test_what_a_program_prints_is_handed_on_by_high_numbers(
     wait_until(lambda: streams.done() and (tmp_path / "kept").exists(), what="nothing is on its way any more")
     assert capfd.readouterr().out == "a last word\n"
     os.close(left_behind)
-    wait_until(lambda: descriptors.readable([streams.ended], 0) != [], what="its end")
+    wait_until(lambda: descriptor_polling.wait_readable([streams.ended], 0) != [], what="its end")
 
 
 @pytest.mark.process

@@ -148,7 +148,7 @@ def test_without_network_a_built_environment_is_enough(
 ) -> None:
     monkeypatch.setattr(environments, "why_unreachable", lambda **options: "Failed to fetch")
     assert answer("network").state == "fail"
-    monkeypatch.setattr(environments, "why_unreachable", lambda **options: f"{environments.SILENT} in 2 s")
+    monkeypatch.setattr(environments, "why_unreachable", lambda **options: f"{environments.NO_ANSWER} in 2 s")
     assert answer("network").state == "warn", "perhaps it is only slow"
     build(home)
     assert answer("network").state == "info"
@@ -251,7 +251,7 @@ def test_gpus_of_this_computer_are_counted_and_none_are_no_trouble(
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     assert doctor._gpus() == Check(
-        "gpus", "info", "no NVIDIA driver is there: nvidia-smi is not installed; needed only for --gpus local"
+        "gpus", "info", "there is no NVIDIA driver: nvidia-smi is not installed; needed only for --gpus local"
     )
     driver = Driver(tmp_path)
     driver.lists(H100, A100_40, H100)

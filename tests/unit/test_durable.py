@@ -366,7 +366,7 @@ def test_each_committed_step_becomes_durable_while_the_run_lives(state_dir: Path
 def test_falling_behind_is_known_with_its_reason_and_is_caught_up(
     state_dir: Path, results: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("launcher.results.background_copy._AFTER_TROUBLE_SECONDS", 0.01)
+    monkeypatch.setattr("launcher.results.background_copy._BACKOFF_SECONDS", 0.01)
     refuse = NotPulled("the disk is full", "0 bytes free")
     machine = _Disk(state_dir)
     full = {"full": True}

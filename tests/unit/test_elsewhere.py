@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.base import process_location, running
+from launcher.base import process_inspection, process_location
 from launcher.base.home import Home
 from launcher.base.process_location import ProcessLocation
 from launcher.base.processes import ProcessId
@@ -57,11 +57,15 @@ def local_run(home: Path) -> Iterator[str]:
     )
     assert process.stdout is not None
     run_id: str = json.loads(process.stdout.readline())["run_id"]
-    wait_until(lambda: len(running.with_variable(RUN_VARIABLE, run_id)) == 5, what="all of it runs")
+    wait_until(
+        lambda: len(process_inspection.with_variable(RUN_VARIABLE, run_id)) == 5, what="all of it runs"
+    )
     yield run_id
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
-    wait_until(lambda: not running.with_variable(RUN_VARIABLE, run_id), what="its container is gone")
+    wait_until(
+        lambda: not process_inspection.with_variable(RUN_VARIABLE, run_id), what="its container is gone"
+    )
 
 
 def rented(store: RecordStore, there: Path) -> RunRecord:
@@ -102,7 +106,7 @@ def test_p01_a_live_local_run_of_another_place_is_left_alone(
     lines += [["--resume", "watched", "--", "true"], ["--name", "watched", "--", "true"], ["down", "watched"]]
     gc, table, status, doctor, resume, attach, down = typed_from(where, home, *lines)
 
-    assert len(running.with_variable(RUN_VARIABLE, local_run)) == 5, "its processes live"
+    assert len(process_inspection.with_variable(RUN_VARIABLE, local_run)) == 5, "its processes live"
     record = store.load(local_run)
     assert record.live and record.proof is None
     lives = f"lives on {where}"
@@ -173,7 +177,7 @@ def test_p01_a_local_run_whose_container_is_gone_ends_by_the_word_of_whoever_nam
     be_silent(store, record.id)
     first, second = typed_from("another container", home, ["down", "dev"], ["down", "dev", "--elsewhere"])
     assert first[0] == 5 and "launch down dev --elsewhere" in first[1]
-    assert second[0] == 0 and "is gone was your word" in second[1], second[1]
+    assert second[0] == 0 and "you said that" in second[1], second[1]
     assert not store.load(record.id).live
 
 
@@ -218,9 +222,13 @@ def test_p01_a_containers_own_home_is_not_taken_for_ours_by_its_path(
     words = ["env", f"{RUN_VARIABLE}=slip-01234567", f"PYTHONPATH={code}", "sleep", "600"]
     process = containers.start(containers.container(*words), start_new_session=True)
     try:
-        wait_until(lambda: bool(running.with_variable(RUN_VARIABLE, "slip-01234567")), what="it runs")
+        wait_until(
+            lambda: bool(process_inspection.with_variable(RUN_VARIABLE, "slip-01234567")), what="it runs"
+        )
         assert Typed(tmp_path / "project", home)("gc", "--yes").returncode == 0
-        assert running.with_variable(RUN_VARIABLE, "slip-01234567"), "it is the container's own run's"
+        assert process_inspection.with_variable(RUN_VARIABLE, "slip-01234567"), (
+            "it is the container's own run's"
+        )
     finally:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
@@ -229,15 +237,15 @@ def test_p01_a_containers_own_home_is_not_taken_for_ours_by_its_path(
 def test_p01_whoever_attends_a_run_renews_its_heartbeat(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(heartbeat, "EVERY_SECONDS", 0.01)
+    monkeypatch.setattr(heartbeat, "INTERVAL_SECONDS", 0.01)
     path = tmp_path / HEARTBEAT
-    assert heartbeat.age_seconds(tmp_path) is None and not reachability.is_silent(tmp_path)
+    assert heartbeat.age_seconds(tmp_path) is None and not reachability.is_stale(tmp_path)
     with heartbeat.keep_beating(tmp_path):
         for _ in range(2):  # it goes on after a beat that was made long ago
             os.utime(path, (0, 0))
             wait_until(lambda: path.stat().st_mtime > 0, what="the next beat")
     os.utime(path, (0, 0))
-    assert reachability.is_silent(tmp_path)
+    assert reachability.is_stale(tmp_path)
 
 
 def test_p01_a_heartbeat_on_a_full_disk_or_in_no_folder_ends_nothing(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import pytest
 
 from launcher.backends import machine_from_record
 from launcher.base.errors import LaunchError, NotPulled
-from launcher.cli import ending_verbs
+from launcher.cli import teardown_verbs
 from launcher.console.output import Output
 from launcher.records.teardown_lock import LockOwner
 from launcher.teardown.take_down import ResultsWait
@@ -53,7 +53,7 @@ def test_g28_down_waits_for_a_launch_that_is_still_bringing_results_home(
 
     def pull_slowly() -> None:
         wait_until(lambda: "launch" in looks, what="down sees that launch is at it")
-        monkeypatch.setattr(ending_verbs, "_ORDERLY_SECONDS", 0.0)  # and is past that
+        monkeypatch.setattr(teardown_verbs, "_ORDERLY_SECONDS", 0.0)  # and is past that
         wait_until(lambda: looks.count("launch") > 3, what="down goes on waiting")
 
     outcomes: list[BaseException | int] = []
@@ -103,7 +103,7 @@ def test_g28_a_second_down_does_not_make_launch_leave_what_it_is_at(live: Lives)
 
 
 def test_g29_down_says_8_while_launch_keeps_the_machine(live: Lives, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ending_verbs, "_KEEPING_SECONDS", 0.5)
+    monkeypatch.setattr(teardown_verbs, "_KEEPING_SECONDS", 0.5)
     outcomes: list[BaseException | int] = []
     told = _down_once_it_works(live, monkeypatch, outcomes, give_up=False)
 
@@ -129,7 +129,7 @@ def _down(live: Lives, outcomes: list[BaseException | int], *, give_up: bool) ->
     with open(os.devnull, "w") as nowhere:
         output = Output(stdout=nowhere, stderr=nowhere, environ={})
         try:
-            outcomes.append(ending_verbs.down(output, record.id, give_up))
+            outcomes.append(teardown_verbs.down(output, record.id, give_up))
         except LaunchError as error:
             outcomes.append(error)
 

@@ -49,7 +49,7 @@ def test_g29_results_that_went_with_a_machine_that_is_gone_are_no_good_end(live:
     """The program did what it should; the machine was taken back before its results had come."""
 
     def take_it_back(machine: PretendMachine) -> None:
-        machine.lost = "the machine is gone, with what it had after step 3"
+        machine.lost = "the machine is gone, with everything after step 3"
 
     lived = live(prepare=take_it_back, price=PRICE)
     assert lived.code == 8, lived.stderr

@@ -45,7 +45,7 @@ def test_g31_a_budget_is_spent_while_the_laptop_sleeps(live: Lives, monkeypatch:
     """On the way up, where only an alarm looks at the clock."""
     real, slept = clock.boot_seconds, [0.0]
     monkeypatch.setattr(clock, "boot_seconds", lambda: real() + slept[0])
-    monkeypatch.setattr("launcher.run.signals._LOOK_EVERY_SECONDS", 0.2)
+    monkeypatch.setattr("launcher.run.signals._POLL_SECONDS", 0.2)
 
     def sleep_and_hang() -> None:
         slept[0] = 3600.0

@@ -75,7 +75,7 @@ def test_a_machine_that_is_fit_is_set_up(machine: Machine) -> None:
         ([A100_40], Needs("cuda", "A100-80GB:1"),
          "A100-80GB:1 was rented, GPU 0 (NVIDIA A100-SXM4-40GB) has 42.9 GB of memory"),
         ([H100.replace("Disabled", "Enabled")] * 4, FOUR,
-         "GPU 0 (NVIDIA H100 80GB HBM3) is split up: MIG is on, whole ones are needed"),
+         "GPU 0 (NVIDIA H100 80GB HBM3) is split by MIG: whole GPUs are needed"),
         ([H100.replace("580.95.05", "535.183.01")] * 4, FOUR,
          "driver 535.183.01 is too old for CUDA 13.0: it needs 580 or newer"),
         (["Tesla V100-SXM2-16GB, 580.95.05, 16384, 7.0, [N/A]"], Needs("cuda", "V100:1", dtype="float32"),
@@ -105,21 +105,19 @@ def test_what_does_not_fit_is_said_in_the_last_line_before_anything_is_installed
 
 
 def test_a_driver_that_is_not_there_or_in_trouble_is_said_in_its_own_words(machine: Machine) -> None:
-    assert machine.set_up(FOUR) == (1, ["no NVIDIA driver is there: nvidia-smi is not installed"])
+    assert machine.set_up(FOUR) == (1, ["there is no NVIDIA driver: nvidia-smi is not installed"])
     trouble = "NVIDIA-SMI has failed because it could not communicate with the NVIDIA driver."
     machine.drive(trouble, code=9)
-    assert machine.set_up(FOUR) == (1, [f"the NVIDIA driver is in trouble: {trouble}"])
+    assert machine.set_up(FOUR) == (1, [f"the NVIDIA driver failed: {trouble}"])
     lost = "Unable to determine the device handle for GPU0000:19:00.0: GPU is lost."
     machine.drive(*[H100] * 3, lost)
-    assert machine.set_up(FOUR)[1] == [f"the NVIDIA driver is in trouble: {lost}"]
+    assert machine.set_up(FOUR)[1] == [f"the NVIDIA driver failed: {lost}"]
     machine.drive(code=6)
-    assert machine.set_up(FOUR)[1] == ["the NVIDIA driver is in trouble: nvidia-smi ended with code 6"]
+    assert machine.set_up(FOUR)[1] == ["the NVIDIA driver failed: nvidia-smi ended with code 6"]
 
 
 def test_what_was_planned_of_a_gpu_is_what_is_looked_for_on_it() -> None:
-    gpu = nvidia_smi.Gpu(
-        "NVIDIA H100 80GB HBM3", "580.95.05", 81559 * 2**20, 9.0, split_up=False, uuid="GPU-0"
-    )
+    gpu = nvidia_smi.Gpu("NVIDIA H100 80GB HBM3", "580.95.05", 81559 * 2**20, 9.0, is_mig=False, uuid="GPU-0")
     fitness.check_weights(gpu, Needs("cuda", "H100:1", model_bytes=60 * 10**9, gpu_bytes=70 * 2**30))
 
 
@@ -191,7 +189,7 @@ def test_shared_memory_that_is_full_or_not_there_is_none(
 def test_kernels_need_a_compiler_and_pythons_headers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CC", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(nvidia_smi.HostError, match="no C compiler is there"):
+    with pytest.raises(nvidia_smi.HostError, match="there is no C compiler"):
         fitness.check_compiler()
     monkeypatch.setenv("CC", "/opt/cc")
     monkeypatch.setattr(fitness, "HEADERS", tmp_path)

@@ -99,7 +99,7 @@ def test_g08_gc_ends_what_the_ledger_forgot_and_leaves_strangers_alone(
     (find,) = found(typed)
     assert find["kind"] == "processes"
     assert find["pids"] == sorted([ours.pid, program.pid])
-    assert "no record of it is left" in str(find["why"])
+    assert "there is no record of it" in str(find["why"])
     assert ours.poll() is None, "nobody agreed yet"
 
     done = typed("gc", "--yes")
@@ -127,7 +127,7 @@ def test_a_run_that_starts_while_we_look_is_not_touched(
     process = start(**of_run(home, record.id))
     (find,) = [find for find in leftovers.find_leftovers(home, None, False, OLD) if find.kind == "processes"]
     store.update(record.id, state="work")
-    assert find.remove() == "it is alive after all"
+    assert find.remove() == "it is still alive"
     assert process.poll() is None
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from launcher.base import processes, running
+from launcher.base import process_inspection, processes
 from launcher.base.home import Home
 from launcher.base.processes import ProcessId
 from launcher.records.records import RUN_VARIABLE, RecordStore, RunRecord
@@ -40,7 +40,7 @@ class Launcher:
         return self.store.load(self.run_id)
 
     def left(self) -> set[ProcessId]:
-        return running.with_variable(RUN_VARIABLE, self.run_id)
+        return process_inspection.with_variable(RUN_VARIABLE, self.run_id)
 
     def go(self) -> None:
         """Let it meet its end."""

@@ -1,4 +1,4 @@
-"""launcher/config/shadowing.py: what stands beside a program and would be imported in the place of ours."""
+"""import_shadowing.py: files beside a program that would be imported in the place of ours."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from launcher.base.errors import PreflightError
-from launcher.config import shadowing
+from launcher.config import import_shadowing
 from tests.support.environment import REPOSITORY
 
 pytestmark = pytest.mark.process
@@ -41,7 +41,7 @@ def test_g11_a_name_that_hides_ours_is_refused_before_anything_starts(
     _put(tmp_path, "my.py", form)
     hidden = form.partition("/")[0]
     with pytest.raises(PreflightError) as refused:
-        shadowing.refuse(command.split(), tmp_path, {})
+        import_shadowing.refuse(command.split(), tmp_path, {})
     assert refused.value.message.startswith(f"{tmp_path}/{hidden} hides the package")
     assert refused.value.hint is not None
     assert refused.value.hint.startswith(f"mv {tmp_path}/{hidden} {tmp_path}/my_{hidden}")
@@ -49,12 +49,12 @@ def test_g11_a_name_that_hides_ours_is_refused_before_anything_starts(
 
 def test_the_folder_of_the_script_counts_and_not_the_one_it_is_started_in(tmp_path: Path) -> None:
     _put(tmp_path, "here/runtime.py", "there/my.py")
-    shadowing.refuse(["python", "../there/my.py"], tmp_path / "here", {})
+    import_shadowing.refuse(["python", "../there/my.py"], tmp_path / "here", {})
     _put(tmp_path, "there/runtime.py")
     with pytest.raises(PreflightError, match=r"there/runtime\.py hides"):
-        shadowing.refuse(["python", "../there/my.py"], tmp_path / "here", {})
+        import_shadowing.refuse(["python", "../there/my.py"], tmp_path / "here", {})
     with pytest.raises(PreflightError, match=r"here/runtime\.py hides"):
-        shadowing.refuse(["sh", "my.sh"], tmp_path, {"PYTHONPATH": "nowhere:here"})
+        import_shadowing.refuse(["sh", "my.sh"], tmp_path, {"PYTHONPATH": "nowhere:here"})
 
 
 @pytest.mark.slow
@@ -75,11 +75,11 @@ def test_g11_launch_says_so_where_it_meets_one_itself(form: str, tmp_path: Path)
 
 def test_what_hides_nothing_is_not_refused(tmp_path: Path) -> None:
     _put(tmp_path, "my.py", "runtime/notes.txt", "launcher/data.csv", "other.py")
-    shadowing.refuse(["python", "my.py"], tmp_path, {})
+    import_shadowing.refuse(["python", "my.py"], tmp_path, {})
     _put(tmp_path, "runtime.py")
-    shadowing.refuse(["sh", "-c", "true"], tmp_path, {})
+    import_shadowing.refuse(["sh", "-c", "true"], tmp_path, {})
     # A checkout of ours that one works in is ours.
-    shadowing.refuse(["python", "-m", "pytest"], REPOSITORY, {"PYTHONPATH": str(REPOSITORY)})
+    import_shadowing.refuse(["python", "-m", "pytest"], REPOSITORY, {"PYTHONPATH": str(REPOSITORY)})
 
 
 def test_a_copy_of_ours_hides_nothing(tmp_path: Path) -> None:
@@ -89,10 +89,10 @@ def test_a_copy_of_ours_hides_nothing(tmp_path: Path) -> None:
         REPOSITORY / "runtime", copy, ignore=shutil.ignore_patterns("__pycache__", "*.safetensors")
     )
     (copy / "__main__.py").write_text("print('changed')\n")
-    shadowing.refuse(["sleep", "1"], tmp_path, {"PYTHONPATH": str(copy.parent)})
+    import_shadowing.refuse(["sleep", "1"], tmp_path, {"PYTHONPATH": str(copy.parent)})
     (copy / "__init__.py").write_text('"""Another one."""\n')
     with pytest.raises(PreflightError, match="hides the package runtime"):
-        shadowing.refuse(["sleep", "1"], tmp_path, {"PYTHONPATH": str(copy.parent)})
+        import_shadowing.refuse(["sleep", "1"], tmp_path, {"PYTHONPATH": str(copy.parent)})
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -143,5 +143,5 @@ def test_what_needs_a_gpu_is_left_out_until_it_is_asked_for_by_name(marks: str) 
 def test_what_needs_a_gpu_is_refused_without_one_and_nothing_is_built_for_it() -> None:
     done = on_gpu("-m gpu")
     assert done.returncode == pytest.ExitCode.USAGE_ERROR
-    assert "tests/gpu/ needs a GPU: no NVIDIA driver is there" in done.stderr
+    assert "tests/gpu/ needs a GPU: there is no NVIDIA driver" in done.stderr
     assert lane_of("tests/gpu/test_engine.py::test_x") == GPU_LANE

@@ -52,7 +52,7 @@ def clocks(monkeypatch: pytest.MonkeyPatch) -> Clocks:
     clocks = Clocks(time.time())
     monkeypatch.setattr(last_copy, "time", SimpleNamespace(monotonic=clocks.ask, time=clocks.ask))
     monkeypatch.setattr(last_copy, "clock", SimpleNamespace(boot_seconds=clocks.ask))
-    monkeypatch.setattr(last_copy, "_LOOK_SECONDS", 0.005)
+    monkeypatch.setattr(last_copy, "_POLL_SECONDS", 0.005)
     return clocks
 
 
@@ -111,7 +111,7 @@ def test_g29_p07_a_last_copy_that_moves_takes_longer_than_its_stillness_may(
 def test_g29_p07_a_last_copy_without_a_byte_is_ended(store: RecordStore, there: Path, clocks: Clocks) -> None:
     record = left_alone(store, there, lease_seconds=LEASE)
     why = last_copy.copy_results(record, store.folder(record.id), standing_still(clocks), never)
-    assert why == "nothing of them came for 20 s"
+    assert why == "no bytes arrived for 20 s"
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ def test_g29_p07_what_is_given_up_by_name_ends_a_last_copy(
     why = last_copy.copy_results(
         record, store.folder(record.id), copy, lambda: clocks.now > record.created + 5
     )
-    assert why == "they were given up" and clocks.now - record.created < 60
+    assert why == "the user gave them up" and clocks.now - record.created < 60
 
 
 def tried_again(
@@ -212,8 +212,8 @@ def test_p07_a_guardian_copies_nothing_anew_where_a_launch_had_come_to_unverifie
 ) -> None:
     """It has had its lease, or its user has given them up with Ctrl-C."""
     record = left_alone(store, there, lease_seconds=LEASE)
-    record = store.update(record.id, state="unverified", unpulled="they were given up")
-    assert tried_again(store, record, monkeypatch, lambda count: None).unpulled == "they were given up"
+    record = store.update(record.id, state="unverified", unpulled="the user gave them up")
+    assert tried_again(store, record, monkeypatch, lambda count: None).unpulled == "the user gave them up"
     assert recorded_machine.calls(there) == ["down"]
 
 

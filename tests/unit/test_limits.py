@@ -41,7 +41,7 @@ class _Reluctant:
 def test_g22_results_that_are_not_home_are_asked_for_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(background_copy, "_AGAIN_SECONDS", 0.01)
+    monkeypatch.setattr(background_copy, "_RETRY_SECONDS", 0.01)
     machine = _Reluctant()
     report = background_copy.pull_with_retries(cast("Machine", machine), tmp_path, 20.0, lambda: False)
     assert report is not None and report.step == 7 and machine.attempts == 3

@@ -87,11 +87,10 @@ def test_a_runtime_sees_the_chosen_ones_alone_whatever_cuda_calls_them(driver: D
          "CUDA_VISIBLE_DEVICES=MIG-4 names none of the 1 GPUs here"),
         ([RTX.replace("580.95.05", "570.12")], ONE, {},
          "driver 570.12 is too old for CUDA 13.0: it needs 580 or newer"),
-        ([OLD, RTX], TWO, {}, "2 needed, 1 of the 2 here will do: NVIDIA GeForce GT 1030 has compute"
+        ([OLD, RTX], TWO, {}, "2 needed, 1 of the 2 here usable: NVIDIA GeForce GT 1030 has compute"
          " capability 6.1: bfloat16 needs 8.0 or newer"),
         ([H100.replace("Disabled", "Enabled")], ONE, {},
-         "GPU 0 (NVIDIA H100 80GB HBM3) is split up: MIG is on,"
-         " whole ones are needed"),
+         "GPU 0 (NVIDIA H100 80GB HBM3) is split by MIG: whole GPUs are needed"),
         ([in_use(RTX, 0, 20000)], ONE, {}, "GPU 0 (NVIDIA GeForce RTX 4090) is"
          " in use: 21.0 GB of its 25.8 GB are taken (nvidia-smi says by whom)"),
         ([RTX], replace(ONE, model_bytes=15 * 10**9), {}, "the model's weights take"
@@ -135,7 +134,7 @@ def test_without_a_gpu_it_is_3_before_anything_is_there(typed: Typed) -> None:
     assert done.returncode == 3 and not typed.home.exists()
     assert done.stderr.splitlines() == [
         "Error: --gpus local:1: not with this computer's GPUs",
-        "  no NVIDIA driver is there: nvidia-smi is not installed",
+        "  there is no NVIDIA driver: nvidia-smi is not installed",
         "Hint: launch plan --gpus H100:1  # what renting costs; without --gpus a run stays on the CPU",
     ]
 

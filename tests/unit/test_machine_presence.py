@@ -59,8 +59,8 @@ def test_a_laptop_without_a_network_gives_no_machine_up_and_does_not_ask_all_the
     for _ in range(5):
         there.check()
     assert provider.asked == 1
-    provider.wait(machine_presence._ASK_EVERY_SECONDS)
+    provider.wait(machine_presence._POLL_SECONDS)
     there.check()
     assert provider.asked == 2
-    provider.wait(machine_presence._ASK_EVERY_SECONDS)
+    provider.wait(machine_presence._POLL_SECONDS)
     assert there.is_gone()

@@ -299,7 +299,7 @@ def test_a_gpu_that_is_not_in_the_table_may_say_its_memory_itself() -> None:
 def test_what_is_assumed_of_our_own_code_is_what_it_says() -> None:
     here = Path(__file__).resolve().parents[2] / "runtime"
     assert f"chunk: int = {assumptions.LOGITS_CHUNK}," in (here / "trainer" / "losses.py").read_text()
-    assert command._MAX_CONTEXT["cuda"] == planning.LONGEST[0]
+    assert command._MAX_CONTEXT["cuda"] == planning.CONTEXT_LENGTHS[0]
     assert (
         f"memory_fraction or {assumptions.ENGINE_FRACTION})" in (here / "engine" / "command.py").read_text()
     )

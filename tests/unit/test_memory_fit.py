@@ -134,7 +134,7 @@ def test_a_misspelt_gpu_is_asked_back_where_there_are_no_catalogs(
     name = gpus.partition(":")[0]
     assert done.returncode == 2
     assert done.stderr.splitlines() == [
-        f"Error: --gpus {name}:1: launch knows no GPU that is called {name}",
+        f"Error: --gpus {name}:1: launch knows no GPU called {name}",
         f"  did you mean {meant}? (others may be in SkyPilot's catalogs, which are not on this computer)",
         f"Hint: launch plan --model Qwen/Qwen3-1.7B --gpus {meant}:1",
     ]

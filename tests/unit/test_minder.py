@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.base import processes, running
+from launcher.base import process_inspection, processes
 from launcher.base.processes import ProcessId
 from launcher.teardown import minder
 from tests.support.environment import PROGRAMS
@@ -29,7 +29,7 @@ def run_id() -> Iterator[str]:
     """A run's id that the commands carry; what carries it afterwards is killed."""
     name = uuid.uuid4().hex
     yield name
-    processes.end(lambda: running.with_variable(minder.COMMAND_VARIABLE, name), 0)
+    processes.end(lambda: process_inspection.with_variable(minder.COMMAND_VARIABLE, name), 0)
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def start(tmp_path: Path, run_id: str) -> Callable[..., minder.Command]:
 
 
 def _left(run_id: str) -> set[ProcessId]:
-    return running.with_variable(minder.COMMAND_VARIABLE, run_id)
+    return process_inspection.with_variable(minder.COMMAND_VARIABLE, run_id)
 
 
 def _script(code: str) -> tuple[str, str, str]:

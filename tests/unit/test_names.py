@@ -16,7 +16,7 @@ from launcher.backends.cloud import CloudMachine
 from launcher.base.errors import UsageError
 from launcher.base.home import Home
 from launcher.records.records import RecordStore
-from launcher.types.clouds import KNOWN
+from launcher.types.clouds import KNOWN_CLOUDS
 from tests.support.environment import PROGRAMS
 
 NAMES = st.one_of(st.none(), st.from_regex(r"[a-z0-9-]{1,40}", fullmatch=True), st.text(max_size=50))
@@ -51,7 +51,7 @@ def test_g10_no_cloud_cuts_a_name_or_makes_two_alike(tmp_path: Path) -> None:
     ids = [f"slip-{number:08x}" for number in (0, 1, 0xFFFFFFFF, *range(0x0123ABCD, 0x0123ABCD + 200))]
     done = subprocess.run(
         [sys.executable, PROGRAMS / "unit" / "names_on_clouds.py"],
-        input=json.dumps([ids, sorted(KNOWN)]),
+        input=json.dumps([ids, sorted(KNOWN_CLOUDS)]),
         env={"HOME": str(tmp_path), "SKYPILOT_USER_ID": "0123abcd", "SKYPILOT_DISABLE_USAGE_COLLECTION": "1"},
         cwd=tmp_path,
         capture_output=True,

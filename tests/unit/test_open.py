@@ -167,8 +167,11 @@ def test_a_run_whose_door_is_closed_already_is_shown_from_its_files(
         done = launch("open", "dev", "--no-browser")
         nothing = launch("open", "empty", "--no-browser")
     assert done.returncode == 0 and done.stdout.endswith("index.html\n")
-    assert "the endpoint of dev gives no link" in done.stderr and "this is what is at home" in done.stderr
-    assert nothing.returncode == 3 and "the endpoint of empty gives no link" in nothing.stderr
+    assert (
+        "the endpoint of dev did not give a link" in done.stderr
+        and "showing the files on this computer" in done.stderr
+    )
+    assert nothing.returncode == 3 and "the endpoint of empty did not give a link" in nothing.stderr
     assert "launch status empty" in nothing.stderr
 
 
@@ -178,7 +181,7 @@ def test_nothing_to_show_and_no_endpoint_yet_are_told_in_three_lines(
     over = store.create(name="over")
     store.update(over.id, state="verified", ended=over.created)
     done = launch("open", "over", "--no-browser")
-    assert done.returncode == 3 and "there is nothing to show of over" in done.stderr
+    assert done.returncode == 3 and "there is nothing to show for over" in done.stderr
     assert "launch logs over" in done.stderr
     store.create(name="early")
     done = launch("open", "early", "--no-browser")

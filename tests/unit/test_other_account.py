@@ -122,7 +122,7 @@ class _Answering:
             return now
 
         monkeypatch.setattr(sky_providers, "_listed", answer)
-        monkeypatch.setitem(sky_identity._ASKED, "aws", account)
+        monkeypatch.setitem(sky_identity._IDENTITY_CALLS, "aws", account)
 
     def call(self, name: str, seconds: float, **arguments: Any) -> dict[str, Any]:
         """One of its calls."""
@@ -171,7 +171,7 @@ def test_p04_where_nobody_says_whose_account_it_is_an_empty_list_proves_nothing(
     silent = _Answering(monkeypatch, None)
     with pytest.raises(LaunchError, match="us-west-2 did not list") as raised:
         silent.listed(WEST)
-    assert "not known whose account" in str(raised.value.why)
+    assert "the account that answered is unknown" in str(raised.value.why)
     assert not isinstance(raised.value, OtherAccountError), "it is asked again, in every way"
     assert silent.listed(EAST) == silent.listed(WEST, accounts={}) == []
     assert _Answering(monkeypatch, {"id": "other", "profile": "b"}).listed(WEST, accounts={}) == []

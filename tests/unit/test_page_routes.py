@@ -16,7 +16,7 @@ from aiohttp import web
 from launcher.base.home import Home
 from launcher.dashboard import page_files
 from launcher.dashboard.run_page import RunPage
-from launcher.proxy.page_auth import COOKIE, LINK_SECONDS, PageKeys
+from launcher.proxy.page_auth import COOKIE, LINK_SECONDS, PageAuth
 from launcher.proxy.relay import Relay
 from launcher.records.records import RecordStore
 from tests.support.played_run import MARKUP, played_run
@@ -108,7 +108,7 @@ def test_a_look_ahead_does_not_use_the_link_up(door: Door) -> None:
 
 def test_a_link_is_good_for_minutes() -> None:
     now = 0.0
-    keys = PageKeys(lambda: now)
+    keys = PageAuth(lambda: now)
     early, late = keys.new_link(), keys.new_link()
     now = LINK_SECONDS - 1
     assert keys.use(early)

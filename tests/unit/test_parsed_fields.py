@@ -420,7 +420,7 @@ def test_g30_a_hostile_text_costs_no_time(kind: str, adapter: Any) -> None:
 
 def test_what_is_too_long_or_no_adapters_has_no_name() -> None:
     of = signature({"answer": str})
-    messages = CHAT.format(of, [], {"question": "q" * parsed_fields.MOST_CHARACTERS, "passage": "p"})
+    messages = CHAT.format(of, [], {"question": "q" * parsed_fields.MAX_CHARACTERS, "passage": "p"})
     assert names(messages, "a") is None and parsed_fields.may_have(messages)
     system, user = CHAT.format(of, [], {"question": "q", "passage": "p"})
     picture = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}

@@ -62,12 +62,12 @@ def test_the_cheapest_is_tried_first_and_the_dearest_decides_what_it_may_cost(wi
     plan = make_plan(wish(infra="aws,lambda", max="2h"), market(WEST, LAMBDA, EAST))
     assert plan.where == "4×H100 on lambda/us-east-3"
     assert [one.infra for one in plan.candidates] == ["lambda/us-east-3", "aws/us-east-1", "aws/us-west-2"]
-    assert plan.price_per_hour == 11.96 and plan.dearest_per_hour == 29.10
+    assert plan.price_per_hour == 11.96 and plan.max_price_per_hour == 29.10
     assert rented(plan).infra == ("lambda", "aws")
     assert rented(plan).max_price_per_hour == 29.10
     assert rented(plan).gpus == "H100:4"
     hours = (2 * 3600 + 900 + 600 + TIMER_SECONDS) / 3600
-    assert plan.cost_at_most == pytest.approx(29.10 * hours)
+    assert plan.max_cost == pytest.approx(29.10 * hours)
     assert plan.describe() == ("4×H100 on lambda/us-east-3, $11.96/h (up to $29.10/h elsewhere), deadline 2h")
 
 
@@ -79,7 +79,7 @@ def test_what_is_agreed_to_is_one_line(wish) -> None:
 def test_places_that_are_too_dear_are_left_out_region_by_region(wish) -> None:
     plan = make_plan(wish(max_price="28"), market(EAST, WEST, LAMBDA))
     assert rented(plan).infra == ("lambda", "aws/us-east-1")
-    assert plan.dearest_per_hour == rented(plan).max_price_per_hour == 27.52
+    assert plan.max_price_per_hour == rented(plan).max_price_per_hour == 27.52
 
 
 def test_g11_above_the_price_cap_nothing_is_planned(wish) -> None:
@@ -93,7 +93,7 @@ def test_g11_above_the_price_cap_nothing_is_planned(wish) -> None:
 def test_a_cluster_of_ones_own_costs_nothing(wish) -> None:
     own = Offer("kubernetes", "kubernetes", None, "H100", 4, 0.0)
     plan = make_plan(wish(), market(own))
-    assert plan.cost_at_most == 0.0
+    assert plan.max_cost == 0.0
     assert rented(plan).max_price_per_hour is None
     said = "4×H100 on kubernetes, no price: a cluster of your own, deadline 4h"
     assert plan.describe() == plan.describe_cost() == said
@@ -109,11 +109,9 @@ def test_without_a_deadline_or_a_budget_it_ends_after_four_hours(wish) -> None:
     assert make_plan(wish(max="1h"), market(EAST)).deadline_seconds == 3600
     plan = make_plan(wish(budget="40"), market(EAST))
     assert plan.deadline_seconds is None
-    assert plan.cost_at_most == pytest.approx(40.0 + 27.52 * (600 + TIMER_SECONDS) / 3600)
+    assert plan.max_cost == pytest.approx(40.0 + 27.52 * (600 + TIMER_SECONDS) / 3600)
     assert plan.describe() == "4×H100 on aws/us-east-1, $27.52/h, budget $40.00"
-    assert make_plan(wish(budget="40", max="1h"), market(EAST)).cost_at_most == pytest.approx(
-        39.678, abs=0.01
-    )
+    assert make_plan(wish(budget="40", max="1h"), market(EAST)).max_cost == pytest.approx(39.678, abs=0.01)
 
 
 @given(
@@ -135,7 +133,7 @@ def test_no_run_within_its_limits_costs_more_than_was_agreed_to(
     spent = price * used / 3600
     if budget is not None:  # reached, and then the machine is left to its timer
         spent = min(spent, budget + price * (waits[2] * idle * 60 + waits[3] * 90) / 3600)
-    assert plan.cost_at_most is not None and spent <= plan.cost_at_most * (1 + 1e-9)
+    assert plan.max_cost is not None and spent <= plan.max_cost * (1 + 1e-9)
 
 
 def _any_plan() -> Plan:
@@ -220,7 +218,7 @@ def test_what_there_is_not_is_said_with_what_there_is(
 def test_this_computers_own_gpus_are_shared_out_like_rented_ones_and_cost_nothing(wish) -> None:
     plan = make_plan(wish(gpus="local:4", max="1h"), model_bytes=10**9)
     assert plan.describe() == "tiny on 4 GPUs of this computer, $0.00/h, deadline 1h"
-    assert plan.rented is None and plan.cost_at_most == 0.0 and not plan.unpriced
+    assert plan.rented is None and plan.max_cost == 0.0 and not plan.unpriced
     assert plan.gpus == plan.own == LocalGpus("local:4", 1, 3, 10**9, "bfloat16")
     two = make_plan(wish(gpus="local:4", train_gpus="2")).own
     assert two is not None and (two.train_gpus, two.infer_gpus, two.is_one_gpu) == (2, 2, False)
@@ -243,7 +241,7 @@ def test_what_only_a_rented_run_has_is_refused_with_this_computers_gpus(
     assert refused.value.why == "with --gpus local:2 the run stays on this computer"
     assert refused.value.hint == f"leave out {name}, or rent GPUs: --gpus H100:4"
     (tmp_path / "launch.toml").write_text("budget = 5\nmax_price = 3\n")
-    assert make_plan(wish(gpus="local:2")).cost_at_most == 0.0
+    assert make_plan(wish(gpus="local:2")).max_cost == 0.0
 
 
 def test_what_only_a_rented_run_has_waits_in_a_file_and_is_refused_on_the_command_line(

@@ -80,9 +80,9 @@ def without(pattern: str) -> Callable[[Path], None]:
 
 REFUSED: list[tuple[dict[str, Any], Callable[[Path], None] | None, str]] = [
     ({"quantization_config": {"quant_method": "awq"}}, None, "its weights are quantized (awq)"),
-    ({"model_type": "new", "auto_map": {"AutoModel": "x.Y"}}, None, "code of its own (auto_map)"),
+    ({"model_type": "new", "auto_map": {"AutoModel": "x.Y"}}, None, "its own code (auto_map)"),
     ({"model_type": "new", "layer_types": ["linear_attention"]}, None, "passes a state along its tokens"),
-    ({"model_type": "bert", "architectures": ["BertModel"]}, None, "is no causal language model"),
+    ({"model_type": "bert", "architectures": ["BertModel"]}, None, "is not a causal language model"),
     ({}, cut, "cut short"),
     ({}, without("*.safetensors"), "no *.safetensors"),
     ({}, without("tokenizer.json"), "no tokenizer in"),
@@ -170,7 +170,7 @@ def test_a_plan_that_the_hub_answers_is_refused_by_that_answer(
     bert = WHOLE | {"model_type": "bert", "architectures": ["BertModel"]}
     monkeypatch.setattr(hub, "_get", lambda *_: json.dumps(bert).encode())
     done = typed("plan", "--model", "some/bert", "--gpus", "H100:1")
-    assert done.returncode == 3 and "BertModel is no causal language model" in done.stderr
+    assert done.returncode == 3 and "BertModel is not a causal language model" in done.stderr
 
 
 def test_a_model_that_was_downloaded_is_looked_at_for_a_plan(typed: Typed, asked: list[str]) -> None:
@@ -178,7 +178,7 @@ def test_a_model_that_was_downloaded_is_looked_at_for_a_plan(typed: Typed, asked
     snapshot.mkdir(parents=True)
     (snapshot / "config.json").write_text('{"architectures": ["BertModel"]}')
     done = typed("plan", "--model", "some/model", HF_HOME=str(typed.folder / "hf"))
-    assert done.returncode == 3 and "BertModel is no causal language model" in done.stderr
+    assert done.returncode == 3 and "BertModel is not a causal language model" in done.stderr
     assert asked == []
 
 

@@ -62,7 +62,7 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, played_sky: PlayedSky
                 monkeypatch.setattr(module, name, lambda *arguments, kept=kept, **named: kept)
     for name, seconds in (("_POLL_SECONDS", 0.01), ("_SETTLE_SECONDS", 0.02), ("GONE_SECONDS", 0.5)):
         monkeypatch.setattr(cluster_teardown, name, seconds)
-    for name in ("ASK_SECONDS", "DOWN_SECONDS"):
+    for name in ("LIST_SECONDS", "DOWN_SECONDS"):
         monkeypatch.setattr(cluster_teardown, name, 300.0)
     return RecordStore(Home.find({"LAUNCH_HOME": str(tmp_path / "home")}))
 

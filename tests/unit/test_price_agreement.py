@@ -73,7 +73,7 @@ def test_g11_above_the_price_cap_the_run_is_refused(
     home = str(tmp_path / "user")
     done = typed(*words, HOME=home)
     assert done.returncode == 4, done.stderr
-    assert "nothing is that cheap" in done.stderr and "$27.52/h or more" in done.stderr
+    assert "no offer is that cheap" in done.stderr and "$27.52/h or more" in done.stderr
     assert not (tmp_path / "home" / "runs").exists()
     # With prices that are low enough, an account is what is missing next.
     shutil.rmtree(tmp_path / "user" / ".aws")

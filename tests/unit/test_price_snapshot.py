@@ -16,7 +16,7 @@ import pytest
 
 from launcher.backends.skypilot import price_snapshot, prices
 from launcher.base.errors import PreflightError
-from launcher.types.clouds import KNOWN, SELF_HOSTED
+from launcher.types.clouds import KNOWN_CLOUDS, SELF_HOSTED
 from runtime.shared import gpu_memory
 from tests.support.environment import PROGRAMS
 from tests.support.typed import Typed
@@ -50,7 +50,7 @@ def typed(tmp_path: Path, user_home: Path, monkeypatch: pytest.MonkeyPatch) -> T
 
 def test_each_price_has_its_day_and_its_source() -> None:
     known = price_snapshot.prices()
-    assert {price.cloud for price in known} <= KNOWN - SELF_HOSTED
+    assert {price.cloud for price in known} <= KNOWN_CLOUDS - SELF_HOSTED
     for price in known:
         assert price.price_per_hour > 0 and price.count > 0 and price.instance_type
         assert _PINNED.fullmatch(price.source), "one version of SkyPilot's catalog, for anybody to look up"

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.base import processes, running
+from launcher.base import process_inspection, processes
 from launcher.base.processes import ProcessId
 from tests.support.environment import PROGRAMS
 from tests.support.waiting import wait_until
@@ -77,9 +77,9 @@ def test_what_carries_the_variable_is_found_wherever_it_went(started: list[subpr
     left = ["sh", "-c", "setsid sleep 60 > /dev/null 2>&1 & echo $!"]
     said = subprocess.run(left, env=environ, capture_output=True, text=True, check=True)
 
-    found = running.with_variable("SLIPWAY_TEST_MARK", mark)
+    found = process_inspection.with_variable("SLIPWAY_TEST_MARK", mark)
     assert [process.pid for process in found] == [int(said.stdout)]
-    assert processes.end(lambda: running.with_variable("SLIPWAY_TEST_MARK", mark), 1) == set()
+    assert processes.end(lambda: process_inspection.with_variable("SLIPWAY_TEST_MARK", mark), 1) == set()
 
 
 def test_who_asks_is_not_what_is_left(started: list[subprocess.Popen[bytes]]) -> None:

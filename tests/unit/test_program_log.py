@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.base import log, processes, running
+from launcher.base import log, process_inspection, processes
 from launcher.base.log import REDACTOR, rotated
 from launcher.teardown import minder, program_log
 from launcher.teardown.program_log import LineSplitter, ProgramLog
@@ -106,7 +106,7 @@ def test_a_disk_that_refuses_costs_the_copy_and_not_the_program(tmp_path: Path) 
 def run_id() -> Iterator[str]:
     name = uuid.uuid4().hex
     yield name
-    processes.end(lambda: running.with_variable(minder.COMMAND_VARIABLE, name), 0)
+    processes.end(lambda: process_inspection.with_variable(minder.COMMAND_VARIABLE, name), 0)
 
 
 def _start(code: str, kept: Path, run_id: str, **environ: str) -> minder.Command:
@@ -255,7 +255,9 @@ def test_when_the_launcher_is_killed_a_kept_command_ends_as_well(tmp_path: Path,
     process.send_signal(signal.SIGKILL)
     process.wait()
     begun = time.monotonic()
-    wait_until(lambda: not running.with_variable(minder.COMMAND_VARIABLE, run_id), what="nothing is left")
+    wait_until(
+        lambda: not process_inspection.with_variable(minder.COMMAND_VARIABLE, run_id), what="nothing is left"
+    )
     assert time.monotonic() - begun < 120
 
 

@@ -76,7 +76,7 @@ def hub(place: Place) -> Iterator[Hub]:
             b'{"architectures": ["BertModel"]}',
             None,
             "cannot be used",
-            "BertModel is no causal language model",
+            "BertModel is not a causal language model",
         ),
     ],
 )

@@ -276,7 +276,7 @@ def test_the_relay_and_the_gateway_mean_the_same() -> None:
     assert relay_forward.REQUEST_HEADER == schema.REQUEST_HEADER
     assert relay_forward._VERSION_HEADER == schema.VERSION_HEADER
     assert (RECEIPT_HEADER, FOLLOWS) == (schema.RECEIPT_HEADER, schema.RECEIPT_FOLLOWS)
-    assert relay_receipts._MOST_AT_ONCE <= schema.MOST_RECEIPTS
+    assert relay_receipts._MAX_BATCH <= schema.MOST_RECEIPTS
 
 
 def test_what_the_relay_uses_of_aiohttp_that_is_not_public_is_there_still() -> None:

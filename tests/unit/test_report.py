@@ -183,7 +183,7 @@ def test_b18_several_runs_are_compared_with_their_errors(
     to = tmp_path / "both.svg"
     done = launch("report", "small", "large", "empty", "small", "--to", str(to))
     assert done.returncode == 0
-    assert done.stderr == "empty is left out: it has neither a step nor a validation yet\n"
+    assert done.stderr == "empty is left out: it has no step and no validation yet\n"
     bars, *_ = ElementTree.fromstring(to.read_text()).iter(f"{SVG}g")
     titles = ["".join(it.itertext()) for it in bars.iter(f"{SVG}rect") if len(it)]
     # Nobody said which was best, so it is the one with the best mean.
@@ -257,8 +257,8 @@ def test_b18_a_run_without_validations_one_without_steps_and_one_without_anythin
     done = launch("report", "nothing")
     assert (done.returncode, done.stdout) == (3, "")
     assert done.stderr.splitlines() == [
-        "Error: there is nothing to draw of nothing yet",
-        "  no step and no validation of it is at home",
+        "Error: there is nothing to draw yet for nothing yet",
+        "  none of its steps and validations is on this computer",
         "Hint: launch logs nothing",
     ]
     done = launch("report", "unknown")

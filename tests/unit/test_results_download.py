@@ -271,7 +271,7 @@ def test_g22_a_copy_broken_off_behind_the_weights_costs_the_optimizer_and_not_th
     commit(there, 1)
     assert machine.make_durable(results).durable == 1
     commit(there, 2)
-    monkeypatch.setattr("launcher.backends.ssh.remote_results._LOOK_EVERY_SECONDS", 0.0)
+    monkeypatch.setattr("launcher.backends.ssh.remote_results._POLL_SECONDS", 0.0)
     with pytest.raises(NotPulled, match="are still on the machine"):
         machine.make_durable(results, lambda: _state(results / "adapter") == 2)
     assert (_state(results / "adapter"), durable.newest_step(results)) == (2, 1)
@@ -331,7 +331,7 @@ def test_g29_of_a_machine_that_is_gone_what_is_here_comes_and_what_is_lost_is_sa
     results = RemoteResults("slip-0123abcd", here, unreachable, lambda: True, door, lambda: True, None)
     report = results.pull(tmp_path / "results", no_progress, never_stopped)
     assert (report.step, _state(tmp_path / "results" / "adapter")) == (2, 2)
-    assert report.lost == "the machine is gone, with what it had after step 2"
+    assert report.lost == "the machine is gone, with everything after step 2"
     assert report.missing == [report.lost]
 
 
@@ -348,6 +348,6 @@ def test_g29_a_machine_that_goes_over_its_first_step_is_waited_for_no_more(tmp_p
     (here / "logs" / "gateway.log").write_text("asked\n")
     results = RemoteResults("slip-0123abcd", here, unreachable, lambda: True, door, lambda: True, None)
     report = results.pull(tmp_path / "results", no_progress, never_stopped)
-    assert report.step is None and report.lost == "the machine is gone, with all that it had"
+    assert report.step is None and report.lost == "the machine is gone, with all its results"
     assert report.missing == ["step-000001: adapter/adapter_config.json is missing", report.lost]
     assert (tmp_path / "results" / "logs" / "gateway.log").read_text() == "asked\n"

@@ -89,7 +89,7 @@ def test_where_the_machine_is_gone_it_is_rewound_to_the_durable_step(store: Reco
     shutil.rmtree(folder / "machine")
     found = find(store)
     assert (found.step, found.rewinds) == (7, True)
-    assert found.describe() == "resuming after step 7, the last durable one: what the machine had is gone"
+    assert found.describe() == "resuming after step 7, the last durable one: the machine's state is lost"
 
 
 def test_g21_without_a_durable_step_a_run_goes_back_to_the_adapter_that_it_began_with(
@@ -103,7 +103,7 @@ def test_g21_without_a_durable_step_a_run_goes_back_to_the_adapter_that_it_began
     durable.save_initial_adapter(store.folder(record.id) / "results", adapter)
     found = find(store)
     assert (found.step, found.rewinds) == (0, True)
-    assert found.describe() == "resuming with the adapter it started with: what the machine had is gone"
+    assert found.describe() == "resuming with the adapter it started with: the machine's state is lost"
 
 
 @pytest.mark.process

@@ -89,7 +89,7 @@ def test_g22_a_copy_that_stands_still_is_ended_and_gone_on_from(
 def test_g22_a_copy_that_is_slower_than_is_accepted_is_ended_in_words(
     weights: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rsync, "_LEAST_SECONDS", 0.0)
+    monkeypatch.setattr(rsync, "_MIN_SECONDS", 0.0)
     with pytest.raises(RsyncError, match=r"it was slower than 1000000\.0 MB/s: "):
         _copy(weights, Transfer(SIZE, slowest=1e12))
 

@@ -14,14 +14,14 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from launcher.bench import our_side
+from launcher.bench import slipway_side
 from launcher.bench.self_bench import SelfBench
-from launcher.bench.shape import Shape
 from launcher.bench.side_run import SideRun, Step
+from launcher.bench.workload import Workload
 from launcher.client import Session
 from launcher.client.wire import Endpoint, Patience
 
-sys.path.insert(0, str(Path(our_side.__file__).parent / "programs"))
+sys.path.insert(0, str(Path(slipway_side.__file__).parent / "programs"))
 import request_cost
 
 ASKED = {"rounds": 2, "concurrent": 4, "each_round": 8, "single": 3}
@@ -79,7 +79,7 @@ def test_the_same_requests_go_each_way_and_are_told_apart(tmp_path: Path) -> Non
     (results.parent / "record.json").write_text(json.dumps({"machine": {"socket_dir": str(sockets)}}))
     with three_ways(sockets) as (door, seen):
         run = Session(Endpoint(door, "the-key"), Patience(60.0, 60.0), results)
-        found = request_cost.measured(run, {**Shape().task(0, tmp_path), "requests": ASKED})
+        found = request_cost.measure_routes(run, {**Workload().task(0, tmp_path), "requests": ASKED})
     each = ASKED["concurrent"] + ASKED["rounds"] * (ASKED["each_round"] + ASKED["single"])
     assert {name: len(asked) for name, asked in seen.items()} == dict.fromkeys(seen, each)
     evidence = {"logprobs": True, "return_token_ids": True}
@@ -103,7 +103,7 @@ def run_of(added_ms: float, rate: float, publication: float, scores: tuple[float
 
 def alone(*runs: SideRun) -> SelfBench:
     computer = {"cores": 2, "processor": "a processor", "memory_gib": 24.0}
-    return SelfBench(Shape(40, len(runs)), computer, "folder", 0.1, list(runs))
+    return SelfBench(Workload(40, len(runs)), computer, "folder", 0.1, list(runs))
 
 
 def test_what_is_hoped_for_is_judged_line_by_line() -> None:

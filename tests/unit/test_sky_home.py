@@ -16,7 +16,12 @@ from launcher.backends.cloud import CloudMachine
 from launcher.backends.machine_from_record import from_record
 from launcher.backends.skypilot import sky_process
 from launcher.backends.skypilot.sky_home import SkyHome
-from launcher.backends.skypilot.sky_process import NoAccessError, SkyCallError, SkyCallLateError, SkyProcess
+from launcher.backends.skypilot.sky_process import (
+    NoAccessError,
+    SkyCallError,
+    SkyCallTimeoutError,
+    SkyProcess,
+)
 from launcher.base.errors import CapacityError, PreflightError
 from launcher.records.records import RunRecord
 from launcher.types.clouds import clouds_of
@@ -243,7 +248,7 @@ def test_g23_a_call_that_hangs_is_left_behind_and_the_next_one_is_answered(
     home = _home(tmp_path, "aws")
     home.make(user_home)
     sky = SkyProcess(home, tmp_path / "skypilot.log")
-    with pytest.raises(SkyCallLateError):
+    with pytest.raises(SkyCallTimeoutError):
         sky.call("version", 0.01)
     assert sky.call("version", 60.0)["version"]
     assert sky.call("cluster_status", 60.0, cluster="slip-0123abcd") is None

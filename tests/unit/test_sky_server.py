@@ -18,7 +18,7 @@ import pytest
 from launcher.backends.skypilot import sky_process
 from launcher.backends.skypilot.sky_home import SkyHome
 from launcher.backends.skypilot.sky_process import SkyProcess
-from launcher.base import running
+from launcher.base import process_inspection
 from launcher.base.errors import LaunchError, PreflightError
 from launcher.base.processes import ProcessId
 from tests.support.environment import PROGRAMS
@@ -85,9 +85,9 @@ def test_g25_a_taken_port_a_frozen_and_a_killed_server_are_ours_to_handle(
     frozen = home.processes() - {_sky_process(sky)}
     for process in frozen:
         process.send(signal.SIGSTOP)
-    monkeypatch.setattr(sky_process, "_SILENT_SECONDS", 2.0)
-    monkeypatch.setattr(sky_process, "_TELL_SECONDS", 0.0)
-    monkeypatch.setattr(sky_process, "_LOOK_EVERY_SECONDS", 0.5)
+    monkeypatch.setattr(sky_process, "_SERVER_STALL_SECONDS", 2.0)
+    monkeypatch.setattr(sky_process, "_PROGRESS_SECONDS", 0.0)
+    monkeypatch.setattr(sky_process, "_HEALTH_POLL_SECONDS", 0.5)
     said: list[str] = []
     with pytest.raises(PreflightError, match="API server is in trouble") as trouble:
         sky.call("down", 300.0, said.append, cluster="slip-0123abcd")
@@ -150,5 +150,5 @@ def _sky_process(sky: SkyProcess) -> ProcessId:
 
 def _listens(home: SkyHome) -> int:
     """The pid of the server's own process."""
-    (found,) = (one.pid for one in home.processes() if running.listens(one.pid, home.port()))
+    (found,) = (one.pid for one in home.processes() if process_inspection.listens(one.pid, home.port()))
     return found

@@ -18,7 +18,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from launcher.base import processes, running
+from launcher.base import process_inspection, processes
 from launcher.base.home import Home
 from launcher.base.processes import ProcessId
 from launcher.records import heartbeat, teardown_lock
@@ -60,7 +60,7 @@ def test_g29_what_was_given_up_is_not_said_to_be_at_home(store: RecordStore, the
     store.update(record.id, given_up=True)
     done = _guarded(store, record)
     assert done.returncode == 0, done.stderr
-    assert store.load(record.id).unpulled == "they were given up"
+    assert store.load(record.id).unpulled == "the user gave them up"
     assert recorded_machine.calls(there) == ["down"]
 
 
@@ -125,7 +125,7 @@ def test_g01_a_guardian_whose_package_was_replaced_in_mid_run_still_ends_everyth
         wait_until(lambda: not store.load(said["run_id"]).live, what=log.read_text)
         assert store.load(said["run_id"]).ended_by == "guardian"
     finally:
-        processes.end(lambda: running.with_variable(RUN_VARIABLE, said["run_id"]), 0)
+        processes.end(lambda: process_inspection.with_variable(RUN_VARIABLE, said["run_id"]), 0)
 
 
 def _guarded(store: RecordStore, record: RunRecord) -> subprocess.CompletedProcess[str]:

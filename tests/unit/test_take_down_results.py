@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from launcher.base.errors import NotPulled
-from launcher.cli import ending_verbs
+from launcher.cli import teardown_verbs
 from launcher.records.records import RecordStore
 from launcher.results import background_copy
 from launcher.run import resume
@@ -55,7 +55,7 @@ def test_g29_results_given_up_by_name_go_with_their_machine_and_that_is_said(
     (there / "pull-fails").touch()
     done = typed(*words)
     assert done.returncode == 0, done.stderr
-    assert "its newest results are lost with it: they were given up" in done.stderr
+    assert "its newest results are lost with it: the user gave them up" in done.stderr
     ended = store.load(record.id)
     assert ended.state == "verified" and "rsync ended with code 13" in str(ended.unpulled)
     assert recorded_machine.calls(there)[-1] == "down"
@@ -95,7 +95,7 @@ def test_g29_results_that_do_not_come_are_tried_for_a_minute_and_a_copy_has_one(
     with pytest.raises(NotPulled):
         take_down.take_down(store, record, "down")
     assert tried == [60.0, 60.0]
-    assert ending_verbs._KEEPING_SECONDS == 60.0, "and whoever typed it waits with a launch for as long"
+    assert teardown_verbs._KEEPING_SECONDS == 60.0, "and whoever typed it waits with a launch for as long"
 
 
 def test_g29_results_that_are_given_up_while_they_are_tried_for_go_with_their_machine(
@@ -113,7 +113,7 @@ def test_g29_results_that_are_given_up_while_they_are_tried_for_go_with_their_ma
     monkeypatch.setattr(take_down, "pull_with_retries", given_up_meanwhile)
     done = typed("gc", "--yes")
     assert done.returncode == 0, done.stderr
-    assert "its newest results are lost with it: they were given up" in done.stderr
+    assert "its newest results are lost with it: the user gave them up" in done.stderr
     assert store.load(record.id).state == "verified"
 
 
@@ -126,7 +126,7 @@ def test_g29_results_that_went_with_a_machine_that_is_gone_are_said_to_be_lost(
     (there / "gone").touch()
     done = typed("down", "dev") if verb == "down" else typed("gc", "--yes")
     assert done.returncode == code, done.stderr
-    lost = "the machine is gone, with what it had after step 3"
+    lost = "the machine is gone, with everything after step 3"
     assert lost in done.stdout + done.stderr
     ended = store.load(record.id)
     assert (ended.state, ended.unpulled) == ("verified", lost)

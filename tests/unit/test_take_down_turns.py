@@ -16,7 +16,7 @@ import pytest
 from launcher.backends.local import LocalMachine
 from launcher.base.errors import TeardownUnverified
 from launcher.base.processes import ProcessId
-from launcher.cli import ending_verbs
+from launcher.cli import teardown_verbs
 from launcher.records import teardown_lock
 from launcher.records.records import RecordStore, RunRecord
 from launcher.teardown import take_down
@@ -78,7 +78,7 @@ def test_g28_whoever_comes_second_waits_and_says_for_whom(
 def test_g28_a_holder_that_is_stopped_is_not_waited_for_for_ever(
     store: RecordStore, holding: list[subprocess.Popen[str]], monkeypatch: pytest.MonkeyPatch, insist: bool
 ) -> None:
-    assert teardown_lock._SAY_EVERY_SECONDS < 30 >= teardown_lock.STUCK_SECONDS
+    assert teardown_lock._PROGRESS_SECONDS < 30 >= teardown_lock.STUCK_SECONDS
     monkeypatch.setattr(teardown_lock, "STUCK_SECONDS", 0.5)
     folder = store.folder(store.create().id)
     first = hold(folder, "gc", holding)
@@ -124,7 +124,7 @@ def test_g29_down_says_8_also_to_a_launch_that_began_its_end_late_and_keeps_the_
     holding.append(deaf)
     assert deaf.stdout is not None and deaf.stdout.readline() == "deaf\n"
     store.update(record.id, launch=ProcessId.of(deaf.pid))
-    monkeypatch.setattr(ending_verbs, "_ORDERLY_SECONDS", 0.0)
+    monkeypatch.setattr(teardown_verbs, "_ORDERLY_SECONDS", 0.0)
     asked = take_down.after_guardian
 
     def begin_late(*words: Any) -> RunRecord:

@@ -212,7 +212,7 @@ def test_a05_what_a_keyword_means_is_in_the_settings_of_each_step(
         ({"top_p": 0.9}, "top_p", "a different distribution"),
         ({"lerning_rate": 1e-5}, "lerning_rate", "did you mean learning_rate?"),
         ({"lora_config": 8}, "lora_config", "expected a dict or a peft.LoraConfig"),
-        ({"lora_config": {"rank": 8}}, "lora_config.rank", "not known here"),
+        ({"lora_config": {"rank": 8}}, "lora_config.rank", "it is unknown"),
         ({"lora_config": {"bias": "all"}}, "lora_config.bias", "there is none"),
         (
             {"lora_config": {"use_dora": True}},

@@ -27,7 +27,7 @@ TOP_LEVEL = {
 IMPORTERS = {
     "sky": {
         f"launcher/backends/skypilot/sky_{part}.py"
-        for part in ("account", "calls", "identity", "named", "prices", "providers", "server")
+        for part in ("account", "calls", "identity", "machines_by_name", "prices", "providers", "server")
     },
     "vllm": {
         f"runtime/engine/{part}.py"
@@ -37,7 +37,7 @@ IMPORTERS = {
     "transformers": {"runtime/trainer/network.py", "examples/tiny_model/"},
     "dspy": {
         "launcher/client/dspy/", "launcher/client/arbor/", "examples/",
-        "launcher/bench/programs/ours_program.py",
+        "launcher/bench/programs/slipway_program.py",
     },
 }  # fmt: skip
 
@@ -234,10 +234,10 @@ def test_the_two_halves_share_only_the_light_modules() -> None:
         "runtime.fitness",
         "runtime.shared.redaction",
     }
-    shared |= {"runtime.shared.peft_form", "runtime.shared.start_adapter", "runtime.shared.architectures"}
+    shared |= {"runtime.shared.peft_format", "runtime.shared.start_adapter", "runtime.shared.architectures"}
     shared |= {"runtime.shared.runtime_config", "runtime.shared.statuses"}
     shared |= {"runtime.shared.model_shape", "runtime.shared.gpu_memory", "runtime.shared.open_files"}
-    shared |= {"runtime.shared.log_errors", "runtime.shared.wandb_end", "runtime.nvidia_smi"}
+    shared |= {"runtime.shared.log_errors", "runtime.shared.wandb_signals", "runtime.nvidia_smi"}
     shared |= {f"runtime.shared.memory.{part}" for part in ("planning", "suggestions", "memory_item")}
     for path in _sources():
         half = path.relative_to(ROOT).parts[0]

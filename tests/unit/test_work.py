@@ -43,7 +43,7 @@ def test_a_publication_that_failed_is_said_once_in_the_terminal_and_so_is_its_en
     lines: list[Any] = []
     for one in beats:
         snapshot = RuntimeSnapshot(Lease(60, 0), status=one)
-        work._say_detail(snapshot)
+        work._report_detail(snapshot)
         lines.append(work._live(snapshot, 1.0).trouble)
     assert said.getvalue().splitlines() == [TROUBLE, "the newest step is being served again"]
     assert lines == [None, "the newest step is not being served", "the newest step is not being served", None]

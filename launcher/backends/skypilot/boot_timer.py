@@ -31,9 +31,9 @@ _CANCEL = (
 
 
 def boot_commands(cloud: str, idle_minutes: int) -> list[str]:
-    """What a machine does at its first boot, as root: a line each, plain text in YAML.
+    """The machine's commands at its first boot, as root: a line each, plain text in YAML.
 
-    The timer looks once more when it has run out: it may be set after the machine was armed.
+    The timer checks once more when it has run out, because it may be set after the machine was armed.
     """
     if cloud not in _CLOUDS:
         return []

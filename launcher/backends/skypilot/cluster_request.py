@@ -28,6 +28,6 @@ class ClusterRequest:
     accounts: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def description(self) -> dict[str, Any]:
-        """What of it a machine's description keeps, by the fields' names."""
+        """The fields that a machine's description keeps."""
         kept = ("infra", "gpus", "idle_minutes", "disk_gb", "labels", "unsure", "accounts")
         return {name: getattr(self, name) for name in kept}

@@ -15,7 +15,7 @@ from typing import Any
 
 from launcher.backends.skypilot.cluster_request import ClusterRequest
 from launcher.backends.skypilot.provider_listings import (
-    ASK_SECONDS,
+    LIST_SECONDS,
     ListingResult,
     OtherAccountError,
     Provider,
@@ -48,10 +48,10 @@ ClusterStatus = dict[str, Any]
 
 
 class ClusterTeardown:
-    """The end of the cluster of this order, which may be anywhere in its `infra`.
+    """The end of the cluster of this request, which may be anywhere in its `infra`.
 
-    `tried()` are the places of which it was asked for. `on_status(standing)` keeps what the books say of it.
-    `stand_in` is asked where nothing else here can be.
+    `tried()` are the places where it was requested. `on_status(status)` saves SkyPilot's entry for it.
+    `standby` is asked when nothing else here can be.
     """
 
     def __init__(
@@ -82,10 +82,11 @@ class ClusterTeardown:
         self._known: ClusterStatus | None = None
 
     def down(self, cluster_status: ClusterStatus | None) -> None:
-        """By name, so it also ends a launch that is under way, whoever began it; where SkyPilot cannot, at
-        the provider itself; where nothing can be written here, from a home in memory.
+        """End it by name, so a launch under way ends too, whoever began it. If SkyPilot cannot, the provider
+        is asked directly; if nothing can be written here, from a home in memory.
 
-        Raises nothing: the proof says what is left, and why."""
+        Raises nothing: the proof says what is left, and why.
+        """
         self._known = cluster_status or self._known
         for attempt in range(_DOWN_ATTEMPTS):
             time.sleep(_POLL_SECONDS if attempt else 0)
@@ -107,23 +108,23 @@ class ClusterTeardown:
                 return
 
     def proof(self, cluster_status: ClusterStatus | None) -> Proof:
-        """No provider's list has a machine of the cluster: SkyPilot's books alone prove nothing.
+        """Prove that no provider's list has a machine of the cluster. SkyPilot's own state proves nothing.
 
-        With the proof SkyPilot's home goes. Raises nothing: what fails is no proof.
+        After the proof SkyPilot's home is removed. Raises nothing: a failure is no proof.
         """
         self._known = cluster_status or self._known
         try:
-            proof = self._proven()
+            proof = self._prove()
         except OtherAccountError as error:
             proof = _from_other_account(error)
         except Exception as error:  # noqa: BLE001 - a full disk here, or any trouble with SkyPilot
             LOGGER.warning("asking for %s failed: %s", self._run_id, _described(error))
-            proof = self._proven_from_spare_home(error)
+            proof = self._prove_from_standby_home(error)
         self._clean_up(proof)
         return proof
 
     def _tried(self, what: str, act: Callable[[], object]) -> bool:
-        """Whether it went well; else it is the trouble of this teardown."""
+        """Run `act`; whether it succeeded. A failure is noted as a trouble of this teardown."""
         try:
             act()
         except Exception as error:  # noqa: BLE001 - a full disk here, or any trouble with SkyPilot
@@ -134,7 +135,7 @@ class ClusterTeardown:
         return True
 
     def _by_name(self) -> None:
-        self._learn()
+        self._refresh_status()
         self._sky.serve(SERVER_BACK_SECONDS)
         failpoint("cloud.downing")
         if not self._sky.call("down", DOWN_SECONDS, cluster=self._run_id)["known"]:
@@ -147,39 +148,40 @@ class ClusterTeardown:
         self._end_listed()
 
     def _standby_homes(self) -> list[Callable[[], StandbyHome]]:
-        """Where providers may be asked from besides, one after the other; nowhere once all were."""
+        """Standby homes from which providers can be asked, one after the other; none once all were used."""
         standby, in_memory = self.standby, partial(StandbyHome.of, self._home)
         if self._standby_home is None and standby is not None:
             return [lambda: standby, in_memory]
         return [in_memory] if self._standby_home is None or self._standby_home is standby else []
 
     def _use_standby(self, standby_home: Callable[[], StandbyHome]) -> None:
-        """From now on providers are asked from a home elsewhere. Raises OSError where there is no room."""
+        """From now on ask providers from a standby home. Raises OSError if there is no room."""
         self._sky.end()
         self._standby_home = standby_home()
 
-    def _proven(self) -> Proof:
+    def _prove(self) -> Proof:
         if self._standby_home is None:
-            self._learn()
+            self._refresh_status()
             if self._known is None:
-                self._last_standing()
+                self._final_status()
         return self._ask_providers()
 
-    def _proven_from_spare_home(self, before: Exception) -> Proof:
-        """The same asked from elsewhere; what went wrong `before` is said where that fails as well."""
+    def _prove_from_standby_home(self, before: Exception) -> Proof:
+        """The same proof from a standby home; if that fails too, the error names the failure `before` as
+        well."""
         for standby_home in self._standby_homes():
             try:
                 self._use_standby(standby_home)
-                return self._proven()
+                return self._prove()
             except OtherAccountError as error:
                 return _from_other_account(error)
             except Exception as error:  # noqa: BLE001 - then nobody says anything
                 LOGGER.warning("asking for %s from a spare home: %s", self._run_id, _described(error))
-        detail = f"nothing confirms that it is gone: {_described(before)}"
-        return Proof(False, f"{detail}; {self._look_yourself()}")
+        detail = f"it is not proven that it is gone: {_described(before)}"
+        return Proof(False, f"{detail}; {self._manual_check_hint()}")
 
     def _clean_up(self, proof: Proof) -> None:
-        """What was started here goes, after a proof the home as well; whatever fails now, a proof is one."""
+        """End our processes, and after a proof remove the home. A failure here does not undo the proof."""
         standby_home = self._standby_home if self._standby_home is not self.standby else None
         for what, act in (
             ("ending the calls", self._sky.end),
@@ -202,16 +204,15 @@ class ClusterTeardown:
 
     def _end_unlisted(self) -> None:
         """A launch on its way into the books, or between two zones, is not in them, and `down` leaves it."""
-        if self._last_standing():
+        if self._final_status():
             self._sky.serve(SERVER_BACK_SECONDS)
             self._sky.call("down", DOWN_SECONDS, cluster=self._run_id)
 
-    def _last_standing(self) -> bool:
-        """Whether the books have it when nobody is left who could write into them: whatever works in
-        SkyPilot's home ends first."""
+    def _final_status(self) -> bool:
+        """SkyPilot's entry once nobody can change it: everything that works in SkyPilot's home ends first."""
         self._sky.end()
         self._home.end_server()
-        return self._learn()
+        return self._refresh_status()
 
     def _end_listed(self) -> None:
         """Machines a provider still lists although SkyPilot is done with the cluster, or never knew."""
@@ -240,11 +241,11 @@ class ClusterTeardown:
             if self._failed is not None or time.monotonic() > bound:
                 left = [f"{machine} ({place(provider)})" for provider, found in listed for machine in found]
                 why = "" if self._failed is None else f" ({_described(self._failed)})"
-                return Proof(False, f"still there: {', '.join(left)}{why}; {self._look_yourself()}")
+                return Proof(False, f"still there: {', '.join(left)}{why}; {self._manual_check_hint()}")
             time.sleep(_POLL_SECONDS)
 
     def _nothing_listed(self, asked: list[Provider]) -> Proof:
-        """What exactly is proven."""
+        """The exact statement that is proven."""
         unasked = self._candidates()["unasked"]
         books = f"SkyPilot's records, written before it asks a provider, have no cluster {self._run_id}"
         names = sorted({provider["cluster_on_cloud"] for provider in asked})
@@ -256,12 +257,12 @@ class ClusterTeardown:
             return Proof(True, proven)
         if self._standby_home is not None and self._known is None:  # it has no books
             detail = "SkyPilot's records cannot be read here, and only they say which providers to ask"
-            return Proof(False, f"{detail}; {self._look_yourself()}")
+            return Proof(False, f"{detail}; {self._manual_check_hint()}")
         by_books = f"; {', '.join(unasked)} could not be asked, but {books}"
         return Proof(True, proven + by_books if asked else books)
 
-    def _look_yourself(self) -> str:
-        """The provider's own command, or what to look for in its console."""
+    def _manual_check_hint(self) -> str:
+        """The provider's own command, or the thing to look for in its console."""
         cluster_status = self._known
         name = f"{self._run_id}-{self._run_id.removeprefix('slip-')}"
         clouds = {place.partition("/")[0] for place in self._infra}
@@ -277,17 +278,17 @@ class ClusterTeardown:
 
     @property
     def _asker(self) -> SkyProcess:
-        """Who asks the providers: they want credentials, and no books."""
+        """The process that asks the providers: it needs credentials, and no state of SkyPilot's."""
         return self._sky if self._standby_home is None else self._standby_home.sky
 
     def _providers(self) -> list[Provider]:
-        """Where the books say the cluster is, and wherever else it may have been tried."""
+        """The place in SkyPilot's entry, and every other place where the cluster may have been tried."""
         asked: list[Provider] = [self._known["provider"]] if self._known is not None else []
         known = {place(provider) for provider in asked}
         return asked + [one for one in self._candidates()["providers"] if place(one) not in known]
 
     def _ask(self, providers: list[Provider]) -> ListingResult:
-        """What each of them lists of the cluster. Where it was up once, its provider has to answer."""
+        """Each provider's list of the cluster's machines. A place where it was once up has to answer."""
         up = self._known is not None and self._known["address"] is not None
         certain = self._known["provider"] if self._known is not None and up else None
         return self._verdicts.ask(self._asker, providers, certain)
@@ -295,26 +296,26 @@ class ClusterTeardown:
     def _candidates(self) -> dict[str, Any]:
         if self._elsewhere is None:
             self._elsewhere = self._asker.call(
-                "candidates", ASK_SECONDS, cluster=self._run_id, gpus=self._gpus, infra=self._infra,
+                "candidates", LIST_SECONDS, cluster=self._run_id, gpus=self._gpus, infra=self._infra,
                 accounts=self._accounts,
             )  # fmt: skip
         assert self._elsewhere is not None  # a call answers or raises
         return self._elsewhere
 
-    def _learn(self) -> bool:
-        """Whether the books have it now, and what they say then; else what they said before stays known."""
+    def _refresh_status(self) -> bool:
+        """Whether SkyPilot has an entry for it now. The entry is noted; an older one stays known."""
         # Removed, by hand or with a proof that the record does not have; or made for one cloud of several.
         self._home.make()
-        found = self._sky.call("cluster_status", ASK_SECONDS, cluster=self._run_id)
+        found = self._sky.call("cluster_status", LIST_SECONDS, cluster=self._run_id)
         if found is None:
             return False
         if found != self._known:
             self._known = found
-            self._keep(found)
+            self._save_status(found)
         return True
 
-    def _keep(self, found: ClusterStatus) -> None:
-        """Who is asked in this process knows it now; another one knows it when it can be written."""
+    def _save_status(self, found: ClusterStatus) -> None:
+        """Remember the entry in this process, and in the record if it can be written."""
         try:
             self._learned(found)
         except Exception as error:  # noqa: BLE001 - a full disk, or a record that is broken
@@ -322,7 +323,7 @@ class ClusterTeardown:
 
 
 def _from_other_account(error: OtherAccountError) -> Proof:
-    return Proof(False, f"nothing confirms that it is gone: {_described(error)}", error.hint)
+    return Proof(False, f"it is not proven that it is gone: {_described(error)}", error.hint)
 
 
 def _described(error: Exception) -> str:

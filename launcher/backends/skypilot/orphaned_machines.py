@@ -30,14 +30,14 @@ LABEL = "slipway-home"
 _PATTERN = "slip-????????-????????"
 _OURS = re.compile(r"(slip-([0-9a-f]{8}))-\2")
 # Nobody waits long for a cloud that cannot be reached: importing SkyPilot takes 2 to 4 s, a list some more.
-ASK_SECONDS = 60.0
+LIST_SECONDS = 60.0
 _END_SECONDS = 120.0
 _USER_ID = "00000000"
 
 
 def home_label(runs: Path) -> str:
-    """Whose run it is: this user's, on this computer, with its folder there. No secret, and it says nothing
-    to others; the same again where the ledger was deleted, and after the computer was given another name."""
+    """The label that says whose run it is: this user's, on this computer, with this home. It tells others
+    nothing, and stays the same after the records were deleted or the computer was renamed."""
     runs = runs.resolve()
     text = f"{os.getuid()}@{computer_identity.of_this_computer(runs.parent)}:{runs}"
     return hashlib.sha256(text.encode()).hexdigest()[:16]
@@ -59,8 +59,9 @@ class OrphanedMachine:
 
 @dataclass(frozen=True)
 class OrphanReport:
-    """What was found. `unasked`: the clouds of which not all is known, each with why. `answered`: the places
-    that gave their lists; `denied`: those where the account may not list machines, each with why."""
+    """The search's result. `unasked`: clouds whose machines are not all known, with reasons. `answered`:
+    the places that gave their lists; `denied`: places where the account may not list machines, with
+    reasons."""
 
     found: tuple[OrphanedMachine, ...]
     unasked: dict[str, str]
@@ -115,7 +116,7 @@ def _listed(cloud: str, runs: Path) -> OrphanReport:
     with tempfile.TemporaryDirectory(prefix="slipway-forgotten-") as folder:
         sky = _sky(cloud, Path(folder))
         try:
-            found = sky.call("machines_named", ASK_SECONDS, cloud=cloud, name=_PATTERN, label=LABEL)
+            found = sky.call("machines_named", LIST_SECONDS, cloud=cloud, name=_PATTERN, label=LABEL)
         finally:
             sky.end()
     if found is None:

@@ -34,7 +34,7 @@ class Price:
 
 
 def prices() -> list[Price]:
-    """All there are."""
+    """All rows of the snapshot."""
     with _FILE.open(encoding="utf-8", newline="") as file:
         return [_price(row) for row in csv.DictReader(file)]
 
@@ -45,8 +45,8 @@ def clouds() -> tuple[str, ...]:
 
 
 def market(gpu: str, count: int, infra: tuple[str, ...]) -> Market:
-    """What is known of these GPUs at these places. Where that is nothing, their prices are not known: a few
-    rows do not say what a cloud has not."""
+    """The snapshot's offers for these GPUs at these places. Without any, the price is unknown: a few rows
+    do not prove that a cloud has no such machine."""
     wanted = [price for price in prices() if price.gpu.lower() == gpu.lower() and price.count == count]
     found = [(place, price) for place in infra for price in wanted if _is_at(place, price)]
     if not found:

@@ -16,9 +16,9 @@ from pathlib import Path
 from launcher.backends.skypilot import sky_cache
 from launcher.backends.skypilot.sky_cache import CATALOGS
 from launcher.backends.skypilot.sky_home import SkyHome
-from launcher.backends.skypilot.sky_process import SkyCallError, SkyCallLateError, SkyProcess
+from launcher.backends.skypilot.sky_process import SkyCallError, SkyCallTimeoutError, SkyProcess
 from launcher.base.errors import LaunchError, PreflightError
-from launcher.types.clouds import KNOWN, SELF_HOSTED, has_account
+from launcher.types.clouds import KNOWN_CLOUDS, SELF_HOSTED, has_account
 from launcher.types.offers import Market, Offer
 
 # Importing SkyPilot takes 2 to 4 s, reading a large catalog less than one.
@@ -39,7 +39,7 @@ def places(
     if not found:
         raise PreflightError(
             "no cloud account is set up on this computer",
-            f"there are no credentials for any of {', '.join(sorted(KNOWN - SELF_HOSTED))}",
+            f"there are no credentials for any of {', '.join(sorted(KNOWN_CLOUDS - SELF_HOSTED))}",
             "sky check  # says how to log in; prices need no account: launch plan --gpus H100:4 --infra aws",
         )
     return found
@@ -48,11 +48,11 @@ def places(
 def places_to_show(
     infra: tuple[str, ...], user_home: Path | None = None, environ: Mapping[str, str] | None = None
 ) -> tuple[str, ...]:
-    """Where a plan looks, which needs no account: `infra`; the clouds with an account, or with a catalog on
-    this computer. Nowhere, where none of those has its prices here."""
+    """The places that a plan looks at, which needs no account: `infra`; the clouds with an account, or
+    with a catalog on this computer. None if none of those has its prices here."""
     home, variables = user_home or Path.home(), os.environ if environ is None else environ
     known = with_catalog(home)
-    asked = infra or _with_account(home, variables) or tuple(sorted(known & (KNOWN - SELF_HOSTED)))
+    asked = infra or _with_account(home, variables) or tuple(sorted(known & (KNOWN_CLOUDS - SELF_HOSTED)))
     priced = any(place.partition("/")[0] in known | SELF_HOSTED for place in asked)
     return asked if priced else ()
 
@@ -63,12 +63,12 @@ def with_catalog(user_home: Path) -> set[str]:
 
 
 def _with_account(home: Path, variables: Mapping[str, str]) -> tuple[str, ...]:
-    return tuple(cloud for cloud in sorted(KNOWN - SELF_HOSTED) if has_account(cloud, home, variables))
+    return tuple(cloud for cloud in sorted(KNOWN_CLOUDS - SELF_HOSTED) if has_account(cloud, home, variables))
 
 
 def refresh(infra: tuple[str, ...], user_home: Path | None = None) -> tuple[str, ...]:
-    """Fetch these clouds' catalogs anew, to where SkyPilot itself keeps them. The files that were left alone,
-    because the user has changed them. Raises PreflightError when they cannot be had."""
+    """Fetch these clouds' catalogs to SkyPilot's own folder. Returns the files that were not replaced
+    because the user has changed them. Raises PreflightError when they cannot be fetched."""
     asked = dict.fromkeys(place.partition("/")[0] for place in infra)
     clouds = [cloud for cloud in asked if cloud not in SELF_HOSTED]
     if not clouds:
@@ -90,7 +90,8 @@ def refresh(infra: tuple[str, ...], user_home: Path | None = None) -> tuple[str,
 
 
 def market(gpu: str, count: int, infra: tuple[str, ...], user_home: Path | None = None) -> Market:
-    """What the catalogs at hand have of these GPUs. Raises PreflightError, also where SkyPilot is missing."""
+    """The offers for these GPUs in the catalogs at hand. Raises PreflightError, also if SkyPilot is
+    missing."""
     with tempfile.TemporaryDirectory(prefix="slipway-prices-") as folder:
         home = SkyHome(Path(folder), [], _USER_ID)
         catalogs = (user_home or Path.home()) / CATALOGS
@@ -100,7 +101,7 @@ def market(gpu: str, count: int, infra: tuple[str, ...], user_home: Path | None 
         sky = SkyProcess(home, home.folder / "skypilot.log")
         try:
             found = sky.call("offers", _PRICES_SECONDS, gpu=gpu, count=count, infra=list(infra))
-        except (SkyCallError, SkyCallLateError) as error:
+        except (SkyCallError, SkyCallTimeoutError) as error:
             # Its log goes with the folder.
             hint = f"launch plan --gpus {gpu}:{count} --refresh"
             raise PreflightError(error.message, error.why, hint) from error

@@ -1,10 +1,9 @@
 """Asks each provider which machines of a cluster it lists, and decides what a missing answer means.
 
-What another account says than the one the cluster was ordered in counts as not said; what nobody knows whose
-it is, too.
-A place that cannot be asked counts as empty where the cluster was never tried there, or where a policy denies
-the account the list and this very cluster's request, both now and when it was tried. Any other one has to
-answer: its silence proves nothing.
+Only the account in which the cluster was requested counts. An answer from another or an unknown account
+counts as no answer. A place that cannot be asked counts as empty where the cluster was never tried there, or
+where a policy denies the account the list and this very cluster's request, both now and when it was tried.
+Any other one has to answer: its silence proves nothing.
 Neighbours: `cluster_teardown.py` ends and proves by these, `sky_providers.py` asks for the lists,
 `sky_account.py` makes the request; `cluster_request.py` has what was ordered. Knows nothing of SkyPilot's
 books.
@@ -23,7 +22,7 @@ from launcher.backends.skypilot.cluster_request import ClusterRequest
 from launcher.backends.skypilot.sky_process import SkyProcess
 from launcher.base.errors import LaunchError
 
-ASK_SECONDS = 60.0
+LIST_SECONDS = 60.0
 _POLL_SECONDS = 1.0
 
 _KEYS = (
@@ -38,19 +37,19 @@ Tried = Callable[[], list[str]]
 
 
 class OtherAccountError(LaunchError):
-    """Who answers is another account than the one the cluster was ordered in."""
+    """The answer comes from another account than the one the cluster was requested in."""
 
     def __init__(self, cluster: str, where: str, own: dict[str, Any], now: dict[str, Any]) -> None:
         named = f" (profile {own['profile']})" if own["profile"] is not None else ""
         super().__init__(
             f"{where} was asked with the credentials of another account",
             f"{cluster} was launched in account {own['id']}{named}, and account {now['id']} answers now",
-            _with_own_account(cluster, own, now),
+            _own_account_hint(cluster, own, now),
         )
 
 
-def _with_own_account(cluster: str, own: dict[str, Any], now: dict[str, Any]) -> str:
-    """What to type: its profile, unless that leads to another account by now."""
+def _own_account_hint(cluster: str, own: dict[str, Any], now: dict[str, Any]) -> str:
+    """The command with the cluster's own profile, unless that profile leads to another account by now."""
     again, profile = f"launch down {cluster}", own["profile"]
     if profile is None or profile == now["profile"]:
         return f"{again}  # once the credentials here are those of account {own['id']}"
@@ -62,7 +61,7 @@ def _with_own_account(cluster: str, own: dict[str, Any], now: dict[str, Any]) ->
 
 @dataclass(frozen=True)
 class ListingResult:
-    """Each place with its list; `silent`: those that had to answer and did not, with why."""
+    """Each place with its list; `silent`: the places that had to answer and did not, with reasons."""
 
     lists: list[tuple[Provider, list[str]]]
     silent: dict[str, str] = field(default_factory=dict)
@@ -70,7 +69,7 @@ class ListingResult:
     other_account: OtherAccountError | None = None
 
     def complete(self) -> list[tuple[Provider, list[str]]]:
-        """The lists. Raises LaunchError where one is missing that has to be there."""
+        """The lists. Raises LaunchError if a required one is missing."""
         if self.other_account is not None:
             raise self.other_account
         if self.silent:
@@ -80,7 +79,7 @@ class ListingResult:
 
 
 class ProviderListings:
-    """Of the cluster of this order."""
+    """The listings for one cluster request."""
 
     def __init__(self, order: ClusterRequest, tried: Tried) -> None:
         self._order = order
@@ -95,9 +94,9 @@ class ProviderListings:
     def ask(
         self, sky: SkyProcess, providers: list[Provider], certain: Provider | None = None
     ) -> ListingResult:
-        """What they say now. `certain`: where it is known to have been. Raises LaunchError when nobody can be
-        asked."""
-        answer = sky.call("instances", ASK_SECONDS, providers=providers, accounts=self._order.accounts)
+        """The current lists. `certain`: places where it is known to have been. Raises LaunchError when
+        nothing can be asked."""
+        answer = sky.call("instances", LIST_SECONDS, providers=providers, accounts=self._order.accounts)
         lists: list[tuple[Provider, list[str]]] = []
         silent: dict[str, str] = {}
         strangers: dict[str, OtherAccountError] = {}
@@ -110,7 +109,7 @@ class ProviderListings:
             if found is None and not self._counts_as_empty(sky, provider, certain, denied and other is None):
                 silent[where] = str(why)
                 if other is not None and other["id"] is None:
-                    silent[where] = "it is not known whose account has answered"
+                    silent[where] = "the account that answered is unknown"
                 elif other is not None:
                     own = self._order.accounts[str(provider["name"]).lower()]
                     strangers[where] = OtherAccountError(self._order.cluster, where, own, other)
@@ -151,18 +150,18 @@ class ProviderListings:
 
 
 def rent_refused(sky: SkyProcess, order: ClusterRequest, region: str) -> str | None:
-    """AWS's word where the account may not have the machine of this order in a region; None where that is not
-    certain. Raises LaunchError."""
+    """AWS's error if the account may not have this machine in a region; None if that is not certain.
+    Raises LaunchError."""
     asked = {"gpus": order.gpus, "disk_gb": order.disk_gb, "labels": order.labels}
-    return sky.call("rent_refused", ASK_SECONDS, cluster=order.cluster, region=region, **asked)["refused"]
+    return sky.call("rent_refused", LIST_SECONDS, cluster=order.cluster, region=region, **asked)["refused"]
 
 
 def wait_until_gone(sky: SkyProcess, provider: Provider, seconds: float) -> list[str]:
-    """What a provider still lists of a cluster when so long has passed; nothing as soon as that is so. Raises
-    LaunchError where it gives no list."""
+    """The machines a provider still lists after `seconds`; returns early once there are none. Raises
+    LaunchError if it gives no list."""
     bound = time.monotonic() + seconds
     while True:
-        answer = sky.call("instances", ASK_SECONDS, providers=[provider])
+        answer = sky.call("instances", LIST_SECONDS, providers=[provider])
         (left,) = answer["instances"]
         if left is None:
             raise LaunchError(f"{place(provider)} did not list its machines", answer["refused"][0], None)
@@ -183,7 +182,7 @@ def _where(provider: Provider) -> str | None:
 
 
 def _is_at(provider: Provider, tried: str) -> bool:
-    """Whether a provider is asked for what was tried at CLOUD, CLOUD/REGION or CLOUD/REGION/ZONE."""
+    """Whether a provider's list covers a place CLOUD, CLOUD/REGION or CLOUD/REGION/ZONE."""
     cloud, _, rest = tried.partition("/")
     if cloud != str(provider["name"]).lower():
         return False

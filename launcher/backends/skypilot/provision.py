@@ -2,7 +2,7 @@
 
 One cloud after the other, the cheapest first, each in a home that shows SkyPilot no other's credentials: what
 it sees while it launches, it uploads to the machine (G16). Neighbours: `cloud.py` arms by this, `sky_home.py`
-is the home, `cluster_teardown.py` ends what it began. Knows nothing of what the machine is for.
+is the home, `cluster_teardown.py` ends what it began. Knows nothing of the machine's use.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ _ACCOUNT_SECONDS = 30.0
 
 @dataclass(frozen=True)
 class Provisioning:
-    """One order at work. `trying(places)` is told, before a provider is asked for a machine, of all that were
-    asked so far; shorter again where one let nobody in. `warn` is told of what the user should know."""
+    """One request in progress. `trying(places)` gets, before a provider is asked for a machine, all places
+    asked so far; fewer if one admitted nobody. `warn` gets messages for the user."""
 
     order: ClusterRequest
     home: SkyHome
@@ -77,7 +77,8 @@ class Provisioning:
         return self._launch(steps[-1], tried)
 
     def _begin(self, cloud: str) -> list[str]:
-        """A new home with nothing in its books; what of the user's configuration is left out, a line each."""
+        """Make a new home without any state. Returns the settings of the user's configuration that were
+        left out, one a line."""
         self.home.remove()
         at_boot = boot_timer.boot_commands(cloud, self.order.idle_minutes)
         left_out = self.home.make(only=cloud, boot_commands=at_boot)
@@ -86,8 +87,8 @@ class Provisioning:
         return left_out
 
     def _steps(self, cloud: str) -> list[_Step]:
-        """Where and what to ask for, one after the other. On AWS a region each time, so that it is written
-        down which were asked; elsewhere all of the cloud."""
+        """The requests in order. On AWS one region each, so that the record names those that were asked;
+        elsewhere all of the cloud at once."""
         places = [place for place in self.order.infra if clouds_of([place]) == [cloud]]
         whole = [_Step(places, None)]
         if cloud != "aws":

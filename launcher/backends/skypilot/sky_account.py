@@ -1,4 +1,4 @@
-"""What an AWS account may do where: which regions it has, and whether one refuses a run's own request.
+"""The permissions of an AWS account: its regions, and whether one refuses a run's own request.
 
 Neighbours: `sky_providers.py` lists machines in these regions, `sky_calls.py` answers with these in
 SkyPilot's process, `provider_listings.py` asks. Makes nothing: a request for a machine is asked with DryRun.
@@ -121,7 +121,7 @@ def _denials() -> Iterator[None]:
 
 
 def _dry_run(client: Any, request: Json) -> None:
-    """Raises what AWS says, but for its yes."""
+    """Send the request with DryRun. Raises AWS's error, unless the answer is yes."""
     from sky.adaptors import aws
 
     errors: Any = aws.botocore_exceptions()

@@ -2,8 +2,8 @@
 
 Each run has a home of its own, which goes with it (`sky_home.py`); building the wheel takes 6 to 13 s of the
 time before a machine is armed. The wheel is kept in our cache, by SkyPilot's version; catalogs stay where
-SkyPilot itself keeps them, in the user's home. Neighbours: `cloud.py` keeps what a launch made, `prices.py`
-what it was asked to fetch. Knows nothing of what the files say.
+SkyPilot itself keeps them, in the user's home. Neighbours: `cloud.py` saves the files of a launch,
+`prices.py` those it fetched. Knows nothing of their content.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _YOUNGER_SECONDS = 86400.0
 
 
 def populate(home: Path, user_home: Path, cache: Path | None = None) -> None:
-    """Copy what is kept to a new home of SkyPilot's."""
+    """Copy the cached files into a new home of SkyPilot's."""
     if (user_home / CATALOGS).is_dir() and not (home / CATALOGS).exists():
         shutil.copytree(user_home / CATALOGS, home / CATALOGS)
     if (home / _WHEELS).exists():
@@ -43,7 +43,7 @@ def populate(home: Path, user_home: Path, cache: Path | None = None) -> None:
 
 
 def save(home: Path, user_home: Path, cache: Path | None = None) -> None:
-    """Keep what a launch in this home has built and fetched. Nothing depends on it: trouble is no failure."""
+    """Cache the wheel and catalogs that a launch in this home has made. A failure here fails nothing else."""
     try:
         _keep_wheel(home / _WHEELS, _wheels(cache))
         save_catalogs(home / CATALOGS, user_home / CATALOGS)

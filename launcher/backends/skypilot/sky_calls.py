@@ -1,4 +1,4 @@
-"""SkyPilot's calls, in a process of their own: a cluster's launch, its end, what the books say of it.
+"""SkyPilot's calls, in a process of their own: a cluster's launch, its end, its entry in SkyPilot's state.
 
     python -m launcher.backends.skypilot.sky_calls      a JSON request a line on stdin, a JSON answer a line
     on stdout
@@ -6,9 +6,9 @@
 
 A process of its own, because SkyPilot reads HOME and its variables when it is imported, and its home is not
 ours; because importing it takes 2 to 4 s; and because a call of it that hangs can then be left behind.
-What SkyPilot prints goes to stderr. Neighbours: `sky_prices.py`, `sky_providers.py`, `sky_named.py`,
-`sky_account.py` and `sky_identity.py` have its other calls; `sky_process.py` is the other end, `cloud.py`
-uses that. These and `sky_server.py` are all that import `sky`.
+What SkyPilot prints goes to stderr. Neighbours: `sky_prices.py`, `sky_providers.py`,
+`sky_machines_by_name.py`, `sky_account.py` and `sky_identity.py` have its other calls; `sky_process.py` is
+the other end, `cloud.py` uses that. These and `sky_server.py` are all that import `sky`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 
 from launcher.backends.skypilot.sky_account import rent_refused
 from launcher.backends.skypilot.sky_identity import account
-from launcher.backends.skypilot.sky_named import machines_named
+from launcher.backends.skypilot.sky_machines_by_name import machines_named
 from launcher.backends.skypilot.sky_prices import fetch, machines_with, offers, offers_at
 from launcher.backends.skypilot.sky_providers import LISTED_BY_NAME, candidates, instances, terminate
 
@@ -30,7 +30,7 @@ Json = dict[str, Any]
 
 
 def version() -> Json:
-    """SkyPilot's version. Also what costs the import: asked early, it is over when it matters."""
+    """SkyPilot's version. It also triggers the import: called early, the import is over when it matters."""
     import sky
 
     # Where SkyPilot is not installed, a folder named `sky` imports as an empty package.
@@ -99,8 +99,8 @@ def _within(max_price_per_hour: float, infra: list[str], gpus: str) -> list[str]
 
 
 def import_what_ends() -> None:
-    """What the end of a cluster takes, imported before there is one: an upgrade of SkyPilot in mid-run must
-    not meet an old half of it in this process."""
+    """Import everything that ending a cluster needs, before there is one: after an upgrade of SkyPilot in
+    mid-run, this process must not load half of the new version."""
     from sky.adaptors import aws
     from sky.backends import backend_utils
     from sky.catalog import common
@@ -131,9 +131,9 @@ def down(cluster: str) -> Json:
 
 
 def cluster_status(cluster: str) -> Json | None:
-    """What SkyPilot's own books say of a cluster: how it is reached, where it is, how its provider is asked.
+    """SkyPilot's own entry for a cluster: its ssh host, its place, how its provider is asked.
 
-    None when there is no such cluster. Asks neither the API server nor the provider.
+    None if there is none. Asks neither the API server nor the provider.
     """
     from sky.backends import backend_utils
 

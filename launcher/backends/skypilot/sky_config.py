@@ -17,7 +17,7 @@ from typing import Any
 from launcher.base.errors import PreflightError
 
 # Below the user's home; SKYPILOT_GLOBAL_CONFIG names another one, as for SkyPilot itself.
-PLACE = ".sky/config.yaml"
+CONFIG_PATH = ".sky/config.yaml"
 VARIABLE = "SKYPILOT_GLOBAL_CONFIG"
 # A project's own, in the folder SkyPilot is called in; a run's SkyPilot is called in another one.
 _PROJECT = ".sky.yaml"
@@ -31,7 +31,7 @@ _AT_BOOT = "post_provision_runcmd"
 _TAKEN = ("docker", "nvidia_gpus", "provision")
 # What would change how the user's other clusters are launched, and does not here.
 _NOT_TAKEN = {
-    "admin_policy": "launch does not ask it",
+    "admin_policy": "launch does not use it",
     "api_server": "a run has a SkyPilot API server of its own, on this computer",
     "workspace": "a run has a SkyPilot of its own",
     "active_workspace": "a run has a SkyPilot of its own",
@@ -66,7 +66,7 @@ def for_run(
         section = dict(section)
         identity = section.pop(_IDENTITY, None)
         if _PROXY in section:
-            section[_PROXY] = _with_home(section[_PROXY], home)
+            section[_PROXY] = _expand_home(section[_PROXY], home)
         if cloud in _NO_UPLOAD and _is_role(identity):
             section[_IDENTITY] = identity
         else:
@@ -103,11 +103,11 @@ def _aws_profile(users: dict[str, Any]) -> str | None:
     return found if isinstance(found, str) else None
 
 
-def _with_home(proxy: Any, home: Path) -> Any:
+def _expand_home(proxy: Any, home: Path) -> Any:
     """A proxy command, or one for each region, as the user's own shell would read it: SkyPilot's HOME is
     another one."""
     if isinstance(proxy, dict):
-        return {region: _with_home(command, home) for region, command in proxy.items()}
+        return {region: _expand_home(command, home) for region, command in proxy.items()}
     return re.sub(r"(?<!\S)~/", f"{home}/", proxy) if isinstance(proxy, str) else proxy
 
 

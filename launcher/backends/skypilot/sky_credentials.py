@@ -26,7 +26,10 @@ _PLUGINS = {
     "kubelogin": "azure", "az": "azure",
 }  # fmt: skip
 # Where their folders are told by a variable: then they are in nobody else's sight (G16).
-_TOLD = {"gcp": ("CLOUDSDK_CONFIG", ".config/gcloud"), "azure": ("AZURE_CONFIG_DIR", ".azure")}
+_CREDENTIAL_VARIABLES = {
+    "gcp": ("CLOUDSDK_CONFIG", ".config/gcloud"),
+    "azure": ("AZURE_CONFIG_DIR", ".azure"),
+}
 
 
 def aws_config(user_home: Path, environ: Mapping[str, str]) -> str | None:
@@ -54,12 +57,12 @@ def plugins(user_home: Path, environ: Mapping[str, str]) -> set[str]:
 
 
 def variables(clouds: set[str], user_home: Path, environ: Mapping[str, str]) -> dict[str, str]:
-    """What tells such plugins where the user's own credentials are."""
-    told = [_TOLD[cloud] for cloud in clouds if cloud in _TOLD]
+    """The variables that tell such plugins where the user's own credentials are."""
+    told = [_CREDENTIAL_VARIABLES[cloud] for cloud in clouds if cloud in _CREDENTIAL_VARIABLES]
     return {name: environ.get(name) or str(user_home / place) for name, place in told}
 
 
-def at_home(value: str, user_home: Path) -> str:
+def expand_user(value: str, user_home: Path) -> str:
     """A variable's value, or several paths in one, as the user's own shell would read it."""
     return os.pathsep.join(_expanded(part, user_home) for part in value.split(os.pathsep))
 

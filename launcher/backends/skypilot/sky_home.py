@@ -23,7 +23,7 @@ from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
 
 from launcher.backends.skypilot import sky_cache, sky_config, sky_credentials
-from launcher.base import processes, running
+from launcher.base import process_inspection, processes
 from launcher.base.errors import PreflightError
 from launcher.base.module_command import module_command
 from launcher.base.processes import ProcessId
@@ -64,13 +64,12 @@ class SkyHome:
         only: str | None = None,
         boot_commands: Sequence[str] = (),
     ) -> list[str]:
-        """The home, with links to the target clouds' credentials, what of the user's configuration is for
-        them, and a copy of what SkyPilot keeps. What of the configuration was left out, a line each.
+        """Make the home: links to the target clouds' credentials, the applicable user configuration, and a
+        copy of SkyPilot's cache. Returns the configuration left out, one setting a line.
 
-        `only` one of the clouds: what SkyPilot sees of the others while it launches, it uploads (G16).
-        `boot_commands`: what a machine that is made from it does at its first boot.
-
-        Raises PreflightError when a cloud has no credentials, or the configuration cannot be read.
+        `only` one of the clouds: SkyPilot uploads the credentials it sees while it launches (G16).
+        `boot_commands`: the machine's commands at its first boot. Raises PreflightError if a cloud has no
+        credentials, or the configuration cannot be read.
         """
         clouds = self._clouds if only is None else [only]
         user_home = user_home or Path.home()
@@ -81,15 +80,15 @@ class SkyHome:
         self._user_home = user_home
         aws = sky_credentials.aws_config(user_home, os.environ) if "aws" in clouds else None
         if aws is not None:
-            _write_anew(self.folder / sky_credentials.AWS_CONFIG, aws)
+            _write_if_missing(self.folder / sky_credentials.AWS_CONFIG, aws)
         plugins = self._plugins(clouds)
         if "aws" in plugins - set(clouds) and (user_home / ".aws").exists():
             self._link(".aws", user_home)
         sky_cache.populate(self.folder, user_home)
-        users = Path(os.environ.get(sky_config.VARIABLE) or user_home / sky_config.PLACE).expanduser()
+        users = Path(os.environ.get(sky_config.VARIABLE) or user_home / sky_config.CONFIG_PATH).expanduser()
         others = {"aws"} & plugins - set(clouds)
         config, left_out = sky_config.for_run(users, clouds, user_home, others, boot_commands)
-        _write_anew(self.folder / sky_config.PLACE, json.dumps(config) + "\n")  # JSON is YAML
+        _write_if_missing(self.folder / sky_config.CONFIG_PATH, json.dumps(config) + "\n")  # JSON is YAML
         return left_out
 
     def sibling(self, folder: Path) -> SkyHome:
@@ -115,11 +114,12 @@ class SkyHome:
         return sky_credentials.plugins(self._user_home, os.environ) if "kubernetes" in clouds else set()
 
     def environ(self, environ: Mapping[str, str] | None = None) -> dict[str, str]:
-        """What SkyPilot's processes get: of the user's own only what the target clouds need."""
+        """The environment of SkyPilot's processes: of the user's own variables only those that the target
+        clouds need."""
         environ = os.environ if environ is None else environ
         plugins = self._plugins(self._clouds)
         kept = {
-            name: sky_credentials.at_home(value, self._user_home)
+            name: sky_credentials.expand_user(value, self._user_home)
             for name, value in environ.items()
             if name.startswith(_PLAIN)
             or name.lower() in _PROXIES
@@ -150,7 +150,7 @@ class SkyHome:
             return int(path.read_text())
         return self._choose_port()
 
-    def _port_again(self) -> int:
+    def _reuse_port(self) -> int:
         """The port it had, unless somebody has it now."""
         with contextlib.suppress(FileNotFoundError, ValueError):
             port = int((self.folder / _PORT).read_text())
@@ -166,9 +166,9 @@ class SkyHome:
         return port
 
     def healthy(self) -> bool:
-        """Whether the API server of this home answers: a process of ours, of the version that is installed.
+        """Whether the API server of this home answers: a process of ours, of the installed version.
 
-        Another's answer on its port is none, nor is that of one that an upgrade has left running.
+        Another server on its port does not count, nor one that an upgrade has left running.
         """
         url = f"http://127.0.0.1:{self.port()}/api/health"
         try:
@@ -178,7 +178,9 @@ class SkyHome:
         except (urllib.error.URLError, OSError, ValueError):
             return False
         current = isinstance(said, dict) and said.get("version") == said.get("version_on_disk")
-        return current and any(running.listens(process.pid, self.port()) for process in self.processes())
+        return current and any(
+            process_inspection.listens(process.pid, self.port()) for process in self.processes()
+        )
 
     def serve(self, bound_seconds: float = SERVER_SECONDS, spared: Set[ProcessId] = _NOBODY) -> None:
         """Have the API server answer: the one that runs, or a new one; at the port it had, if that is free:
@@ -188,7 +190,7 @@ class SkyHome:
         why = ""
         for _ in range(_PORTS):
             self.end_server(spared)  # what is left of one that does not answer
-            port = self._port_again()
+            port = self._reuse_port()
             why = self._start_server(bound_seconds, spared)
             if not why:
                 return
@@ -225,9 +227,9 @@ class SkyHome:
     def processes(self) -> set[ProcessId]:
         """Everything that was started in this home. SkyPilot renames its processes, which blots out their
         environment, so the folder they work in counts as well."""
-        return running.with_variable(_HOME_VARIABLE, str(self.folder)) | running.with_working_folder(
-            self.folder
-        )
+        return process_inspection.with_variable(
+            _HOME_VARIABLE, str(self.folder)
+        ) | process_inspection.with_working_folder(self.folder)
 
     def end_server(self, spared: Set[ProcessId] = _NOBODY, grace_seconds: float = _END_SECONDS) -> None:
         """End the API server, its executors and whatever else works here but `spared`."""
@@ -250,7 +252,7 @@ class SkyHome:
             link.unlink()
 
 
-def _write_anew(path: Path, text: str) -> None:
+def _write_if_missing(path: Path, text: str) -> None:
     """Only what is not there already: a teardown makes its home again, and must not need room on a disk."""
     with contextlib.suppress(OSError):
         if path.read_text() == text:
@@ -259,7 +261,7 @@ def _write_anew(path: Path, text: str) -> None:
 
 
 def _is_port_taken(port: int) -> bool:
-    """Whether somebody has a port of 127.0.0.1, whoever that is."""
+    """Whether any process listens on a port of 127.0.0.1."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

@@ -20,9 +20,9 @@ _WITHOUT_PROFILE = ("env", "iam-role", "container-role", "assume-role-with-web-i
 
 
 def account(cloud: str) -> Json | None:
-    """Its "id", and the "profile" of the user's that leads to it, None where none does. None where nobody
-    says."""
-    asked = _ASKED.get(cloud)
+    """Its "id", and the user's "profile" that leads to it, None if there is none. None if the account is
+    unknown."""
+    asked = _IDENTITY_CALLS.get(cloud)
     if asked is None:
         return None
     try:
@@ -68,4 +68,4 @@ def _on_runpod() -> Json:
     return {"id": said["data"]["myself"]["id"], "profile": None}
 
 
-_ASKED: dict[str, Callable[[], Json]] = {"aws": _on_aws, "gcp": _on_gcp, "runpod": _on_runpod}
+_IDENTITY_CALLS: dict[str, Callable[[], Json]] = {"aws": _on_aws, "gcp": _on_gcp, "runpod": _on_runpod}

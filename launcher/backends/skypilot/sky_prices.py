@@ -1,4 +1,4 @@
-"""What the price catalogs at hand say of machines with GPUs, by SkyPilot's own reading of its files.
+"""Machines with GPUs and their prices, from the catalogs at hand, as SkyPilot reads them.
 
 Neighbours: `sky_calls.py` answers with these in SkyPilot's process, and knows by them what a launch may cost;
 `sky_providers.py` where machines may be; `prices.py` asks. Asks neither the API server nor a provider.
@@ -15,11 +15,11 @@ Json = dict[str, Any]
 
 _ALL_TYPES = "common/accelerators.csv"
 # Clusters of one's own: no catalog, no price, and only they know what they have.
-_OWN = ("kubernetes", "slurm", "ssh")
+_SELF_HOSTED = ("kubernetes", "slurm", "ssh")
 
 
 def offers(gpu: str, count: int, infra: list[str]) -> Json:
-    """What the price catalogs at hand have of machines with `count` GPUs of a type, the cheapest first.
+    """The machines with `count` GPUs of a type in the catalogs at hand, the cheapest first.
 
     Reads files: asks neither the API server nor a provider, and fetches nothing where `.meta` is not beside
     the catalogs. "types": every GPU type there and how many of it a machine has. "elsewhere": other
@@ -29,7 +29,9 @@ def offers(gpu: str, count: int, infra: list[str]) -> Json:
     from sky.catalog import common
 
     clouds = list(dict.fromkeys(place.partition("/")[0] for place in infra))
-    files = {cloud: common.get_catalog_path(f"{cloud}/vms.csv") for cloud in clouds if cloud not in _OWN}
+    files = {
+        cloud: common.get_catalog_path(f"{cloud}/vms.csv") for cloud in clouds if cloud not in _SELF_HOSTED
+    }
     with_catalog = [cloud for cloud, file in files.items() if os.path.exists(file)]
     machines = {cloud: machines_with(cloud, gpu, count) for cloud in with_catalog}
     found = [offer for place in infra for offer in offers_at(place, gpu, count, machines)]
@@ -50,7 +52,7 @@ def fetch(clouds: list[str]) -> Json:
     """
     from sky.catalog import common
 
-    names = [f"{cloud}/vms.csv" for cloud in clouds if cloud not in _OWN]
+    names = [f"{cloud}/vms.csv" for cloud in clouds if cloud not in _SELF_HOSTED]
     for name in [*names, _ALL_TYPES]:
         rows: Any = common.read_catalog(name)
         _ = rows.columns  # read lazily, and fetched then
@@ -75,7 +77,7 @@ def machines_with(cloud: str, gpu: str, count: int) -> list[Any]:
 def offers_at(place: str, gpu: str, count: int, machines: dict[str, list[Any]]) -> list[Json]:
     """The offers at one place asked for: CLOUD, CLOUD/REGION or CLOUD/REGION/ZONE."""
     cloud, _, rest = place.partition("/")
-    if cloud in _OWN:
+    if cloud in _SELF_HOSTED:
         offer = {"asked": place, "infra": place, "instance_type": None, "gpu": gpu, "count": count}
         return [offer | {"price_per_hour": 0.0}]
     region, _, zone = rest.partition("/")
@@ -118,4 +120,4 @@ def _clouds_with(gpu: str) -> list[str]:
     rows: Any = common.read_catalog(_ALL_TYPES)
     listed = rows[["AcceleratorName", "Clouds"]].values
     names = next((clouds for name, clouds in listed if name.lower() == gpu.lower()), "[]")
-    return [name for cloud in ast.literal_eval(names) if (name := cloud.lower()) not in _OWN]
+    return [name for cloud in ast.literal_eval(names) if (name := cloud.lower()) not in _SELF_HOSTED]

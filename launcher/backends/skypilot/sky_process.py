@@ -1,7 +1,7 @@
 """Bounded calls of SkyPilot: each ends in an answer, in an error of ours, or is left behind.
 
 Neighbours: `sky_calls.py` is the process at the other end, in a `sky_home.py`; `cloud.py` asks.
-Knows what SkyPilot's errors mean, nothing of the run.
+Translates SkyPilot's errors; knows nothing of the run.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ _NO_SERVER = {
 # The calls that the API server works at, and for how long it may be silent meanwhile; on a busy computer an
 # answer of it may take seconds.
 _BY_THE_SERVER = ("launch", "down")
-_LOOK_EVERY_SECONDS = 5.0
-_TELL_SECONDS = 20.0
-_SILENT_SECONDS = 90.0
+_HEALTH_POLL_SECONDS = 5.0
+_PROGRESS_SECONDS = 20.0
+_SERVER_STALL_SECONDS = 90.0
 _NO_CATALOG = ("catalog", "Catalog")
 _UNINSTALLED = "ModuleNotFoundError"
 # What a prompt ends with where nobody can answer it; botocore's for a profile with `mfa_serial`.
@@ -54,11 +54,11 @@ class SkyCallError(PreflightError):
 
 
 class NoAccessError(PreflightError):
-    """No provider lets us in, so none was asked for a machine."""
+    """No provider accepts our credentials, so none was asked for a machine."""
 
 
-class SkyCallLateError(LaunchError):
-    """A call that was left behind; what it asked for may still happen."""
+class SkyCallTimeoutError(LaunchError):
+    """A call that did not end in time. Its request may still take effect."""
 
 
 class SkyProcess:
@@ -84,7 +84,7 @@ class SkyProcess:
     ) -> Any:
         """The answer of `sky_calls.<name>`.
 
-        Raises CapacityError, NoAccessError, PreflightError, SkyCallError, SkyCallLateError.
+        Raises CapacityError, NoAccessError, PreflightError, SkyCallError, SkyCallTimeoutError.
         """
         with self._one_at_a_time:
             return self._call(name, bound_seconds, progress, arguments)
@@ -101,7 +101,7 @@ class SkyProcess:
             line = self._answer(bound_seconds, watched=name in _BY_THE_SERVER)
         except queue.Empty:
             self.end()
-            raise SkyCallLateError(
+            raise SkyCallTimeoutError(
                 f"SkyPilot's {name} did not finish within {bound_seconds:.0f} s",
                 "launch stopped waiting for it",
                 f"less {self._log}",
@@ -130,7 +130,7 @@ class SkyProcess:
         while True:
             left = bound - time.monotonic()
             try:
-                return self._answers.get(timeout=max(0.0, min(left, _LOOK_EVERY_SECONDS)))
+                return self._answers.get(timeout=max(0.0, min(left, _HEALTH_POLL_SECONDS)))
             except queue.Empty:
                 if left <= 0:
                     raise
@@ -138,10 +138,10 @@ class SkyProcess:
                 heard, told = time.monotonic(), False
                 continue
             silent_for = time.monotonic() - heard
-            if silent_for >= _TELL_SECONDS and not told:
+            if silent_for >= _PROGRESS_SECONDS and not told:
                 self._progress(f"SkyPilot's API server has not answered for {silent_for:.0f} s")
                 told = True
-            if silent_for >= _SILENT_SECONDS:
+            if silent_for >= _SERVER_STALL_SECONDS:
                 raise PreflightError(
                     "SkyPilot's API server is in trouble",
                     f"it has not answered for {silent_for:.0f} s; launch stopped waiting for it",
@@ -149,8 +149,8 @@ class SkyProcess:
                 )
 
     def warm_up(self) -> None:
-        """Start the process now, which at once imports what ends a machine: nothing of that is read from disk
-        at the moment of death. Raises OSError."""
+        """Start the process now. It imports everything that ends a machine, so that nothing must be read
+        from disk later. Raises OSError."""
         self._start("--ahead")
 
     def serve(self, bound_seconds: float = SERVER_SECONDS) -> None:

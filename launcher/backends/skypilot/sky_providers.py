@@ -1,8 +1,8 @@
 """The machines of a cluster by its providers' own lists: where they may be, which are there, ending them.
 
 Neighbours: `sky_calls.py` answers with these in SkyPilot's process; `provider_listings.py` asks;
-`sky_named.py` has the machines of all clusters. Asks through SkyPilot's provisioners, never its API server or
-its books.
+`sky_machines_by_name.py` has the machines of all clusters. Asks through SkyPilot's provisioners, never its
+API server or its books.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def candidates(cluster: str, gpus: str, infra: list[str], accounts: Json | None 
 
 
 def _provider_configs(place: str, gpu: str, count: int, accounts: Json) -> list[Json] | None:
-    """What SkyPilot's provisioner of a cloud wants to know to list and end machines of a name."""
+    """The configuration by which SkyPilot's provisioner of a cloud lists and ends machines of a name."""
     cloud, _, rest = place.partition("/")
     region = rest.partition("/")[0]
     if cloud in LISTED_BY_NAME:

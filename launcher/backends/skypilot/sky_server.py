@@ -1,4 +1,4 @@
-"""SkyPilot's API server for one run: as SkyPilot has it, without what only one that stays for weeks needs.
+"""SkyPilot's API server for one run, without the parts that only a long-lived server needs.
 
     python -m launcher.backends.skypilot.sky_server --host=127.0.0.1 --port=PORT
 

@@ -30,7 +30,7 @@ STANDBY_FOLDER = "skypilot-spare"
 
 @dataclass(frozen=True)
 class StandbyHome:
-    """`sky` answers in it; nothing that SkyPilot says there is kept."""
+    """`sky` asks providers from it; SkyPilot's state in it is not kept."""
 
     home: SkyHome
     sky: SkyProcess
@@ -69,9 +69,10 @@ class StandbyHome:
 
 
 def start_standby(machine: dict[str, Any]) -> StandbyHome:
-    """For the machine of this description; before anything is asked of a provider. `remove` it.
+    """Start a standby home for the machine of this description, before any provider is asked. The caller must
+    `remove` it.
 
-    Its process imports SkyPilot meanwhile: nobody waits for that. Raises OSError, PreflightError.
+    Its process imports SkyPilot in the background. Raises OSError, PreflightError.
     """
     own_id = machine["run_id"].removeprefix("slip-")
     folder = Path(machine["folder"])

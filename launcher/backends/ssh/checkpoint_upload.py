@@ -2,7 +2,7 @@
 
 Straight from the results' folder, nothing is staged here. On the machine they come beside their place and are
 renamed into it last: it has nothing to resume from, or all of it. Neighbours: `durable.py` says what goes,
-`cloud_results.py` keeps the machine there meanwhile, `uploads.py` copies.
+`remote_results.py` keeps the machine there meanwhile, `uploads.py` copies.
 """
 
 from __future__ import annotations
@@ -29,8 +29,11 @@ def upload(
     progress: Progress,
     on_disconnect: Callable[[], object],
 ) -> int:
-    """Have the machine begin with `seed`; its step. Whatever its folder had of other steps goes. `if_lost`
-    is asked whenever the connection breaks, and may raise. Raises JobFailed, LaunchError."""
+    """Upload `seed` to a machine that has nothing of the run; returns its step. Other steps in its folder are
+    removed.
+
+    `on_disconnect` is called whenever the connection breaks, and may raise. Raises JobFailed, LaunchError.
+    """
     there = shlex.quote(remote.there)
     old = shlex.join([*durable.STEP_STATE, durable.UPLOADING])
     make = f"umask 077 && cd {there} && rm -rf -- {old} && mkdir {durable.UPLOADING}"

@@ -1,8 +1,8 @@
 """The bandwidth limit of copies during a run, so that its rollouts keep the connection.
 
-Neighbours: `fetching.py` asks before each copy and tells how it went; `--copy-rate` says it outright.
-Where nobody says, half of what the line carries: a copy that reaches its rate shows that there is room, and
-the next one may be twice as fast; one that does not was as fast as the line. Knows nothing of ssh.
+Neighbours: `results_download.py` asks before each copy and reports its speed; `--copy-rate` sets a fixed
+limit. By default the limit is half of the line's speed: after a copy that reached its limit the next may be
+twice as fast; one that did not reach it was as fast as the line. Knows nothing of ssh.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ SHARE = 0.5
 # A copy this near to its rate has reached it.
 _REACHED = 0.85
 # What is shorter says nothing of a line.
-_LEAST_SECONDS = 3.0
+_MIN_MEASURED_SECONDS = 3.0
 # A laptop that has moved to a better line notices within this.
-_AGAIN_SECONDS = 600.0
+_REMEASURE_SECONDS = 600.0
 
 
 class CopyRate:
-    """`fixed`: bytes a second, as the user said it, infinite for no bound; None to follow the line."""
+    """`fixed`: bytes a second as the user set them, infinite for no limit; None to follow the line."""
 
     def __init__(self, fixed: float | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self._fixed = fixed
@@ -34,19 +34,19 @@ class CopyRate:
 
     @property
     def rate(self) -> float | None:
-        """The most bytes a second now; None for as fast as it goes."""
+        """The limit in bytes a second now; None for no limit."""
         if self._fixed is not None:
             return None if self._fixed == float("inf") else self._fixed
         return self._rate
 
     def learn(self, moved: int, seconds: float) -> None:
-        """A copy at `rate` has moved so many bytes in so long."""
-        if self._fixed is not None or seconds < _LEAST_SECONDS:
+        """A copy at `rate` moved so many bytes in so many seconds."""
+        if self._fixed is not None or seconds < _MIN_MEASURED_SECONDS:
             return
         reached = moved / seconds
         now = self._clock()
         if reached < _REACHED * self._rate:
             self._rate = max(SHARE * reached, SHARE * FIRST_BYTES_PER_SECOND / 4)
             self._full_at = now
-        elif self._full_at is None or now - self._full_at > _AGAIN_SECONDS:
+        elif self._full_at is None or now - self._full_at > _REMEASURE_SECONDS:
             self._rate *= 2

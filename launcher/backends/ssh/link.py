@@ -1,7 +1,7 @@
 """Forwards a local Unix socket to one on a machine: ssh, supervised and probed end to end.
 
 Neighbours: `cloud.py` opens one for its runtime, `relay.py` is in front of it and asks again after a loss.
-Health is an HTTP answer through the link and nothing else: on a frozen one, ssh itself says all is well.
+Only an HTTP answer through the link counts as health: on a frozen link ssh itself reports no problem.
 The machine's host key is pinned in the run's own file; the user's ssh configuration is not read.
 Knows nothing of SkyPilot or of what is asked through it.
 """
@@ -28,11 +28,11 @@ from runtime.shared import open_files
 PROBE_EVERY_SECONDS = 2.0
 # A probe through a link that works takes milliseconds; three that do not come make a frozen link.
 PROBE_SECONDS = 4.0
-MAX_SILENT_SECONDS = 12.0
+MAX_UNANSWERED_SECONDS = 12.0
 _PAUSE_SECONDS = 0.1
-_LONGEST_PAUSE_SECONDS = 2.0
+_MAX_PAUSE_SECONDS = 2.0
 _END_SECONDS = 2.0
-_SAID_BYTES = 4096
+_ERROR_TAIL_BYTES = 4096
 _CHANGED = ("REMOTE HOST IDENTIFICATION HAS CHANGED", "Host key verification failed")
 _REFUSED = ("Permission denied", "Bad owner or permissions")
 # Of an ssh that nobody sits at: it asks nothing, shares no connection and notices a machine that is gone.
@@ -49,10 +49,8 @@ _UNATTENDED = {
 
 @dataclass(frozen=True)
 class SshHost:
-    """How a machine is reached by ssh. `known_hosts` is the run's own file: its first key is the only one.
-
-    `proxy_command` where the way leads through another program (Slurm, Kubernetes).
-    """
+    """A machine's ssh address. `known_hosts` is the run's own file: its first key is the only one.
+    `proxy_command` if the connection goes through another program (Slurm, Kubernetes)."""
 
     address: str
     user: str
@@ -69,7 +67,7 @@ class SshHost:
         return cls(address, login["user"], key, known_hosts, login["port"], proxy_command)
 
     def login(self) -> dict[str, str]:
-        """Where it is and how it is known, as ssh's configuration says it: for the user's own ssh as well."""
+        """Address, user and key as ssh's configuration has them, also for the user's own ssh."""
         said = {
             "HostName": self.address,
             "User": self.user,
@@ -85,7 +83,7 @@ class SshHost:
         return said if self.proxy_command is None else said | {"ProxyCommand": self.proxy_command}
 
     def options(self) -> list[str]:
-        """ssh's options, and scp's: everything said here, nothing taken from the user's configuration."""
+        """ssh's options, and scp's: complete, so that nothing comes from the user's configuration."""
         said = {**_UNATTENDED, **self.login()}
         return ["-F", "/dev/null", *(word for key in said for word in ("-o", f"{key}={said[key]}"))]
 
@@ -99,7 +97,7 @@ class SshHost:
         return _block(("*",), {**_UNATTENDED, **self.login()})
 
     def command(self, *remote: str, flags: tuple[str, ...] = ()) -> list[str]:
-        """ssh to it; what `remote` says is given to the shell there."""
+        """The ssh command line; the shell there gets `remote`."""
         return ["ssh", *flags, *self.options(), self.address, *remote]
 
 
@@ -126,9 +124,9 @@ def run_on(
             start_new_session=True,  # a Ctrl-C is for us, and what brings results home goes on after it
         )
     except subprocess.TimeoutExpired:
-        raise _lost(host, f"not finished after {bound_seconds:.0f} s") from None
+        raise _connection_lost(host, f"not finished after {bound_seconds:.0f} s") from None
     except FileNotFoundError:
-        raise _lost(host, "there is no ssh on this computer") from None
+        raise _connection_lost(host, "there is no ssh on this computer") from None
     if done.returncode == 255:
         raise _failure(host, done.stderr.decode(errors="replace"))
     return done
@@ -151,11 +149,11 @@ class Link:
 
     @property
     def failure(self) -> LaunchError | None:
-        """Why it cannot be mended: a host key that changed, a key that is refused."""
+        """The reason the link cannot recover: a host key that changed, or a key that is refused."""
         return self._failure
 
     def start(self) -> None:
-        """Begin to supervise, and wait for nothing: what is to answer there may not be up yet."""
+        """Start to supervise, without waiting: the other end may not be up yet."""
         open_files.raise_limit()  # before the first ssh, which has a descriptor for each request under way
         self._heard_at = time.monotonic()
         self._supervisor = threading.Thread(target=self._supervise, name="link", daemon=True)
@@ -176,22 +174,22 @@ class Link:
         pause = _PAUSE_SECONDS
         while not self._closing.is_set():
             try:
-                answered = self._live_through_one()
+                answered = self._run_one_connection()
             except OSError as error:  # no process to be had, a full disk: that may pass
                 LOGGER.warning("the link to %s: %s", self._host.address, error)
                 answered = False
             self._end_ssh()
             if self._closing.is_set():
                 return
-            said = self._said()
+            said = self._error_tail()
             if any(mark in said for mark in (*_CHANGED, *_REFUSED)):
                 self._failure = _failure(self._host, said)
                 return
             # At once after a link that worked; a machine that cannot be reached is not hammered.
-            pause = _PAUSE_SECONDS if answered else min(2 * pause, _LONGEST_PAUSE_SECONDS)
+            pause = _PAUSE_SECONDS if answered else min(2 * pause, _MAX_PAUSE_SECONDS)
             self._closing.wait(pause if not answered else 0)
 
-    def _live_through_one(self) -> bool:
+    def _run_one_connection(self) -> bool:
         """Start ssh and probe through it until it ends or nothing is heard; whether it ever worked."""
         ssh = self._start_ssh()
         begun = time.monotonic()
@@ -201,13 +199,13 @@ class Link:
                 answered = True
                 self._wait_for_end(ssh, PROBE_EVERY_SECONDS)
                 continue
-            if time.monotonic() - max(begun, self._heard_at) > MAX_SILENT_SECONDS:
+            if time.monotonic() - max(begun, self._heard_at) > MAX_UNANSWERED_SECONDS:
                 return answered
             self._wait_for_end(ssh, _PAUSE_SECONDS)
         return answered
 
     def _wait_for_end(self, ssh: subprocess.Popen[bytes], seconds: float) -> None:
-        """Until ssh ends, noticed at once, or so long; less when we close."""
+        """Wait until ssh ends, or for `seconds`; less when we close."""
         bound = time.monotonic() + seconds
         while time.monotonic() < bound and not self._closing.is_set():
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -263,26 +261,26 @@ class Link:
     def _log(self) -> Path:
         return self._local.with_name(f"{self._local.name}.ssh.log")
 
-    def _said(self) -> str:
-        """What ssh said before it ended."""
+    def _error_tail(self) -> str:
+        """The end of ssh's error output."""
         try:
-            return self._log.read_bytes()[-_SAID_BYTES:].decode(errors="replace").strip()
+            return self._log.read_bytes()[-_ERROR_TAIL_BYTES:].decode(errors="replace").strip()
         except FileNotFoundError:
             return ""
 
 
 def _failure(host: SshHost, said: str) -> LaunchError:
-    """ssh's own words as an error of ours."""
+    """ssh's error output as one of our errors."""
     if any(mark in said for mark in _CHANGED):
         return PreflightError(
             f"{host.address} may be a different machine: its host key has changed",
-            "another machine answers at its address, or someone intercepts the connection",
+            "another machine has its address now, or someone intercepts the connection",
             f"launch down RUN  # if you replaced the machine yourself: rm {host.known_hosts}",
         )
-    return _lost(host, said)
+    return _connection_lost(host, said)
 
 
-def _lost(host: SshHost, said: str) -> LaunchError:
+def _connection_lost(host: SshHost, said: str) -> LaunchError:
     lines = [line.strip() for line in said.splitlines() if line.strip()]
     return JobFailed(
         f"{host.address} cannot be reached by ssh",

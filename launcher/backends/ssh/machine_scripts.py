@@ -1,4 +1,4 @@
-"""What runs on a rented machine: the task it is launched with; setting up and serving, as text.
+"""The shell scripts that run on a rented machine: the launch task, the set-up, the serving.
 
 Neighbours: `cloud.py` hands these to `remote_job.py`; what they run, `runtime/fitness.py`, `bootstrap.py`
 and `keeper.py`, is in `CODE`, the folder that `push` filled. No secret is in them: those come on the job's
@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 
 from runtime.fitness import Needs
-from runtime.shared import wandb_end
+from runtime.shared import wandb_signals
 
 # Below the home of the machine's user.
 CODE = "slipway-code"
@@ -86,7 +86,7 @@ def setup(state_dir: str, needs: Needs) -> str:
 
 
 def serve(state_dir: str) -> str:
-    """Run the keeper to its end, with what `given` said on stdin."""
+    """Run the keeper to its end, with `stdin_text` on its stdin."""
     return _SERVE.format(state=shlex.quote(state_dir), code=CODE, python=PYTHON, exit=EXIT)
 
 
@@ -94,13 +94,13 @@ def close_wandb(state_dir: str, seconds: float) -> str:
     """Have the trainer end its Weights & Biases run, and wait so long; fails where it is not ended then."""
     return _CLOSE_WANDB.format(
         state=shlex.quote(state_dir),
-        opened=wandb_end.OPEN,
-        close=wandb_end.CLOSE,
+        opened=wandb_signals.OPEN,
+        close=wandb_signals.CLOSE,
         exit=EXIT,
         most=int(5 * seconds),
     )
 
 
 def stdin_text(token: str, secrets: Mapping[str, str]) -> bytes:
-    """What `serve` reads on its stdin: the run's token, then the variables for the runtime."""
+    """The stdin of `serve`: the run's token, then the variables for the runtime."""
     return "".join(f"{line}\n" for line in (token, *(f"{k}={v}" for k, v in secrets.items()))).encode()

@@ -1,4 +1,5 @@
-"""A user's own model, brought to a machine: what is read of it, with progress, going on where it broke off.
+"""Uploads a user's own model to a machine: only the files that are read, with progress; an interrupted upload
+resumes.
 
 Neighbours: `cloud.py` calls this once the machine is known to have room, `remote_folder.py` is its folder
 there, `machine_presence.py` says whether it is worth trying again. A model of the hub is downloaded by the
@@ -26,8 +27,8 @@ FILES = ("*.safetensors", "*.json", "*.jinja", "*.txt", "*.model")
 
 
 def remote_path(model_path: str, user_home: str) -> str:
-    """Where a run's model is on a machine: a hub name is one there as well; the model that comes with the
-    runtime is where its code is; a folder of the user's has a place of its own."""
+    """A model's path on a machine: a hub name stays one; the embedded model is beside the code; a user's
+    folder has a place of its own."""
     package = Path(runtime.__file__).parent
     if not Path(model_path).is_absolute():
         return model_path
@@ -38,15 +39,15 @@ def remote_path(model_path: str, user_home: str) -> str:
 
 
 def size_of(folder: Path) -> int:
-    """Bytes of what would be brought."""
+    """The size of the upload in bytes."""
     return sum(path.stat().st_size for pattern in FILES for path in folder.glob(pattern) if path.is_file())
 
 
 def upload(
     models: RemoteFolder, folder: Path, progress: Progress, on_disconnect: Callable[[], object] = lambda: None
 ) -> None:
-    """Copy the model in `folder` to `models.there`. `if_lost` is asked whenever the connection breaks, and
-    may raise. Raises JobFailed, LaunchError."""
+    """Copy the model in `folder` to `models.there`. `on_disconnect` is called whenever the connection
+    breaks, and may raise. Raises JobFailed, LaunchError."""
     size = size_of(folder)
     progress(f"copying the model, {disk.format_bytes(size)}")
     models.shell(f"umask 077 && mkdir -p {shlex.quote(models.there)}", "create the model's folder")

@@ -1,9 +1,9 @@
 """A run's folder on a machine, seen from here over ssh: written to, looked at, copied.
 
-Neighbours: `cloud.py` owns one, `link.py` says how the machine is reached, `fetching.py` brings its results;
-what was copied here is read by `runtime_start.py`, `results_copy.py` and `durable.py` as if the run
-were on this computer. What is written goes over ssh's stdin, never into a command line; secrets go into no
-file at all (`remote_job.py`). Knows nothing of SkyPilot.
+Neighbours: `cloud.py` owns one, `link.py` says how the machine is reached, `results_download.py` downloads
+its results; what was copied here is read by `runtime_start.py`, `results_copy.py` and `durable.py` as if the
+run were on this computer. What is written goes over ssh's stdin, never into a command line; secrets go into
+no file at all (`remote_job.py`). Knows nothing of SkyPilot.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from launcher.base.errors import JobFailed
 
 _STATES = ("keeper.json", "supervisor.json", "trainer.json", EXIT)
 _WRITE_SECONDS = 30.0
-_LOOK_SECONDS = 20.0
+_REFRESH_SECONDS = 20.0
 # A look is an ssh connection of its own: soon at first, then more rarely. The shortest lease is 15 s.
-_SOONEST_SECONDS = 1.0
-_RAREST_SECONDS = 5.0
+_MIN_REFRESH_INTERVAL_SECONDS = 1.0
+_MAX_REFRESH_INTERVAL_SECONDS = 5.0
 _LOG_BYTES = 8192
 _SSH = ".copy_ssh_config"
 # For rsync's -e, in the folder that `write_ssh_config` names.
@@ -34,17 +34,17 @@ SSH_BY_FILE = f"ssh -F {_SSH}"
 
 
 class RemoteFolder:
-    """`there`, a folder on `host`, and `here`, what was seen of it last."""
+    """`there`, a folder on `host`, and `here`, its last local copy."""
 
     def __init__(self, host: SshHost, there: str, here: Path) -> None:
         self.host = host
         self.there = there
         self.here = here
         self._looked_at = float("-inf")
-        self._look_after = _SOONEST_SECONDS
+        self._look_after = _MIN_REFRESH_INTERVAL_SECONDS
 
     def make(self, sockets: str) -> None:
-        """The run's folder, there and here, and its folder of sockets there; for nobody but their user."""
+        """Make the run's folder, there and here, and its folder of sockets there, for their user alone."""
         self.here.mkdir(mode=0o700, parents=True, exist_ok=True)
         places = f"{shlex.quote(self.there)}/logs {shlex.quote(sockets)}"
         self.shell(f"umask 077 && mkdir -p {places} && chmod 700 {places}", "create its folders")
@@ -55,9 +55,12 @@ class RemoteFolder:
         self.shell(f"umask 077 && rm -f {path} && cat > {path}", f"write {name}", content)
 
     def refresh(self) -> None:
-        """Bring the small files that say how it is, and the ends of the logs. Renews the lease: who looks
-        is alive. At most once a second, and every five before long; raises JobFailed when the machine
-        cannot be reached."""
+        """Download the small status files and the ends of the logs. This renews the lease, because a reader
+        is a sign of life.
+
+        At most once a second, and less often, down to every five seconds. Raises JobFailed when the machine
+        cannot be reached.
+        """
         if time.monotonic() - self._looked_at < self._look_after:
             return
         names = " ".join(_STATES)
@@ -66,19 +69,19 @@ class RemoteFolder:
             f' for log in logs/*.log; do test -f "$log" && tail -c {_LOG_BYTES} "$log" >".look/$log"; done;'
             f" cp {names} .look/ 2>/dev/null; tar -C .look -cf - .",
             "read its state",
-            bound_seconds=_LOOK_SECONDS,
+            bound_seconds=_REFRESH_SECONDS,
         )
         _unpack(said, self.here)
-        self._look_after = min(2 * self._look_after, _RAREST_SECONDS)
+        self._look_after = min(2 * self._look_after, _MAX_REFRESH_INTERVAL_SECONDS)
         self._looked_at = time.monotonic()
 
     def reset_timer(self) -> None:
         """Have the machine not end itself for its idle minutes, from now. Raises JobFailed."""
         set_back = f"cd ~/{CODE} && python3 -m runtime.autodown"
-        self.shell(set_back, "reset its idle timer", bound_seconds=_LOOK_SECONDS)
+        self.shell(set_back, "reset its idle timer", bound_seconds=_REFRESH_SECONDS)
 
     def exit_code(self) -> int | None:
-        """What the runtime's keeper ended with, as of the last look; None while it runs."""
+        """The exit code of the runtime's keeper, as of the last refresh; None while it runs."""
         try:
             return int((self.here / EXIT).read_text())
         except (FileNotFoundError, ValueError):
@@ -111,7 +114,8 @@ class RemoteFolder:
     def shell(
         self, command: str, what: str, stdin: bytes = b"", bound_seconds: float = _WRITE_SECONDS
     ) -> bytes:
-        """A shell command there, to its end; what it printed. Raises JobFailed, also when it fails."""
+        """Run a shell command there to its end; returns its output. Raises JobFailed, also when the
+        command fails."""
         done = run_on(self.host, command, stdin=stdin, bound_seconds=bound_seconds)
         if done.returncode:
             lines = done.stderr.decode(errors="replace").strip().splitlines()

@@ -20,15 +20,15 @@ from launcher.base.errors import JobFailed, LaunchError, PreflightError
 from launcher.types.machine import Progress
 
 LINES = 12
-_ASK_SECONDS = 30.0
+_POLL_TIMEOUT_SECONDS = 30.0
 # How long one question waits on the machine for an end before it reports what was said so far.
-_WAIT_THERE_SECONDS = 5
+_REMOTE_WAIT_SECONDS = 5
 _ATTEMPTS = 3
 _PAUSE_SECONDS = 1.0
 # `timeout` ends the script on the machine; what is lost on the way to us is waited for so much longer.
 _SLACK_SECONDS = 90.0
 # As `timeout` says that it had to.
-_LATE = 124
+_TIMED_OUT = 124
 
 # One at a time: a second start of a script that runs (its answer was lost) starts nothing. What comes after
 # the script is for its stdin: whole or not at all, and only ever in memory and in a pipe.
@@ -85,7 +85,9 @@ class RemoteJob:
         )
         for attempt in range(_ATTEMPTS):
             try:
-                self._remote.shell(start, f"start {self._name}", script.encode() + stdin, _ASK_SECONDS)
+                self._remote.shell(
+                    start, f"start {self._name}", script.encode() + stdin, _POLL_TIMEOUT_SECONDS
+                )
                 return
             except PreflightError:  # another machine answers there
                 raise
@@ -97,8 +99,8 @@ class RemoteJob:
     def wait(
         self, bound_seconds: float, progress: Progress, on_disconnect: Callable[[], object] = lambda: None
     ) -> None:
-        """Until it has ended well, its lines going to `progress`; `if_lost` is asked whenever the machine
-        cannot be reached, and may raise. Raises JobFailed with its last lines."""
+        """Wait until it has ended well; its lines go to `progress`. `on_disconnect` is called whenever the
+        machine cannot be reached, and may raise. Raises JobFailed with its last lines."""
         bound = time.monotonic() + bound_seconds + _SLACK_SECONDS
         code: int | None = None
         lost: LaunchError | None = None
@@ -106,7 +108,7 @@ class RemoteJob:
             if time.monotonic() > bound:
                 raise lost or self._failed(f"did not finish within {bound_seconds:.0f} s")
             try:
-                code = self._look(progress)
+                code = self._poll(progress)
                 lost = None
             except PreflightError:
                 raise
@@ -115,24 +117,24 @@ class RemoteJob:
                 lost = error
                 progress(f"{error.message}: {error.why}")
                 time.sleep(_PAUSE_SECONDS)
-        if code == _LATE:
+        if code == _TIMED_OUT:
             raise self._failed(f"was stopped after {bound_seconds:.0f} s")
         if code != 0:
             raise self._failed(f"failed on the machine (exit code {code})")
 
-    def _look(self, progress: Progress) -> int | None:
-        """Bring what it said since the last look; its exit code once it has ended."""
+    def _poll(self, progress: Progress) -> int | None:
+        """Read its new output; its exit code once it has ended."""
         watch = _WATCH.format(
             code=CODE,
             exit=self._exit,
-            polls=_WAIT_THERE_SECONDS * 5,
+            polls=_REMOTE_WAIT_SECONDS * 5,
             offset=self._heard_bytes + 1,
             log=f"{self._folder}/logs/{self._name}.log",
         )
-        said = self._remote.shell(watch, f"check {self._name}", bound_seconds=_ASK_SECONDS)
+        said = self._remote.shell(watch, f"check {self._name}", bound_seconds=_POLL_TIMEOUT_SECONDS)
         code, _, heard = said.partition(b"\n")
         self._heard_bytes += len(heard)
-        self._keep(heard)
+        self._save_log(heard)
         *whole, self._rest = (self._rest + heard).split(b"\n")
         if code != b"-" and self._rest:
             whole.append(self._rest)
@@ -142,8 +144,8 @@ class RemoteJob:
                 progress(line)
         return None if code == b"-" else int(code)
 
-    def _keep(self, heard: bytes) -> None:
-        """Its log is here as well: of a failed set-up nothing else comes home."""
+    def _save_log(self, heard: bytes) -> None:
+        """Save its log here as well: nothing else of a failed set-up is downloaded."""
         log = self._remote.here / "logs" / f"{self._name}.log"
         log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with log.open("wb" if self._heard_bytes == len(heard) else "ab") as file:

@@ -17,10 +17,10 @@ from typing import Literal
 
 from launcher.backends.ssh.link import SshHost
 from launcher.base import sanitize
-from launcher.base.descriptors import readable
+from launcher.base.descriptor_polling import wait_readable
 from launcher.base.errors import JobFailed
 
-_LOOK_EVERY_SECONDS = 1.0
+_POLL_SECONDS = 1.0
 _PAUSE_SECONDS = 1.0
 # A connection that could not be made again for so long is given up: the run goes on without.
 LOST_SECONDS = 60.0
@@ -36,8 +36,8 @@ MachineState = Literal["up", "going", "gone"]
 
 
 class RemoteLog:
-    """The file `path` on `host`, a word for the shell there. `cluster_status` says how it is with the
-    machine, by what is known here; `again` is the command that reads on."""
+    """The file `path` on `host`, quoted for the shell there. `machine_state()` is the machine's last known
+    state; `again` is the command that reads on."""
 
     def __init__(
         self, host: SshHost, path: str, follow: bool, machine_state: Callable[[], MachineState], again: str
@@ -100,7 +100,7 @@ class RemoteLog:
         assert reader.stdout is not None
         descriptor = reader.stdout.fileno()
         while True:
-            if not readable([descriptor], _LOOK_EVERY_SECONDS):
+            if not wait_readable([descriptor], _POLL_SECONDS):
                 if self._machine_state() == "gone":
                     return False
                 continue

@@ -1,4 +1,4 @@
-"""A rented machine as ssh reaches it: which host it is, its user's home, and what of the run lies there.
+"""A rented machine over ssh: its host, its user's home, and the run's folders there.
 
 Neighbours: `cloud.py` asks, `link.py` is the way to a host, `remote_folder.py` one folder on it. Of SkyPilot
 it knows only what its books said of the cluster.
@@ -18,8 +18,8 @@ from launcher.base.errors import LaunchError
 
 
 class RemoteMachine:
-    """That of one run, whose folder here is `folder`; `cluster_status()` is what the books say, None before
-    it is armed."""
+    """The machine of one run, whose folder here is `folder`; `cluster_status()` is SkyPilot's entry, None
+    before it is armed."""
 
     def __init__(
         self, run_id: str, folder: Path, cluster_status: Callable[[], dict[str, Any] | None]
@@ -32,7 +32,7 @@ class RemoteMachine:
 
     @property
     def host(self) -> SshHost:
-        """How it is reached by ssh, once armed. Raises LaunchError."""
+        """Its ssh address, once armed. Raises LaunchError."""
         cluster_status = self._cluster_status()
         if cluster_status is None or cluster_status["ssh"] is None:
             raise LaunchError(
@@ -42,12 +42,12 @@ class RemoteMachine:
 
     @property
     def seen(self) -> Path:
-        """What was seen of the run's folder there."""
+        """The local copy of the run's folder there."""
         return self._folder / "machine"
 
     @property
     def user_home(self) -> str:
-        """The home of its user, who is asked once."""
+        """The home of its user; asked once."""
         if self._user_home is None:
             self._user_home = run_on(self.host, 'printf %s "$HOME"').stdout.decode()
         return self._user_home
@@ -58,21 +58,21 @@ class RemoteMachine:
         return f"{self.user_home}/slipway/{self._run_id}"
 
     def run_folder(self) -> RemoteFolder:
-        """One for all that is asked of it, so that looks are counted."""
+        """The one RemoteFolder of the run, so that its refreshes are counted."""
         host = self.host
         if self._run_folder is None or self._run_folder.host != host:
             self._run_folder = RemoteFolder(host, self.state_dir, self.seen)
         return self._run_folder
 
     def code(self) -> RemoteFolder:
-        """Where the runtime's code goes."""
+        """The folder of the runtime's code."""
         return RemoteFolder(self.host, f"{self.user_home}/{machine_scripts.CODE}", self._folder)
 
     def model_path(self, model: str) -> str:
-        """Where a model is for the runtime: a folder of the user's own there, any other by its name."""
+        """The runtime's path of a model: a user's folder there, any other by its name."""
         return model_upload.remote_path(model, self.user_home)
 
     def forget(self) -> None:
-        """What an earlier machine of the run said must not be taken for what the next one says."""
+        """Forget everything about the run's earlier machine."""
         shutil.rmtree(self.seen, ignore_errors=True)
         (self._folder / "known_hosts").unlink(missing_ok=True)

@@ -1,8 +1,8 @@
 """The results of a rented machine: brought home at its end, made durable while it lives, sent to a new one.
 
-Neighbours: `cloud.py` is the machine, `fetching.py` copies to the run's folder here, from where
-`results_copy.py` and `durable.py` take them as from a run on this computer; `timer_setback.py` keeps the
-machine there meanwhile. Knows nothing of how a machine comes and goes.
+Neighbours: `cloud.py` is the machine, `results_download.py` copies to the run's folder here, from where
+`results_copy.py` and `durable.py` take them as from a local run; `timer_reset.py` keeps the machine alive
+meanwhile. Knows nothing of how a machine starts and ends.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from launcher.types.durability import DurabilityStatus
 from launcher.types.machine import Progress, PullReport, Stopped
 
 # Asking the runtime for its step takes milliseconds, copying starts a process on each side.
-_LOOK_EVERY_SECONDS = 0.5
+_POLL_SECONDS = 0.5
 # Of a machine that is lost in mid-run the logs are here up to then.
 _LOGS_EVERY_SECONDS = 60.0
 
@@ -72,7 +72,7 @@ class RemoteResults:
             if not self._gone():
                 raise
         report = results_copy.pull(self._here, into, last=True)
-        since = "all that it had" if report.step is None else f"what it had after step {report.step}"
+        since = "all its results" if report.step is None else f"everything after step {report.step}"
         return replace(report, lost=f"the machine is gone, with {since}")
 
     def upload_checkpoints(
@@ -92,21 +92,21 @@ class RemoteResults:
     def make_durable(self, into: Path, stopped: Stopped) -> DurabilityStatus:
         """See machine.py. The runtime is asked for its step through the link; a new one is copied beside the
         link, no faster than leaves the line to the rollouts."""
-        if time.monotonic() - self._looked_at < _LOOK_EVERY_SECONDS:
+        if time.monotonic() - self._looked_at < _POLL_SECONDS:
             return self._seen
         self._looked_at = time.monotonic()
-        step = self._step_there()
+        step = self._remote_step()
         if step is None or step > (self._seen.durable or 0):
-            self._fetch(lambda remote: self._beside_the_rollouts(remote, into, stopped).run())
+            self._fetch(lambda remote: self._rate_limited_copy(remote, into, stopped).run())
             self._seen = results_copy.make_durable(self._here, into)
         # What is committed there now, not what it was when the copy began.
         committed = max(
-            (found for found in (self._step_there(), self._seen.committed) if found), default=None
+            (found for found in (self._remote_step(), self._seen.committed) if found), default=None
         )
         self._seen = replace(self._seen, committed=committed)
         return self._seen
 
-    def _step_there(self) -> int | None:
+    def _remote_step(self) -> int | None:
         """The runtime's newest step; None when it does not answer, or has none."""
         try:
             status, body = get_json(self._door, "/slipway/status", self.token)
@@ -114,8 +114,8 @@ class RemoteResults:
             return None
         return int(body["step"]) if status == 200 and isinstance(body, dict) else None
 
-    def _beside_the_rollouts(self, remote: RemoteFolder, into: Path, stopped: Stopped) -> ResultsDownload:
-        """A copy of a live run: at its rate, the weights at home at once, the logs now and then."""
+    def _rate_limited_copy(self, remote: RemoteFolder, into: Path, stopped: Stopped) -> ResultsDownload:
+        """A copy of a live run, at a limited rate: the weights at once, the logs now and then."""
         logs = time.monotonic() - self._logs_at > _LOGS_EVERY_SECONDS
         self._logs_at = time.monotonic() if logs else self._logs_at
         return ResultsDownload(

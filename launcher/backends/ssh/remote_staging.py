@@ -5,9 +5,10 @@
     .home/checkpoints/pinned.json    best.json beside it
     .home/logs/                      the processes' own, rollouts/ a file a step, wandb/ its offline runs
 
-Neighbours: `fetching.py` sends it, with {"newest": how many, "journals": {name: [bytes, sha256] of what home
-has}} as its argument, and reads what it prints: a line of JSON, {"files": {path: bytes}, "journals": [[name,
-from, bytes]]}, then what the journals have beyond that. Standard library only, and Python 3.8.
+Neighbours: `results_download.py` sends it, with {"newest": how many, "journals": {name: [bytes, sha256] of
+what home has}} as its argument, and reads what it prints: a line of JSON, {"files": {path: bytes},
+"journals": [[name, from, bytes]]}, then what the journals have beyond that. Standard library only, and Python
+3.8.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _PINNED, _BEST = "pinned.json", "best.json"
 _LOGS = ("*.log", "rollouts/step-*.jsonl", "wandb/offline-run-*")
 _CHUNK_BYTES = 1 << 20
 # Of one journal at a time; the rest comes with the next step.
-_MOST_BYTES = 64 << 20
+_MAX_READ_BYTES = 64 << 20
 
 
 def stage(newest: int) -> dict[str, int]:
@@ -58,7 +59,7 @@ def new_lines(name: str, known: int, sha256: str) -> tuple[int, bytes]:
     with open(name, "rb") as file:
         at = known if known and _digest(file, known) == sha256 else 0
         file.seek(at)
-        more = file.read(_MOST_BYTES)
+        more = file.read(_MAX_READ_BYTES)
     return at, more[: more.rfind(b"\n") + 1]
 
 

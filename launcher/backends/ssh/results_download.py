@@ -1,8 +1,8 @@
-"""Brings what a run's results are made of from its machine: the newest checkpoint and the pinned ones, the
+"""Downloads a run's results from its machine: the newest checkpoint and the pinned ones, the
 weights first, then what a resume needs besides and what was said; metrics line by line; logs last.
 
 Neighbours: `cloud.py` asks for it, at the end at full speed and while the run lives at `copy_rate.py`'s;
-what to bring is laid out there by `outgoing.py`; `rsync.py` copies, over an ssh connection of the copy's
+`remote_staging.py` stages the files there; `rsync.py` copies, over an ssh connection of the copy's
 own: never the one that the rollouts go through (`link.py`). Here it lies as on the machine, for
 `results_copy.py` to check.
 """
@@ -28,11 +28,11 @@ from launcher.results import checkpoints, journals, whole_checkpoints
 from launcher.results.durable import JOURNALS
 from launcher.types.machine import Progress, Stopped, never_stopped, no_progress
 
-_ASK_SECONDS = 120.0
+_STAGING_SECONDS = 120.0
 # Read now: at the moment of death an upgrade of this package may be half-way.
 _STAGING_SCRIPT = Path(remote_staging.__file__).read_bytes()
 # Who copies says so beside the lock; one who says nothing for so long is not waited for any more.
-_SILENT_SECONDS = 2 * rsync.STALL_SECONDS
+_STALL_SECONDS = 2 * rsync.STALL_SECONDS
 # What comes at once anyway is not worth a second connection.
 _AT_ONCE_BYTES = 8 << 20
 # As rsync's patterns. No links and no devices: what a machine puts here is files in folders.
@@ -46,7 +46,7 @@ _LOGS = ("/logs/*.log", "/logs/wandb/***")
 
 
 def no_callback() -> None:
-    """Nobody waits for the weights alone."""
+    """Ignore the call."""
 
 
 @dataclass
@@ -68,18 +68,18 @@ class ResultsDownload:
         here = self.remote.here
         here.mkdir(mode=0o700, parents=True, exist_ok=True)
         try:  # `launch pull` may copy while the run does
-            with locks.exclusive(here, _SILENT_SECONDS) as held:
+            with locks.exclusive(here, _STALL_SECONDS) as held:
                 newest = 1
-                while not self._bring(newest, held.touch):
+                while not self._download(newest, held.touch):
                     newest += 1
         except OSError as error:
             raise JobFailed("copying did not start", error.strerror, None) from error
 
-    def _bring(self, newest: int, alive: Callable[[], object]) -> bool:
+    def _download(self, newest: int, alive: Callable[[], object]) -> bool:
         """So many of the newest; whether one of them is whole, or there are no more."""
         files = self._stage(newest)
         of_steps = {n: s for n, s in files.items() if n.startswith(_OF_STEPS)}
-        missing = {n: s for n, s in of_steps.items() if not self._is_here(n, s)}
+        missing = {n: s for n, s in of_steps.items() if not self._is_downloaded(n, s)}
         logs = self._logs_bytes({n: s for n, s in files.items() if n not in of_steps})
         weights = sum(size for name, size in missing.items() if _is_weights(name))
         rest = sum(missing.values()) - weights
@@ -113,12 +113,12 @@ class ResultsDownload:
             f"umask 077 && cd {shlex.quote(self.remote.there)} && python3 - {shlex.quote(json.dumps(asked))}",
             "list its files",
             _STAGING_SCRIPT,
-            _ASK_SECONDS,
+            _STAGING_SECONDS,
         )
         line, _, texts = said.partition(b"\n")
         try:
             told = json.loads(line)
-            files = {_own(name): max(0, int(size)) for name, size in told["files"].items()}
+            files = {_checked_path(name): max(0, int(size)) for name, size in told["files"].items()}
             self._extend(told["journals"], texts)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise JobFailed(
@@ -133,7 +133,7 @@ class ResultsDownload:
             journals.extend(self.remote.here / name, int(at), texts[: int(count)])
             texts = texts[int(count) :]
 
-    def _is_here(self, name: str, size: int) -> bool:
+    def _is_downloaded(self, name: str, size: int) -> bool:
         try:
             found = (self.remote.here / name).lstat()
         except OSError:
@@ -189,7 +189,7 @@ class ResultsDownload:
                 path.unlink()
 
 
-def _own(name: str) -> str:
+def _checked_path(name: str) -> str:
     """A path as the layout has them. Raises ValueError."""
     parts = PurePosixPath(name).parts
     if len(parts) < 2 or parts[0] not in ("checkpoints", "logs") or ".." in parts:

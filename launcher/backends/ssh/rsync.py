@@ -1,8 +1,8 @@
 """Runs rsync and reports its progress; ends it when it stalls or is too slow.
 
-Neighbours: `fetching.py` brings results by this, `remote_folder.py` sends folders, `model_upload.py` a
-model. How long a copy may take follows from its size, so one that moves is never ended for its length.
-Knows nothing of what is copied, or of ssh.
+Neighbours: `results_download.py` downloads results by this, `remote_folder.py` sends folders,
+`model_upload.py` a model. How long a copy may take follows from its size, so one that moves is never ended
+for its length. Knows nothing of what is copied, or of ssh.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.base import disk
-from launcher.base.descriptors import readable
+from launcher.base.descriptor_polling import wait_readable
 from launcher.base.units import format_duration, format_rate
 from launcher.types.machine import Stopped, never_stopped
 
@@ -28,14 +28,14 @@ MIN_BYTES_PER_SECOND = 100_000.0
 # Nothing of it for so long is a line that stands still; ssh itself notices a machine that is gone after 15 s.
 STALL_SECONDS = 60.0
 # To connect, to compare what is there, and to be held up once.
-_LEAST_SECONDS = 180.0
-_LOOK_EVERY_SECONDS = 0.25
+_MIN_SECONDS = 180.0
+_POLL_SECONDS = 0.25
 _END_SECONDS = 5.0
 # So much later than we would, where we see that it stands still, it ends by itself: in words of its own.
 _LATER_SECONDS = 15
 _READ_BYTES = 65536
 # rsync's words for a connection that broke, and ssh's.
-_LOST = (10, 12, 30, 35, 255)
+_CONNECTION_LOST = (10, 12, 30, 35, 255)
 # "Some files vanished before they could be copied."
 _VANISHED = 24
 _PROGRESS_LINE = re.compile(rb"([\d.,]+)\s+\d+%\s+([\d.]+)([kMGT]?)B/s")
@@ -43,7 +43,7 @@ _POWERS = (b"", b"k", b"M", b"G", b"T")
 
 
 class RsyncError(Exception):
-    """A copy that did not end well. `lost`: its connection broke, and it may be worth another try."""
+    """A copy that failed. `lost`: its connection broke, so another try may work."""
 
     def __init__(self, why: str, *, lost: bool = False) -> None:
         super().__init__(why)
@@ -53,7 +53,7 @@ class RsyncError(Exception):
 
 @dataclass(frozen=True)
 class TransferProgress:
-    """How far a copy is: bytes that came, and of how many; bytes a second, as rsync sees it now."""
+    """The progress of a copy: bytes copied, bytes in all, and bytes a second as rsync measures them."""
 
     bytes: int
     of: int
@@ -74,11 +74,9 @@ def ignore_progress(moved: TransferProgress) -> None:
 
 @dataclass(frozen=True)
 class Transfer:
-    """One copy: `size`, the bytes that are to come; who looks how far it is, about once a second; whether
-    nobody wants it any more; the most bytes a second, None for as fast as it goes.
-
-    `still_seconds` and `slowest` (bytes a second) are when it is ended.
-    """
+    """One copy: `size`, the bytes to copy; `seen` gets the progress about once a second; `stopped` tells
+    whether the copy is no longer wanted; `rate`, the most bytes a second, None for no limit. `still_seconds`
+    and `slowest` (bytes a second) are the bounds at which it is ended."""
 
     size: int
     seen: Callable[[TransferProgress], object] = ignore_progress
@@ -89,16 +87,15 @@ class Transfer:
 
     @property
     def bound_seconds(self) -> float:
-        """How long it may take: what so many bytes need at the slowest rate, which is never more than half of
-        the one that it is held to."""
+        """The time limit: the size at the slowest rate, which is never more than half of its limit `rate`."""
         slowest = self.slowest if self.rate is None else min(self.slowest, self.rate / 2)
-        return _LEAST_SECONDS + self.size / slowest
+        return _MIN_SECONDS + self.size / slowest
 
 
 def run(arguments: list[str], folder: Path, copy: Transfer) -> TransferProgress:
-    """rsync with these arguments, started in `folder`; what came. What is there in part is gone on from.
+    """Run rsync with these arguments in `folder`; returns the bytes copied. A partial file is continued.
 
-    Raises RsyncError, FileNotFoundError where there is no rsync.
+    Raises RsyncError, FileNotFoundError if there is no rsync.
     """
     still_seconds = max(1, round(copy.still_seconds)) + (_LATER_SECONDS if _progress_options() else 0)
     command = ["rsync", "--partial", f"--timeout={still_seconds}", *_progress_options()]
@@ -128,7 +125,7 @@ def run(arguments: list[str], folder: Path, copy: Transfer) -> TransferProgress:
     code = rsync.returncode
     if code not in (0, _VANISHED):
         why = next((line for line in lines if not line.startswith("rsync error")), None)
-        raise RsyncError(why or f"rsync ended with code {code}", lost=code in _LOST or code < 0)
+        raise RsyncError(why or f"rsync ended with code {code}", lost=code in _CONNECTION_LOST or code < 0)
     return watched.moved
 
 
@@ -142,28 +139,28 @@ class _RsyncProcess:
         self.moved = TransferProgress(0, copy.size, 0.0)
 
     def until_its_end(self) -> str | None:
-        """None when it ended by itself, else why it has to."""
+        """None when it ended by itself, else the reason to end it."""
         assert self._rsync.stdout is not None  # a pipe, as asked for
         descriptor = self._rsync.stdout.fileno()
         while True:
-            if readable([descriptor], _LOOK_EVERY_SECONDS):
+            if wait_readable([descriptor], _POLL_SECONDS):
                 piece = os.read(descriptor, _READ_BYTES)
                 if not piece:
-                    return self._last_words()
-                self._hear(piece)
+                    return self._read_remaining_output()
+                self._parse_output(piece)
             if (why := self._why_to_end()) is not None:
                 return why
 
-    def _last_words(self) -> str | None:
+    def _read_remaining_output(self) -> str | None:
         """It has closed its output, and is as good as over."""
         while self._rsync.poll() is None:
             if (why := self._why_to_end()) is not None:
                 return why
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self._rsync.wait(timeout=_LOOK_EVERY_SECONDS)
+                self._rsync.wait(timeout=_POLL_SECONDS)
         return None
 
-    def _hear(self, piece: bytes) -> None:
+    def _parse_output(self, piece: bytes) -> None:
         """rsync writes one line over and over, without ending it."""
         told = _PROGRESS_LINE.findall(piece)
         if not told:
@@ -187,7 +184,7 @@ class _RsyncProcess:
 
 
 def _end(rsync: subprocess.Popen[bytes]) -> None:
-    """What came stays, to be gone on from."""
+    """End it; the partial file stays, for the next try."""
     if rsync.poll() is not None:
         return
     rsync.terminate()
@@ -201,12 +198,12 @@ def _end(rsync: subprocess.Popen[bytes]) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         while time.monotonic() < bound:
             os.killpg(rsync.pid, 0)
-            time.sleep(_LOOK_EVERY_SECONDS / 10)
+            time.sleep(_POLL_SECONDS / 10)
 
 
 @functools.cache
 def _progress_options() -> tuple[str, ...]:
-    """What makes rsync say how far it is, where it can: that of macOS cannot."""
+    """The options by which rsync reports its progress; macOS's rsync has none."""
     said = subprocess.run(["rsync", "--version"], capture_output=True, text=True, errors="replace").stdout
     version = re.match(r"rsync\s+version (\d+)\.(\d+)", said)
     able = version is not None and (int(version[1]), int(version[2])) >= (3, 1)

@@ -1,4 +1,5 @@
-"""What lets plain `ssh RUN` and `scp` find a run: a file in its folder, one Include line for them all.
+"""Lets plain `ssh RUN` and `scp` find a run: an ssh configuration in its folder, one Include line for all
+runs.
 
     ~/.ssh/config          Include "…/runs/*/ssh_config"      the one line, first, where it was agreed to
     runs/<id>/ssh_config   Host slip-0123abcd my-name …       while the machine lives
@@ -24,7 +25,7 @@ _LOCK = ".slipway.lock"
 
 
 def write(folder: Path, host: SshHost, names: Sequence[str]) -> None:
-    """Say in a run's folder how it is reached under these names."""
+    """Write the ssh configuration of a run's host, under these names, into the run's folder."""
     atomic.write(folder / FILE, host.configuration(*names), private=True)
 
 

@@ -2,7 +2,7 @@
 
 The runtime's keeper does that while the run may go on; at its end the runtime may be dead, its lease over, or
 its launch, and then a copy that takes longer than the idle minutes would be cut. Not longer than a copy makes
-progress: `rsync.py` ends one that stands still. Neighbours: `cloud_results.py` pulls under this,
+progress: `rsync.py` ends one that stands still. Neighbours: `remote_results.py` pulls under this,
 `remote_folder.py` asks the machine. Knows nothing of what is copied.
 """
 
@@ -22,8 +22,8 @@ _END_SECONDS = 2.0
 
 @contextlib.contextmanager
 def resetting_timer(set_back: Callable[[], object], within_limits: Callable[[], bool]) -> Iterator[None]:
-    """`set_back` is called at once and every so often, in a thread, until the block is over or the machine
-    may not stay any more. What it raises is no trouble of the copy's."""
+    """Call `set_back` at once and at intervals, in a thread, until the block is over or the machine may no
+    longer stay. An error in it does not fail the copy."""
     over = threading.Event()
 
     def stay() -> None:

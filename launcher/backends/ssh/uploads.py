@@ -1,7 +1,7 @@
 """A large upload to a machine, which resumes after a broken connection.
 
-Neighbours: `model_upload.py` and `seeding.py` bring things there by this, `rsync.py` does the copying: what
-is there, whole or in part, is not sent again. Knows nothing of what is copied.
+Neighbours: `model_upload.py` and `checkpoint_upload.py` use it, `rsync.py` does the copying: what
+is there, whole or in part, is not sent again. Knows nothing of the content.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from launcher.base.errors import JobFailed
 from launcher.types.machine import Progress
 
 # The least patience with a line that breaks again and again.
-_LEAST_SECONDS = 900.0
+_MIN_SECONDS = 900.0
 _PAUSE_SECONDS = 3.0
 
 
 @dataclass(frozen=True)
 class Upload:
-    """`what` is copied, for words; `hint`: what to do where that cannot be."""
+    """`what` names the upload in messages; `hint`: the user's remedy if it fails."""
 
     what: str
     hint: str | None = None
@@ -37,9 +37,9 @@ class Upload:
         progress: Progress,
         on_disconnect: Callable[[], object],
     ) -> None:
-        """rsync with these words, again and again until all is there. `if_lost` is asked whenever the
+        """Run rsync with these arguments until everything is there. `on_disconnect` is called whenever the
         connection breaks, and may raise. Raises JobFailed, LaunchError."""
-        bound = time.monotonic() + max(_LEAST_SECONDS, copy.size / rsync.MIN_BYTES_PER_SECOND)
+        bound = time.monotonic() + max(_MIN_SECONDS, copy.size / rsync.MIN_BYTES_PER_SECOND)
         while (trouble := self._attempt(remote, words, copy)) is not None:
             on_disconnect()
             if time.monotonic() > bound:

@@ -1,7 +1,7 @@
-"""What a request costs on its way: through the run's door, through its gateway, straight to its engine.
+"""The cost of one request on three routes: through the relay, through the gateway, straight to the engine.
 
-Neighbours: `ours_program.py` asks for it beside a run that has trained, so that the three are of one engine.
-By turns, so that a busy moment of the computer meets them all.
+Neighbours: `slipway_program.py` calls it beside a run that has trained, so that all three routes reach one
+engine. The routes alternate, so that a busy moment of the computer affects them all.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class _Route:
             return requests / (time.perf_counter() - began), took
 
 
-def measured(run: Session, task: dict[str, Any]) -> dict[str, Any]:
+def measure_routes(run: Session, task: dict[str, Any]) -> dict[str, Any]:
     """Requests a second with many in flight, and the median latency of one alone, on each way."""
     assert run.run_dir is not None  # a run of `launch`
     record = json.loads((run.run_dir.parent / "record.json").read_text(encoding="utf-8"))

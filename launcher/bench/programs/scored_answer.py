@@ -1,7 +1,7 @@
-"""What an answer is worth.
+"""The score of an answer.
 
-Neighbours: `ours_program.py` rewards with it, and so does what it is compared with (`tests/bench/trl/`).
-Standard library only, and nothing of `launcher`: another trainer's environment has neither.
+Neighbours: `slipway_program.py` and the program it is compared with (`tests/bench/trl/`) reward with it.
+Standard library only: another trainer's environment has neither `launcher` nor its packages.
 """
 
 from __future__ import annotations
@@ -10,6 +10,6 @@ import unicodedata
 
 
 def letters(text: str) -> int:
-    """How many different letters of a to z a text has, accents aside."""
+    """The number of different letters of a to z in a text, accents ignored."""
     plain = unicodedata.normalize("NFKD", text.lower())
     return len(set(plain) & set("abcdefghijklmnopqrstuvwxyz"))

@@ -1,4 +1,4 @@
-"""Each side's own log, which `launch bench` reads when it has ended: one JSON object a line, with its times.
+"""The log of one side of a bench: one JSON object a line, with times. `launch bench` reads it at the end.
 
 Neighbours: both programs write it, `launcher/bench/side_run.py` reads. Standard library only, and nothing of
 `launcher`: the other trainer's environment has neither.
@@ -15,7 +15,7 @@ from typing import Any
 
 
 class SideLog:
-    """Spans (what, from when to when) and steps."""
+    """Spans (name, start, end) and steps."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -27,7 +27,7 @@ class SideLog:
 
     @contextlib.contextmanager
     def span(self, kind: str) -> Iterator[dict[str, Any]]:
-        """A stretch of time; what is put into the yielded dict stands on its line."""
+        """A span of time; the yielded dict's content is added to its line."""
         began = time.time()
         told: dict[str, Any] = {}
         yield told

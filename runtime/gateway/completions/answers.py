@@ -140,7 +140,7 @@ def _sample_id(asked: ParsedRequest, index: int) -> str:
 
 
 def _prompt_not_trainable(prompt_ids: list[int], engine: EngineFacts) -> str | None:
-    """Why a prompt must not be learned from; None when it may.
+    """The reason a prompt must not be trained on; None if it may.
 
     A template that writes the first token and a tokenizer that adds it give two: the policy would learn to
     answer prompts it never meets elsewhere (C3).
@@ -171,7 +171,7 @@ def _content(asked: ParsedRequest, choice: Choice) -> str | None:
 
 
 def question(asked: ParsedRequest) -> list[Any] | None:
-    """What was asked, for the record, where a client may name it by its parsed fields."""
+    """The question, for the record, if a client may name it by its parsed fields."""
     is_named_by_content = asked.kind == "chat" and asked.tags.rollout is None
     if not is_named_by_content or asked.tags.purpose != "train":
         return None
@@ -186,7 +186,7 @@ def _add_sample_name(asked: ParsedRequest, choice: dict[str, Any], version: int 
 
 
 def _strip(asked: ParsedRequest, body: dict[str, Any], model: str) -> None:
-    """Leave the client what it asked for, under the versioned name."""
+    """Keep the requested parts only, under the versioned name."""
     body["model"] = model
     choices = body.get("choices") or ()
     for part in (body, *choices):

@@ -33,12 +33,12 @@ _MAX_CLOSINGS = 256
 
 
 class NotExactError(Exception):
-    """It cannot be proven what the template writes after the earlier turn; the message is the reason."""
+    """The template's text after the earlier turn cannot be proven; the message is the reason."""
 
 
 @dataclass(frozen=True)
 class EarlierTurn:
-    """The turn that is gone on from: its ids, and the request for it as it would be asked now.
+    """The turn to continue: its ids, and the request for it in its present form.
 
     `shown`: whether these are the first ids that the template made of it then. `has_stops`: whether it may
     have ended at a text or a token that its client named.
@@ -67,7 +67,7 @@ class ExactPrompts:
     def __init__(self) -> None:
         self._closings: OrderedDict[str, _Closing] = OrderedDict()
 
-    async def after(self, client: EngineClient, body: Body, earlier: EarlierTurn) -> tuple[Ids, Ids]:
+    async def continue_from(self, client: EngineClient, body: Body, earlier: EarlierTurn) -> tuple[Ids, Ids]:
         """The prompt that goes on from `earlier`, and the one that the template alone makes of `body`.
 
         They are the same where the template shows the earlier turn as it was. Raises EngineError, and

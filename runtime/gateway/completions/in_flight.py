@@ -1,8 +1,8 @@
-"""Requests on their way: an answer as it grows, and everyone who waits for it.
+"""Requests in flight: an answer as it grows, and the connections that wait for it.
 
 A retried request joins the one in flight, so that it makes one sample. When nobody waits any more, a request
 that could be retried gets a short grace (a lost link mends within a second), any other is aborted at once.
-Neighbours: proxy.py fills a flight, one task each. Knows ASGI, nothing of models or samples.
+Neighbours: proxy.py fills one, each in a task of its own. Knows ASGI, nothing of models or samples.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ class InFlightRequest:
 
 
 class InFlightRequests:
-    """The flights of all requests that have an id."""
+    """The requests in flight, by request id."""
 
     def __init__(self) -> None:
         self._by_id: dict[str, InFlightRequest] = {}

@@ -1,4 +1,4 @@
-"""Says of a rollout's request that none of its samples can be trained, when it is asked: not steps later.
+"""Warns at once, and not steps later, that none of a request's samples can be trained.
 
 The answer has a header with the reason; the log and the run's status have a line for the first request of
 each reason. Who asks for it by a header is refused instead, before anything is sampled.
@@ -16,15 +16,15 @@ from runtime.shared.headers import REFUSE, UNTRAINABLE_HEADER
 _GREEDY = "greedy"
 _ADVICE = {
     _GREEDY: "a temperature of 0 has one answer and nothing to compare: ask with a temperature of 1",
-    "tool_choice": 'it holds the answer to a call: leave it out or say "auto", and ask for the call in words',
-    "parallel_tool_calls": "it holds calls to a grammar: name the rollout, or leave it out",
-    "response_format": "it holds the answer to a grammar: leave it out, and ask for the form in words",
+    "tool_choice": 'it forces a tool call: leave it out or use "auto", and ask for the call in the prompt',
+    "parallel_tool_calls": "it constrains tool calls by a grammar: name the rollout, or leave it out",
+    "response_format": "it constrains the answer by a grammar: ask for the format in the prompt",
 }
-_OF_ANY = "it bends what the policy would say by itself: leave it out"
+_OF_ANY = "it changes the policy's distribution: leave it out"
 
 
 def reason(asked: ParsedRequest) -> str | None:
-    """What keeps every sample of a request from being trained, by what it asks for; None: nothing does."""
+    """The reason no sample of this request can be trained; None if they can."""
     if asked.tags.purpose != "train":
         return None
     try:

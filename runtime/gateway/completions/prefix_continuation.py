@@ -1,4 +1,4 @@
-"""Which earlier answer a chat request goes on from, and what the engine is asked for so that it does.
+"""Finds the earlier answer that a chat request continues, and builds the engine's prompt from its exact ids.
 
 A client that sends a conversation again with its answers unchanged goes on from them, whatever the chat
 template makes of them: the engine is given the ids of the earlier turn as they were, then those that the
@@ -27,7 +27,7 @@ from runtime.gateway.samples.conversations import ConversationPrefix, NoNameErro
 from runtime.gateway.samples.journal import Conversation, Exchange, Sample
 from runtime.gateway.samples.sample_ref import SampleRef
 from runtime.gateway.samples.samples import SampleStore
-from runtime.gateway.samples.turns import CUT_OFF, WHOLE
+from runtime.gateway.samples.turns import COMPLETE_REASONS, CUT_OFF
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +39,7 @@ SWITCHED_OFF = "switched off"
 TOO_LONG = "too long for the context"
 HELD_TO_GRAMMAR = "held to a grammar"
 ONE_CALL = "calls after the first were left out"
-NOT_ASKED = "the engine did not say"
+NO_ENGINE_ANSWER = "the engine did not say"
 
 # Of a request: what a template is told beside messages and tools.
 _TEMPLATE_SETTINGS = ("chat_template_kwargs", "documents", "reasoning_effort", "add_special_tokens")
@@ -88,7 +88,7 @@ class PrefixContinuation:
         self._exact = ExactPrompts()
 
     async def turn(self, asked: ParsedRequest, body: dict[str, Any], client: EngineClient) -> ChatTurn | None:
-        """What `asked` goes on from; `body`: what the engine would be asked. None: it is no chat."""
+        """The turn that `asked` continues; `body`: the engine's request without it. None: it is no chat."""
         if asked.kind != "chat":
             return None
         messages = asked.body["messages"]
@@ -124,12 +124,12 @@ class PrefixContinuation:
             if why_not := self._why_not(asked, turn, exchange, sample):
                 return turn.plainly(why_not)
             earlier = _earlier_turn(asked.body["messages"], found.messages, exchange, sample)
-            prompt, plain = await self._exact.after(client, body, earlier)
+            prompt, plain = await self._exact.continue_from(client, body, earlier)
         except NotExactError as error:
             return turn.plainly(str(error))
         except (EngineError, OSError) as error:
             log.info("request %s: %s", asked.id, error)
-            return turn.plainly(NOT_ASKED)
+            return turn.plainly(NO_ENGINE_ANSWER)
         if prompt == plain:
             return replace(turn, conversation=replace(turn.conversation, continues=sample.id))
         if not _fits(len(prompt), len(plain), body, client):
@@ -149,12 +149,12 @@ class PrefixContinuation:
     def _why_not(
         self, asked: ParsedRequest, turn: ChatTurn, exchange: Exchange, sample: Sample
     ) -> str | None:
-        """Why a request is not asked for by an earlier answer's ids, by what both ask for."""
+        """The reason a request cannot continue an earlier answer's ids, by the settings of both."""
         if not (self._enabled and asked.allows_continuation):
             return SWITCHED_OFF
         if distribution.grammar(asked.body):
             return HELD_TO_GRAMMAR  # vLLM looks for the end of a thought in all of the prompt's ids there
-        if sample.finish_reason not in WHOLE or not sample.completion_ids:
+        if sample.finish_reason not in COMPLETE_REASONS or not sample.completion_ids:
             return CUT_OFF
         if sample.has_more_calls:  # what it sampled says more than the client has of it
             return ONE_CALL

@@ -1,8 +1,8 @@
-"""The hot path: one completion request, from the door to an engine and back, recorded on the way.
+"""The hot path: one completion request, from the client to an engine and back, recorded on the way.
 
 Neighbours: request_parsing.py reads the request, engine_pool.py chooses the engine, answers.py reads what
 comes back, samples.py records it, in_flight.py hands it to whoever waits. An engine that dies under a request
-is asked again when it is back; what was sampled once is never sampled twice under one request id.
+is asked again when it is back; nothing is sampled twice under one request id.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ MAX_FAILURES = 2
 
 
 class FieldCheck(Protocol):
-    """request_fields.py: the body with what this device cannot take refused or dropped."""
+    """request_fields.py: the body without the fields that this device refuses or ignores."""
 
     def __call__(self, kind: Kind, body: dict[str, Any]) -> dict[str, Any]: ...
 
@@ -59,7 +59,7 @@ class EngineFailedError(Exception):
 
 
 class Completions:
-    """Answers `/v1/chat/completions` and `/v1/completions` (an ASGI application per kind: `door`)."""
+    """Answers `/v1/chat/completions` and `/v1/completions` (an ASGI application per kind: `endpoint`)."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class Completions:
         config: RuntimeConfig,
         warnings: Warnings,
     ) -> None:
-        """`unheeded`: the fields of a request that have no effect here; its answer names them."""
+        """`ignored_fields`: the fields of a request that have no effect here; its answer names them."""
         self._fleet = engines
         self._versions = versions
         self._store = store
@@ -147,7 +147,11 @@ class Completions:
         try:
             self._store.mark_lost(asked.id)
         except OSError as error:
-            log.error("request %s: nobody received its answer, which is not recorded: %s", asked.id, error)
+            log.error(
+                "request %s: no client received its answer, and this could not be recorded: %s",
+                asked.id,
+                error,
+            )
 
     async def _answer(self, asked: ParsedRequest, served: Served, flight: InFlightRequest) -> None:
         body = asked.for_engine(served.engine_model, self._check)
@@ -161,7 +165,7 @@ class Completions:
                 await self._ask(engine, asked, served, body, turn, flight)
                 return
             except EngineGoneError as error:
-                self._fleet.mark_lost(engine)
+                self._fleet.mark_unreachable(engine)
                 deaths += 1
                 if flight.has_started or deaths >= MAX_ENGINE_DEATHS:
                     raise not_ready(f"the engine died while answering: {error}") from error
@@ -284,7 +288,8 @@ class CompletionEndpoint:
 
 
 async def _refusal(engine: Engine, response: aiohttp.ClientResponse, served: Served) -> Exception:
-    """What an engine's error answer means: gone (ask again), or the client's own mistake (passed on)."""
+    """The meaning of an engine's error answer: it is gone (ask again), or the client's own mistake (passed
+    on)."""
     body = await response.read()
     if response.status == 404:
         return EngineGoneError(f"it does not have {served.engine_model}")
@@ -297,7 +302,7 @@ async def _refusal(engine: Engine, response: aiohttp.ClientResponse, served: Ser
 def _request_error(asked: ParsedRequest, error: EngineFailedError) -> ApiError:
     """A request that a living engine cannot answer, however often it is asked."""
     if name := distribution.grammar(asked.body):
-        why = f"{name!r}: its grammar does not compile, or allows the engine no next token"
+        why = f"{name!r}: its grammar does not compile, or allows no next token"
         return ApiError(400, why, param=name, code="grammar_failed")
     return ApiError(
         400, f"the engine cannot answer this request, but still runs: {error}", code="request_failed"

@@ -1,4 +1,4 @@
-"""From an HTTP request to what the engine is asked: tags, model, body. Refuses what is malformed.
+"""Parses an HTTP request into the engine's request: tags, model, body. Refuses malformed ones.
 
 Neighbours: proxy.py sends the result to an engine; request_fields.py knows vLLM's fields. The body is read
 once, as plain JSON: the engine validates the rest, and its own refusal is passed on.

@@ -1,4 +1,4 @@
-"""What a request goes on from, as far as it says: its rollout, and the questions it may be known by.
+"""The routing key of a request: its rollout, and digests of the questions it may continue.
 
 Neighbours: proxy.py asks once per attempt; engines/router.py sends a request where that is cached.
 prefix_continuation.py finds the very answer that a turn goes on from, in ids; this only says where to look

@@ -1,4 +1,4 @@
-"""One engine as the gateway keeps it: who talks to it, whether it may be used, how much it has to do.
+"""One engine in the gateway: its client, whether it may be used, its load.
 
 Neighbours: engine_pool.py has all of them, router.py chooses between them. Knows nothing of versions.
 """

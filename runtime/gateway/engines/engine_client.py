@@ -2,7 +2,7 @@
 
 Neighbours: server.py is the other end; the gateway forwards completions with `post`, version_check.py loads,
 verifies and scores adapters. Every call is bounded; whatever goes wrong is an EngineError.
-Knows nothing of versions, samples or of what a good logprob is.
+Knows nothing of versions or samples, and judges no logprob.
 
     EngineError                 the engine answered, and not well: `status`, `message`
     └── EngineUnreachableError       it did not answer: no socket, connection lost, too slow
@@ -55,7 +55,7 @@ class EngineUnreachableError(EngineError):
 
 @dataclass(frozen=True)
 class AdapterReport:
-    """What an engine holds of an adapter, compared with the file on disk (worker.py).
+    """An engine's adapter, compared with the file on disk (worker.py).
 
     `modules`: how many the engine will multiply with; `expected`: how many the file has; `mismatched`: the
     tensors that differ, one sentence each; `sha256`: of the file the engine read.
@@ -74,10 +74,10 @@ class AdapterReport:
 
 @dataclass(frozen=True)
 class EngineFacts:
-    """What an engine says of itself once. None: it did not say.
+    """Facts that an engine reports once. None: not reported.
 
-    `context_length`: the longest sequence it takes, in tokens; `first_token`: what its tokenizer puts before
-    every text by itself (BOS), if anything.
+    `context_length`: the longest sequence it takes, in tokens; `first_token`: the token (BOS) that its
+    tokenizer puts before every text, if any.
     """
 
     context_length: int | None = None
@@ -128,7 +128,7 @@ class EngineClient:
         return self._mode_is_right
 
     async def cache_use(self) -> CacheUse:
-        """What its prefix cache was asked for and had. Raises EngineError."""
+        """The use of its prefix cache. Raises EngineError."""
         return prefix_cache.read((await self._ask("GET", "/metrics", seconds=_HEALTH_SECONDS)).decode())
 
     async def load_adapter(self, name: str, path: Path) -> None:
@@ -236,14 +236,14 @@ class EngineClient:
             begins = whole[0] if whole[-len(bare) :] == bare and len(whole) > len(bare) else None
             return EngineFacts(await self.context_length(), begins)
         except (EngineError, LookupError, ValueError) as error:
-            log.warning("%s: it does not say what it adds to a prompt: %s", self.name, error)
+            log.warning("%s: its first token is unknown: %s", self.name, error)
             return UNKNOWN
 
     async def _has_the_right_mode(self) -> bool:
         try:
             modes = {worker["logprobs_mode"] for worker in await self._rpc("sampling")}
         except EngineError as error:
-            log.error("%s: it does not say its logprobs mode: %s", self.name, error)
+            log.error("%s: its logprobs mode is unknown: %s", self.name, error)
             return False
         if modes != {LOGPROBS_MODE}:
             log.error("%s: logprobs modes %s, not %r: it is not used", self.name, modes, LOGPROBS_MODE)
@@ -276,7 +276,7 @@ class EngineClient:
     def _number(self, logprob: float | None) -> float:
         """JSON has null for what is not finite (http_speedups.py). Raises EngineError."""
         if logprob is None:
-            raise EngineError(self.name, 200, "a logprob is no number")
+            raise EngineError(self.name, 200, "a logprob is not a number")
         return logprob
 
     def _open(self) -> aiohttp.ClientSession:

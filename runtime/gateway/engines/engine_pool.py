@@ -1,4 +1,4 @@
-"""The engines as the gateway sees them: which are up, which a request is given, what a restarted one lacks.
+"""All engines: which are up, which one a request gets, and which versions a restarted one must load.
 
 Neighbours: engine_client.py talks to one engine; router.py chooses between those that are ready;
 version_check.py stages adapters; the supervisor restarts engines, this only notices. An engine is used when
@@ -36,7 +36,8 @@ Reload = Callable[[int, list[EngineClient]], Awaitable[bool]]
 
 
 class EnginePool:
-    """All engines. `restage` puts back what a fresh engine lacks, `recall` a version that is named."""
+    """All engines. `reload_after_restart` loads the versions that a fresh engine lacks, `reload` a version
+    that a request names."""
 
     def __init__(
         self,
@@ -64,8 +65,8 @@ class EnginePool:
     async def pick(
         self, version: int = 0, key: RoutingKey | None = None, excluded: Engine | None = None
     ) -> Engine:
-        """A ready engine, once the engines have the version: the one that has cached what `origin` goes on
-        from (router.py), without it the least busy. Not `but`, which has just failed, if there is another.
+        """A ready engine, once the engines have the version: the one whose cache has the prefix of `key`
+        (router.py), else the least busy. Not `excluded`, which has just failed, if there is another.
 
         Waits, bounded, when all are away. Raises ApiError.
         """
@@ -80,9 +81,9 @@ class EnginePool:
             if time.monotonic() > end:
                 raise not_ready(f"no engine was ready again within {WAIT_SECONDS:.0f} s")
             if not ready:
-                await self._until_one_is_back()
+                await self._wait_for_engine()
 
-    async def _until_one_is_back(self) -> None:
+    async def _wait_for_engine(self) -> None:
         """Or until it is time to look again. Raises ApiError where none can be hoped for."""
         self._raise_if_failed_for_good()
         self._changed.clear()
@@ -96,13 +97,14 @@ class EnginePool:
         except VerificationError as error:
             if await self.check_all():  # which says nothing about the version
                 return True
-            message = f"it was loaded again and is not proven to be what it was: {error}"
+            message = f"it was loaded again, but its weights could not be verified: {error}"
             log.error("a version that is named: %s", message)
             raise ApiError(503, message, param="model", code="version_not_proven") from error
 
     @property
     def prefix_cache_hits(self) -> float | None:
-        """Of the tokens of prompts since the engines started, the share found; None: none was looked for."""
+        """The share of prompt tokens found in the prefix caches since the engines started; None: none was
+        looked up."""
         looked_for = sum(engine.cache.looked_for for engine in self.engines)
         return sum(engine.cache.found for engine in self.engines) / looked_for if looked_for else None
 
@@ -121,11 +123,11 @@ class EnginePool:
         well = await asyncio.gather(*(engine.client.health() for engine in self.engines))
         for engine, is_well in zip(self.engines, well, strict=True):
             if not is_well:
-                self.mark_lost(engine)
+                self.mark_unreachable(engine)
         return not all(well)
 
-    def mark_lost(self, engine: Engine) -> None:
-        """A connection to it broke: nobody else is sent there until it has been looked at."""
+    def mark_unreachable(self, engine: Engine) -> None:
+        """A connection to it broke: no request goes there until its next check."""
         if engine.ready:
             log.warning("%s: connection lost", engine.name)
         engine.ready = False
@@ -143,7 +145,7 @@ class EnginePool:
         while True:
             process = self._machine.child(engine.name).get("pid")
             if engine.ready and process != engine.process:
-                self.mark_lost(engine)
+                self.mark_unreachable(engine)
             if not engine.ready and await engine.client.health():
                 await self._bring_back(engine, process)
             if engine.ready and time.monotonic() - looked_at > _CACHE_SECONDS:

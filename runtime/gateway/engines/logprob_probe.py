@@ -1,7 +1,7 @@
 """The logprob probe, read: sequences the trainer scored, scored again by an engine.
 
 Neighbours: shared/probe_file.py says what is in the file, trainer/probe.py makes it; version_check.py judges
-the errors. Knows nothing of adapters or of what error is too large.
+the errors. Knows nothing of adapters, and judges no error.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class ProbeError(Exception):
 
 @dataclass(frozen=True)
 class Scores:
-    """What one engine says: of the counting tokens under the adapter and under the base [K], [K], and how far
-    the last token of each sequence is off when the prefix cache is read."""
+    """One engine's scores: of the counted tokens under the adapter and under the base [K], [K], and the
+    error of each sequence's last token when the prefix cache is read."""
 
     served: Floats
     base: Floats
@@ -84,9 +84,10 @@ class LogprobProbe:
         return probe
 
     async def score(self, engine: EngineClient, name: str) -> Scores:
-        """What the engine says of the counting tokens, and of each sequence's last one as a rollout meets it.
+        """The engine's scores of the counted tokens, and of each sequence's last token through the prefix
+        cache.
 
-        The latter first: scoring fills the prefix cache, and what was in it before is what must be met.
+        The latter comes first, because scoring fills the prefix cache.
         """
         ends = [ids for ids in self.sequences if len(ids) > 1]
         continued = await asyncio.gather(*(engine.score_next(name, ids[:-1], ids[-1]) for ids in ends))

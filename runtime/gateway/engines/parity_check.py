@@ -1,4 +1,4 @@
-"""Whether engine and trainer compute one and the same model: the judgement of a trial's numbers (C58).
+"""Judges whether engine and trainer compute the same model, by the numbers of a parity check (C58).
 
 Neighbours: trainer/parity_export.py made the trial, version_check.py had every engine score it, and
 versions/model_check.py asks for this before the first rollout. Pure: knows nothing of engines or files.
@@ -50,7 +50,7 @@ class LogprobError:
 
 @dataclass(frozen=True)
 class ParityReport:
-    """What was found, each number the worst of all engines. `spread`: the deviation of the base's logprobs;
+    """The measurements, each the worst of all engines. `spread`: the deviation of the base's logprobs;
     `effect`: how far the adapter moves them on average; `effect_error`: see MAX_EFFECT_ERROR."""
 
     engines: int
@@ -76,15 +76,13 @@ class ParityError(VerificationError):
 
 
 def judge(found: Measured, dtype: str) -> ParityReport:
-    """The proof. Raises ParityError, which says how far the two are apart and how far they may be."""
+    """The report. Raises ParityError, which says how far the two differ and how far they may."""
     proof = _report(found)
     if not proof.effect >= MIN_EFFECT * proof.spread:
-        raise ParityError("the adapter of the trial does nothing, which proves nothing of adapters", proof)
+        raise ParityError("the test adapter changes no logprob, so it proves nothing about adapters", proof)
     why = _disagreement(proof, dtype)
     if why is not None:
-        raise ParityError(
-            f"engine and trainer disagree on this model: {why}: it is not served as it is trained", proof
-        )
+        raise ParityError(f"engine and trainer disagree on this model: {why}", proof)
     if not proof.cached_error <= MAX_ERROR_CACHED[dtype]:
         raise ParityError(f"a logprob is {proof.cached_error:.2g} off when the prefix cache is read", proof)
     return proof

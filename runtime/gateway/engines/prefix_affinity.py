@@ -1,4 +1,4 @@
-"""A bounded table of which engine has what cached: the oldest entries go, and those not used for long.
+"""A bounded table of the engine that has a prefix cached: old and unused entries are removed.
 
 Neighbours: router.py has one of rollouts and one of questions. Knows nothing of either.
 """
@@ -41,7 +41,7 @@ class AffinityTable(Generic[Key]):
         return home.engine if home is not None and home.version == version else None
 
     def put(self, key: Key, version: int, engine: Engine) -> None:
-        """Now it is this engine that has it."""
+        """This engine has the prefix cached now."""
         now = self._clock()
         self._homes[key] = _Affinity(engine, version, now)
         self._homes.move_to_end(key)
@@ -49,11 +49,11 @@ class AffinityTable(Generic[Key]):
             self._homes.popitem(last=False)
 
     def forget(self, key: Key) -> None:
-        """It is over."""
+        """Remove the entry."""
         self._homes.pop(key, None)
 
     def forget_engine(self, engine: Engine) -> None:
-        """It has nothing cached any more."""
+        """Remove all entries of an engine."""
         for key in [key for key, home in self._homes.items() if home.engine is engine]:
             del self._homes[key]
 

@@ -1,4 +1,4 @@
-"""What an engine's prefix cache was asked for and had, by vLLM's own counters.
+"""The use of an engine's prefix cache, by vLLM's own counters.
 
 Neighbours: engine_client.py asks for them, engine_pool.py adds them up for the status. Pure.
 """
@@ -22,7 +22,7 @@ NO_CACHE_USE = CacheUse(0, 0)
 
 
 def read(metrics: str) -> CacheUse:
-    """What an engine's `/metrics` says."""
+    """Read the counters from an engine's `/metrics`."""
     totals = {"queries": 0.0, "hits": 0.0}
     for name, value in _COUNTER.findall(metrics):
         totals[name] += float(value)

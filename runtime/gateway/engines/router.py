@@ -1,4 +1,4 @@
-"""Which of the engines that may be used a request goes to: one that has its prefix cached, or the least busy.
+"""Routes a request to the engine that has its prefix cached, or to the least busy one.
 
 An engine keeps in its cache what it was asked before. So the turns of one rollout go to one engine, its home,
 and the rollouts of one group begin at one engine, where the first of them has left their prompt. This is a
@@ -38,10 +38,8 @@ AFFINITY_SECONDS = 1800.0
 
 @dataclass(frozen=True)
 class RoutingKey:
-    """What a request goes on from: its rollout, and `questions`, by digest: its own, then an earlier one.
-
-    They are asked for only where the rollout has no home.
-    """
+    """A request's rollout, and `questions`, by digest: its own, then an earlier one. The questions are
+    read only if the rollout has no engine yet."""
 
     rollout: str | None
     questions: Callable[[], tuple[bytes, ...]]

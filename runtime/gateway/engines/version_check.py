@@ -38,7 +38,7 @@ class VerificationError(Exception):
 
 
 class Committed(Protocol):
-    """What is needed of a checkpoint (shared/checkpoint.py)."""
+    """The needed part of a checkpoint (shared/checkpoint.py)."""
 
     @property
     def folder(self) -> Path: ...
@@ -52,11 +52,11 @@ class Committed(Protocol):
 
 @dataclass(frozen=True)
 class VersionCheck:
-    """What was found. Errors are served minus trained logprobs over the probe's sampled tokens, all engines.
+    """The result of a check. Errors are served minus trained logprobs over the probe's sampled tokens, all
+    engines. `cached_error`: the error of a logprob when the prefix cache is read.
 
-    `cached_error`: how far a logprob is off when the prefix cache is read.
-    `effect`: how far the adapter moves the probe's logprobs from the base, at most, by the trainer's word;
-    `effect_share`: how much of that the engines show (1 is all of it), None where it drowns in rounding.
+    `effect`: how far the adapter moves the probe's logprobs from the base, at most, by the trainer's numbers;
+    `effect_share`: how much of that the engines show (1 is all of it), None if it is smaller than rounding.
     """
 
     version: int
@@ -77,10 +77,8 @@ class VersionCheck:
 
 @dataclass(frozen=True)
 class Measured:
-    """What engines hold of an adapter and say of its probe; each in the engines' order.
-
-    The seconds: to load it, to compare its tensors, to score its probe.
-    """
+    """The engines' reports on an adapter and their scores of its probe, in the engines' order. The
+    seconds: to load it, to compare its tensors, to score its probe."""
 
     engines: list[str]
     report: AdapterReport
@@ -124,9 +122,9 @@ class AdapterVerifier:
             raise VerificationError(f"{name}: {error}") from error
 
     async def measure(self, name: str, trial: Committed) -> Measured:
-        """What every engine makes of an adapter that is no version's: it is loaded, measured and unloaded.
+        """Load, measure and unload an adapter that belongs to no version, on every engine.
 
-        Raises VerificationError where one cannot load it, or holds something else.
+        Raises VerificationError if one cannot load it, or holds something else.
         """
         try:
             return await self._measure(self._engines, name, trial, [])
@@ -157,7 +155,7 @@ class AdapterVerifier:
             raise VerificationError(f"{name}: version 0 is the base model, which is always served")
         known = self._weights.setdefault(name, checkpoint.adapter_sha256)
         if known != checkpoint.adapter_sha256:
-            raise VerificationError(f"{name} was used for other weights: a name is never used again")
+            raise VerificationError(f"{name} had other weights before: a name is never used again")
 
     async def _verify(
         self, engines: list[EngineClient], name: str, checkpoint: Committed, staged: list[EngineClient]

@@ -2,7 +2,7 @@
 
 Neighbours: `routes.py` asks at the upload whether an engine could be given it, `job_runner.py` reads it; each
 in a thread: a file may be large. What is wrong is said with its line.
-Knows nothing of tokens: what the chat template makes of a conversation is found out when a step is built.
+Knows nothing of tokens: a conversation is rendered when its step is built.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from runtime.gateway.requests.text_length import characters, most_characters
+from runtime.gateway.requests.text_length import characters, max_characters
 from runtime.shared.schema import SupervisedExample
 
 MAX_LINES = 100_000
@@ -25,7 +25,7 @@ _ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
 class ConversationError(Exception):
-    """The file is not one that can be learned from; the text says which line, and why."""
+    """The file cannot be trained on; the text names the line and the reason."""
 
 
 def read(path: Path) -> list[SupervisedExample]:
@@ -48,7 +48,7 @@ def read(path: Path) -> list[SupervisedExample]:
 
 def check_lengths(content: bytes, context_tokens: int) -> None:
     """Raises ConversationError for the first line that is longer than any context of so many tokens."""
-    most = most_characters(context_tokens)
+    most = max_characters(context_tokens)
     number, start = 0, 0
     while start < len(content):
         number, end = number + 1, content.find(b"\n", start)
@@ -103,6 +103,6 @@ def _check(messages: list[dict[str, Any]]) -> None:
             raise ConversationError("a message's weight is 0 or 1")
         answers += message["role"] == "assistant" and weight == 1
     if not answers:
-        raise ConversationError("no message of the assistant to learn")
+        raise ConversationError("there is no assistant message to train on")
     if answers > MAX_ANSWERS:
         raise ConversationError(f"more than {MAX_ANSWERS} messages of the assistant: split it")

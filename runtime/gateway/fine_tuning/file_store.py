@@ -24,12 +24,12 @@ RESULTS = "fine-tune-results"
 MAX_BYTES = 2 * 2**30
 MAX_FILES = 2048
 _ID = re.compile(r"file-[0-9a-f]{24}")
-_LONGEST_NAME = 255
+_MAX_NAME_LENGTH = 255
 
 
 @dataclass(frozen=True)
 class StoredFile:
-    """A file, as OpenAI's API says it."""
+    """A file, in the form of OpenAI's API."""
 
     id: str
     bytes: int
@@ -68,8 +68,8 @@ class FileStore:
         """What will be said of a file. Raises ApiError where there is no room."""
         total = sum(one.bytes for one in self._files.values()) + size
         if total > MAX_BYTES or len(self._files) >= MAX_FILES:
-            raise ApiError(413, "the run keeps no more files: delete some", code="too_many_files")
-        name = Path(filename.replace("\\", "/")).name[:_LONGEST_NAME] or "file"
+            raise ApiError(413, "the run has the maximum number of files: delete some", code="too_many_files")
+        name = Path(filename.replace("\\", "/")).name[:_MAX_NAME_LENGTH] or "file"
         # Ids are in the order of their making.
         file_id = f"file-{time.time_ns():016x}{uuid.uuid4().hex[:8]}"
         return StoredFile(file_id, size, int(time.time()), name, purpose)
@@ -89,13 +89,13 @@ class FileStore:
         return sorted(self._files.values(), key=lambda one: one.id, reverse=True)
 
     def get(self, file_id: str) -> StoredFile:
-        """What is said of a file. Raises ApiError(404)."""
+        """A file's description. Raises ApiError(404)."""
         if not _ID.fullmatch(file_id) or file_id not in self._files:
             raise ApiError(404, "there is no such file", param="file_id", code="not_found")
         return self._files[file_id]
 
     def path(self, file_id: str) -> Path:
-        """Where its bytes are. Raises ApiError(404)."""
+        """The path of its bytes. Raises ApiError(404)."""
         return self._folder / f"{self.get(file_id).id}.data"
 
     def remove(self, file_id: str) -> None:

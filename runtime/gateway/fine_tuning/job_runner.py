@@ -30,7 +30,7 @@ _WAIT_SECONDS = 30.0
 
 
 class Steps(Protocol):
-    """What of the queue of steps is needed here."""
+    """The part of the step queue that is needed here."""
 
     async def submit(self, request: StepRequest) -> StepStatus: ...
     async def wait(self, number: int, seconds: float) -> StepStatus: ...
@@ -120,7 +120,7 @@ class JobRunner:
             except QueueFullError:
                 await asyncio.sleep(_FULL_SECONDS)
             except NothingToTrainError as error:
-                self._jobs.say(job, f"step {job.steps + 1} learned nothing: {error}", level="warn")
+                self._jobs.say(job, f"step {job.steps + 1} trained nothing: {error}", level="warn")
                 return None
         else:
             return None
@@ -137,7 +137,7 @@ class JobRunner:
         return given.model_copy(update=changed)
 
     async def _record_step(self, job: Job, status: StepStatus | None, *, ends_epoch: bool) -> None:
-        """A step was taken: what it was is written down."""
+        """Record a trained step in the job."""
         job.steps += 1
         if status is not None:
             loss = status.metrics.get("loss")
@@ -149,11 +149,11 @@ class JobRunner:
             if status.version is not None:
                 job.fine_tuned_model = self._named(status.version)
             if ends_epoch and status.version is not None:
-                await self._keep(job, status.version, metrics)
+                await self._pin_epoch(job, status.version, metrics)
             self._jobs.say(job, f"step {job.steps}: loss {loss}", metrics=metrics)
         self._jobs.save(job)
 
-    async def _keep(self, job: Job, version: int, metrics: dict[str, float]) -> None:
+    async def _pin_epoch(self, job: Job, version: int, metrics: dict[str, float]) -> None:
         """The policy after an epoch stays answerable by its name."""
         await self._steps.pin(f"step-{version:06d}")
         job.checkpoints.append(
@@ -169,7 +169,7 @@ class JobRunner:
     async def _succeed(self, job: Job) -> None:
         if not job.checkpoints:
             self._jobs.end(
-                job, "failed", "none of its conversations could be learned from; its events say why"
+                job, "failed", "none of its conversations could be trained on; see the job's events"
             )
             return
         table = "step,train_loss\n" + "".join(f"{step},{loss:.6f}\n" for step, loss in job.losses)

@@ -1,4 +1,4 @@
-"""Fine-tuning jobs as OpenAI's API says them, and on disk: what was asked, how far it is, what happened.
+"""Fine-tuning jobs in the form of OpenAI's API, and on disk: the request, the progress, the events.
 
     fine_tuning/ftjob-….json           one job, replaced whole
     fine_tuning/ftjob-….events.jsonl   what happened, a line each
@@ -30,7 +30,7 @@ _EVENTS_SHOWN = 10_000
 
 
 class Hyperparameters(BaseModel):
-    """What a job's steps are told. `batch_size`: conversations a step."""
+    """The settings of a job's steps. `batch_size`: conversations a step."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -142,7 +142,7 @@ class JobStore:
         return next((job for job in reversed(self.list()) if not job.ended), None)
 
     def end(self, job: Job, status: Status, message: str) -> None:
-        """Its last word. Raises OSError."""
+        """End the job with its last event. Raises OSError."""
         job.status, job.finished_at = status, int(time.time())
         if status == "failed":
             job.error = message
@@ -152,7 +152,7 @@ class JobStore:
     def say(
         self, job: Job, message: str, *, level: str = "info", metrics: dict[str, float] | None = None
     ) -> None:
-        """Note what happened. Raises OSError."""
+        """Record an event. Raises OSError."""
         event = {
             "object": "fine_tuning.job.event", "id": f"ftevent-{uuid.uuid4().hex[:24]}", "level": level,
             "created_at": int(time.time()), "message": message, "data": metrics or {},
@@ -161,7 +161,7 @@ class JobStore:
         files.append_line(self._folder / f"{job.id}.events.jsonl", event)
 
     def events(self, job: Job) -> list[dict[str, Any]]:
-        """What happened, the newest first."""
+        """The events, the newest first."""
         try:
             lines = (self._folder / f"{job.id}.events.jsonl").read_text().split("\n")
         except FileNotFoundError:

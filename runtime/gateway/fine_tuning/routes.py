@@ -72,7 +72,7 @@ def _job_routes(
     async def create(request: JobRequest) -> dict[str, Any]:
         if versions.resolve(request.model).version != versions.current:
             message = (
-                "training goes on from the newest weights: name the policy, or restore a checkpoint first"
+                "training starts from the newest weights: use the policy's name, or restore a checkpoint"
             )
             raise ApiError(400, message, param="model")
         if store.get(request.training_file).purpose != FINE_TUNE:
@@ -102,7 +102,7 @@ def _job_routes(
         if job.status in ("succeeded", "failed"):
             raise ApiError(400, f"the job has {job.status}", param="fine_tuning_job_id")
         if not job.ended:
-            await _on_disk(jobs.end, job, "cancelled", "cancelled; steps that were taken stay in the policy")
+            await _on_disk(jobs.end, job, "cancelled", "cancelled; completed steps stay in the policy")
             runner.wake()
         return job.body()
 
@@ -154,7 +154,7 @@ def _file_routes(router: APIRouter, store: FileStore, context_tokens: ContextTok
 
 
 async def _on_disk(work: Callable[..., Any], *given: Any, **named: Any) -> Any:
-    """Do what writes; a full disk is an answer, not a bug."""
+    """Do the write; a full disk is an answer, not a bug."""
     try:
         return work(*given, **named)
     except OSError as error:
@@ -162,7 +162,7 @@ async def _on_disk(work: Callable[..., Any], *given: Any, **named: Any) -> Any:
 
 
 def _no_room(error: OSError) -> ApiError:
-    message = f"the machine's disk does not take it: {error.strerror or error}"
+    message = f"the machine's disk cannot store it: {error.strerror or error}"
     return ApiError(503, message, code="disk", retry_after_seconds=5)
 
 
@@ -180,7 +180,7 @@ def _job_settings(request: JobRequest) -> tuple[Hyperparameters, StepSettings | 
     method = request.method or {}
     kind = method.get("type", "supervised")
     if kind != "supervised":
-        raise ApiError(400, f"method {str(kind)[:40]!r}: only supervised is served here", param="method")
+        raise ApiError(400, f"method {str(kind)[:40]!r}: only supervised is supported", param="method")
     given = dict(request.hyperparameters or {})
     given |= (method.get("supervised") or {}).get("hyperparameters") or {}
     given = {name: value for name, value in given.items() if value not in (None, _AUTO)}

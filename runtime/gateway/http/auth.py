@@ -28,7 +28,7 @@ class BearerAuth:
 
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
         if scope["type"] == "lifespan" or (scope["type"] == "http" and self._open(scope)):
-            if scope["type"] == "http" and self._is_in_the_address(scope):
+            if scope["type"] == "http" and self._is_token_in_url(scope):
                 await ApiError(400, _MISPLACED, code="api_key_in_address").send(send)
                 return
             await self._app(scope, receive, send)
@@ -42,7 +42,7 @@ class BearerAuth:
             return True
         return hmac.compare_digest(_authorization(scope), self._expected)
 
-    def _is_in_the_address(self, scope: dict[str, Any]) -> bool:
+    def _is_token_in_url(self, scope: dict[str, Any]) -> bool:
         """Whether who may come in has named the token as a rollout, say, which journals and logs would keep.
 
         Never asked where anyone may come in: the answer would tell a right guess from a wrong one.

@@ -1,7 +1,7 @@
 """Request bodies, for every route: read whole, bounded, unpacked where they come packed.
 
 Neighbours: gateway.py puts it between the lock (auth.py) and the routes, so that nobody without the token is
-read; schema.py has the bound, which the relay keeps as well. Knows nothing of what is in a body.
+read; schema.py has the bound, which the relay keeps as well. Knows nothing of a body's content.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ _DIGITS = 12  # of a length; one with thousands of them is no number Python read
 _FORMATS = {b"gzip": 16 + zlib.MAX_WBITS, b"x-gzip": 16 + zlib.MAX_WBITS, b"deflate": zlib.MAX_WBITS}
 
 
-class WholeBodies:
-    """ASGI middleware: what is behind it finds each body whole and plain in one message."""
+class BodyReader:
+    """ASGI middleware: passes each body on whole and unpacked, in one message."""
 
     def __init__(self, app: Any) -> None:
         self._app = app
@@ -34,11 +34,12 @@ class WholeBodies:
         except ApiError as error:
             await error.send(send)
             return
-        await self._app(scope, _given(content, receive), send)
+        await self._app(scope, _with_body(content, receive), send)
 
 
 def unpacked(content: bytes, encoding: bytes) -> bytes:
-    """The plain body. Raises ApiError: 413 past the bound, 415 for what we cannot unpack, 400 for debris."""
+    """The plain body. Raises ApiError: 413 past the bound, 415 for an unknown encoding, 400 for damaged
+    data."""
     for name in reversed([part.strip().lower() for part in encoding.split(b",")]):
         if content and name not in (b"", b"identity"):
             content = _unpacked_once(content, name)
@@ -85,7 +86,7 @@ def _too_large() -> ApiError:
     return ApiError(413, f"a request may have at most {BODY_BYTES} bytes", code="too_large")
 
 
-def _given(content: bytes, receive: Any) -> Any:
+def _with_body(content: bytes, receive: Any) -> Any:
     """`receive`, with the whole body as its first message; what comes later is the connection's own."""
     first = [{"type": "http.request", "body": content, "more_body": False}]
 

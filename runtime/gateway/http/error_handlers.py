@@ -1,4 +1,4 @@
-"""Whatever goes wrong behind a route, answered as OpenAI words it.
+"""Answers every error behind a route in OpenAI's form.
 
 Neighbours: gateway.py has an application's errors handled here; openai_errors.py has the words. Knows nothing
 of what the routes do.

@@ -1,4 +1,4 @@
-"""Errors as the OpenAI API words them: `{"error": {"message", "type", "param", "code"}}`.
+"""Errors in the OpenAI API's form: `{"error": {"message", "type", "param", "code"}}`.
 
 Neighbours: every part of the gateway raises `ApiError`; gateway.py turns it, and whatever FastAPI refuses,
 into an answer. Knows nothing of engines or steps.
@@ -30,11 +30,11 @@ _TOO_LONG = re.compile(
     r"maximum context length|maximum model length|max_(completion_)?tokens must be at least 1, got 0"
 )
 # Of a client's own words, in an error.
-_SHOWN = 100
+_MAX_SHOWN_LENGTH = 100
 # Of the versions that answer, in an error.
 _NAMED = 20
 # Routes of OpenAI's that clients try first, and the way out.
-_ELSEWHERE = {
+_UNSERVED_ROUTES = {
     "/v1/responses": "the Responses API is not served: use /v1/chat/completions. In the OpenAI Agents SDK "
     'that is set_default_openai_api("chat_completions"), in LangChain use_responses_api=False',
     "/v1/embeddings": "the policy writes text and has no embeddings: get them from another endpoint",
@@ -96,8 +96,8 @@ def not_ready(message: str, retry_after_seconds: int = RETRY_SECONDS) -> ApiErro
 
 
 def unknown_model(model: str, policy: str | None = None, trained: str | None = None) -> ApiError:
-    """404, as OpenAI words it, with what there is: the policy's name, and that of the model it trains."""
-    message = f"The model `{model[:_SHOWN]}` does not exist."
+    """404 in OpenAI's form, with the names there are: the policy's, and that of the model it trains."""
+    message = f"The model `{model[:_MAX_SHOWN_LENGTH]}` does not exist."
     if policy is not None:
         also = f" (`{trained}` means it too)" if trained is not None else ""
         message += (
@@ -120,7 +120,7 @@ def gone_model(name: str, why: str, answering: list[str]) -> ApiError:
 
 def reused_model(name: str, after: int | None, now: str | None) -> ApiError:
     """409 for a version's name that had, or may have had, other weights than are kept under its number."""
-    message = f"`{name[:_SHOWN]}` may now mean different weights than when you got this name"
+    message = f"`{name[:_MAX_SHOWN_LENGTH]}` may now mean different weights than when you got this name"
     if after is not None:
         message += f": the machine was lost, and version numbers after {after} were used again"
     if now is not None:
@@ -132,7 +132,7 @@ def not_served(status: int, method: str, path: str, served: list[str]) -> ApiErr
     """404 or 405 for a route. The path is not repeated: a token that is in the wrong place is often there."""
     if way := retired.way_out(path):
         return ApiError(404, way, code="retired")
-    for end, hint in _ELSEWHERE.items():
+    for end, hint in _UNSERVED_ROUTES.items():
         if path.endswith(end):
             return ApiError(404, hint, code="not_served")
     message = f"this route does not take {method}; use {', '.join(served)}"

@@ -26,5 +26,5 @@ RETIRED: dict[str, str] = {
 
 
 def way_out(path: str) -> str | None:
-    """What to do in place of asking a retired route; None for any other."""
+    """The replacement for a retired route; None for any other."""
     return RETIRED.get(path.removeprefix("/v1"))

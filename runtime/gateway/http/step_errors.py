@@ -1,4 +1,4 @@
-"""Why a step, or a question about one, is not accepted.
+"""The errors of a step, or of a request about one.
 
     StepError
     ├── KeyReusedError            the key belongs to a step with another body
@@ -30,11 +30,11 @@ class KeyReusedError(StepError):
 
 
 class QueueFullError(StepError):
-    """As many steps wait as may wait."""
+    """The queue holds the maximum number of waiting steps."""
 
 
 class SettingsRefusedError(StepError):
-    """What the step says of its own update makes none; `key` is the first such key."""
+    """The step's own settings contradict each other or the run's; `key` is the first such key."""
 
     def __init__(self, message: str, key: str) -> None:
         super().__init__(message)
@@ -46,7 +46,7 @@ class ClientStateTooLargeError(StepError):
 
 
 class NothingToTrainError(StepError):
-    """Not one sample of the step can be trained; `counts` says why."""
+    """None of the step's samples can be trained; `counts` has the reasons."""
 
     def __init__(self, counts: StepCounts) -> None:
         reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(counts.dropped.items()))
@@ -55,7 +55,8 @@ class NothingToTrainError(StepError):
 
 
 class RewoundError(StepError):
-    """What is asked about was lost with a machine: the run is back at `step`; so should the program be."""
+    """The rollouts or steps were lost with a machine: the run is back at `step`, and the program should go
+    back too."""
 
     def __init__(self, message: str, step: int, client_state: dict[str, Any] | None) -> None:
         super().__init__(message)
@@ -72,4 +73,4 @@ class UnknownCheckpointError(StepError):
 
 
 class NotPublishedError(Exception):
-    """What `publish` raises when the old version stays; the message is the reason."""
+    """Raised by `publish` when the old version stays; the message is the reason."""

@@ -1,4 +1,4 @@
-"""What a run's owner should know and nobody asked for: each said once, in the log and in the status.
+"""Warnings for a run's owner: each is shown once, in the log and in the status.
 
 Neighbours: completions and steps say, readiness.py shows. Kept while this process lives.
 """
@@ -11,18 +11,18 @@ log = logging.getLogger(__name__)
 
 
 class Warnings:
-    """One line of each kind: the first that was said."""
+    """The first warning of each kind."""
 
     def __init__(self) -> None:
         self._said: dict[str, str] = {}
 
     @property
     def lines(self) -> list[str]:
-        """What was said, in its order."""
+        """The warnings, in order."""
         return [*self._said.values()]
 
     def say(self, kind: str, line: str) -> None:
-        """Say it, unless something of this kind was said before."""
+        """Add it, unless there is one of this kind."""
         if kind not in self._said:
             self._said[kind] = line
             log.warning("%s", line)

@@ -1,4 +1,4 @@
-"""How long an answer may become whose request names no limit: without one, as long as the context is.
+"""The limit on an answer's length when the request names none.
 
 One agent that rambles into 32k tokens holds up a whole step, and is then cut off and left out all the same.
 Neighbours: the gateway applies it where it checks a request's fields. vLLM gives completions 16 tokens, as

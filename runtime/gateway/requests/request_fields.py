@@ -35,7 +35,7 @@ _TOO_DEEP = f"nested more than {_MAX_DEPTH} deep"
 
 
 class BadField(ValueError):  # noqa: N818 - what it is, not what went wrong
-    """A field the engines must not see: 400. `param` is its name, `message` says why."""
+    """A field the engines must not get: 400. `param` is its name, `message` the reason."""
 
     def __init__(self, param: str, message: str) -> None:
         super().__init__(message)
@@ -45,7 +45,7 @@ class BadField(ValueError):  # noqa: N818 - what it is, not what went wrong
 
 @dataclass(frozen=True)
 class FieldRule:
-    """What becomes of one field. `neutral`: values that ask for nothing, dropped where others are refused."""
+    """The handling of one field. `neutral`: values without an effect, dropped where others are refused."""
 
     action: Action
     reason: str = ""
@@ -73,7 +73,7 @@ _INTERNAL = "moves data between engines; not for clients"
 _NO_MEDIA = FieldRule("refuse", "the policy reads text only")
 _NO_ECHO = FieldRule(
     "refuse",
-    "an answer has only what was sampled: prepend your prompt yourself; prompt_logprobs has its "
+    "an answer contains only sampled text: prepend your prompt yourself; prompt_logprobs has its "
     "logprobs, return_token_ids its ids",
     neutral=(False,),
 )
@@ -131,12 +131,12 @@ SAMPLING: dict[str, FieldRule] = {
     "request_id": FieldRule("drop", "the gateway names requests"),
     "session_id": FieldRule("drop", "rollouts are named by header or path"),
     "return_token_offsets": FieldRule("drop", "answered by vLLM's render routes only"),
-    # As many as `n` are all there are to choose from: then it asks for nothing (_asks_for_nothing).
+    # As many as `n` are all there are to choose from: then it asks for nothing (_is_default).
     "best_of": FieldRule("refuse", "vLLM 0.32 ignores it silently: ask for n, with logprobs, and choose"),
     "use_beam_search": FieldRule("refuse", "beams are not samples of the policy", neutral=(False,)),
     "length_penalty": FieldRule("refuse", "belongs to beam search", neutral=(1, 1.0)),
     "watermarking": FieldRule("refuse", "changes what is sampled", neutral=(False,)),
-    "thinking_token_budget": FieldRule("refuse", "ends thoughts by tokens that the policy did not sample"),
+    "thinking_token_budget": FieldRule("refuse", "ends thoughts with tokens that the policy did not sample"),
     "logits_processors": FieldRule("refuse", "would run client code in the engine", neutral=([],)),
     "guided_json": FieldRule("refuse", _IGNORED_BY_ENGINE),
     "guided_regex": FieldRule("refuse", _IGNORED_BY_ENGINE),
@@ -174,7 +174,7 @@ CHAT: dict[str, FieldRule] = SAMPLING | {
     "mm_processor_kwargs": _NO_MEDIA,
     "audio": _NO_MEDIA,
     "modalities": FieldRule("refuse", "the policy reads and writes text only", neutral=(["text"],)),
-    "prediction": FieldRule("drop", "a hint for speed; the engines take none"),
+    "prediction": FieldRule("drop", "a speed hint that the engines do not support"),
     "verbosity": _NO_EFFECT,
     "web_search_options": FieldRule("refuse", "the engines have no network access"),
     "functions": FieldRule("refuse", "vLLM 0.32 ignores it silently: use tools", neutral=([],)),
@@ -200,22 +200,22 @@ def check(kind: Kind, body: Body, device: str) -> Body:
             raise BadField(name, f"{name[:80]!r} is not a field of this route")
         if rule.device not in (None, device):
             rule = _PASS
-        if rule.action == "drop" or value in rule.neutral or _asks_for_nothing(name, body):
+        if rule.action == "drop" or value in rule.neutral or _is_default(name, body):
             continue
         if rule.action == "refuse":
             raise BadField(name, f"{name!r} is not served: {rule.reason}")
         _check_content(name, value)
         kept[name] = value
     _check_values(kept)
-    return _held_tools(kept)
+    return _strict_tools(kept)
 
 
-def _asks_for_nothing(name: str, body: Body) -> bool:
-    """A value that is what would happen anyway, by what else is asked for."""
+def _is_default(name: str, body: Body) -> bool:
+    """Whether the value is the default, given the other fields."""
     return name == "best_of" and body["best_of"] in (1, body.get("n"))
 
 
-def _held_tools(body: Body) -> Body:
+def _strict_tools(body: Body) -> Body:
     try:
         return tools.with_strict_tools(body)
     except tools.NotAnObjectError as error:

@@ -1,4 +1,4 @@
-"""How much text a context can hold, by its characters: what is longer is no engine's to tokenise.
+"""The most characters that a context can hold: no engine is asked to tokenise a longer text.
 
 vLLM bounds what a request may say; what it is asked to tokenise alone, it tokenises whatever its length, and
 answers nobody meanwhile.
@@ -14,7 +14,7 @@ from typing import Any
 CHARACTERS_PER_TOKEN = 16
 
 
-def most_characters(context_tokens: int) -> int:
+def max_characters(context_tokens: int) -> int:
     """More than this is longer than a context of so many tokens."""
     return CHARACTERS_PER_TOKEN * context_tokens
 

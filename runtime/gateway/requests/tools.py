@@ -1,4 +1,4 @@
-"""What a request's tools ask of the engine: in a rollout no grammar, of a forced call the tool's schema.
+"""Adjusts a request's tools for the engine: no grammar in a rollout, the tool's schema for a forced call.
 
 vLLM 0.32 keeps the arguments of a `strict` tool to their schema by a grammar, also where the model may answer
 in words, and keeps calls to one (`parallel_tool_calls: false`) by a grammar for the whole call: then no
@@ -20,7 +20,7 @@ ONE_CALL = "parallel_tool_calls"
 _FREE = (None, "auto")
 _UNFORCED = (*_FREE, "none")
 # Where one of them stands beside no `type`, it says what the arguments are.
-_OTHER_SHAPES = ("$ref", "allOf", "anyOf", "oneOf", "enum", "const")
+_NON_OBJECT_SCHEMAS = ("$ref", "allOf", "anyOf", "oneOf", "enum", "const")
 
 
 class NotAnObjectError(ValueError):
@@ -79,7 +79,7 @@ def _strict(tool: Any) -> Any:
 
 def _of_an_object(schema: Body, name: Any) -> Body:
     kind = schema.get("type")
-    if kind is None and any(word in schema for word in _OTHER_SHAPES):
+    if kind is None and any(word in schema for word in _NON_OBJECT_SCHEMAS):
         return schema
     if kind is not None and kind != "object":
         raise NotAnObjectError(

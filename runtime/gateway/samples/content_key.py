@@ -1,6 +1,6 @@
-"""The name of an exchange by what was said in it, for clients that cannot tag their requests.
+"""Keys for an exchange by its content, for clients that cannot tag their requests.
 
-Neighbours: answers.py names what was answered, matching.py what a member of a group claims was. Pure.
+Neighbours: answers.py keys the served answers, matching.py those that a group's member claims. Pure.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ _AROUND_BYTES = 6
 
 
 class Call(NamedTuple):
-    """A tool's call in an answer. `arguments`: as who wrote it has them, some clients parsed."""
+    """A tool's call in an answer. `arguments`: as the client sent them; some clients parse them."""
 
     name: str
     arguments: Any
 
 
 def key(messages: Iterable[Any], answer: str, calls: Sequence[Call] = ()) -> str:
-    """One name for a question as it was asked and the text of an answer to it, and its calls of tools.
+    """The key of a question and the text of its answer, with its tool calls.
 
-    White space around the answer does not count: clients that parse an answer and write it again strip it.
-    Nor does how a call's arguments are written.
+    White space around the answer does not count, because clients that parse an answer and write it again
+    strip it. The format of a call's arguments does not count either.
     """
     said = [[plain(message) for message in messages], answer.strip()]
     if calls:
@@ -35,10 +35,8 @@ def key(messages: Iterable[Any], answer: str, calls: Sequence[Call] = ()) -> str
 
 
 def surrounding_whitespace(answer: str) -> str:
-    """What stands for the white space around an answer, which does not count in its key; "" for none.
-
-    By it a client that keeps answers as they were says which of two it means; one that strips says nothing.
-    """
+    """The white space around an answer, as a short form; "" for none. It does not count in the key, but
+    tells two equal answers apart for clients that keep it."""
     said = answer.strip()
     if said == answer:
         return ""
@@ -72,7 +70,7 @@ def _parsed(arguments: Any) -> list[str]:
 
 
 def plain(message: Any) -> Any:
-    """A message without what is not there, its parts as the one text they are, its calls as the answer's."""
+    """A message without absent fields, its parts as one text, its calls in the answer's form."""
     if not isinstance(message, Mapping):
         return message
     kept = {name: value for name, value in message.items() if value is not None}

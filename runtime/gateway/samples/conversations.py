@@ -1,4 +1,4 @@
-"""The names of a conversation's beginnings, by which a request finds the answers that it goes on from.
+"""Names for the prefixes of a conversation, by which a request finds the answers that it continues.
 
 A conversation that is sent again with its answers unchanged has, up to each answer, the name that the answer
 was recorded under. Not compared is what clients make anew or leave out: ids of calls, thoughts, fields with
@@ -35,12 +35,12 @@ _IGNORED_FIELDS = frozenset(
 
 
 class NoNameError(ValueError):
-    """Messages that are none: the engine will say so."""
+    """These are no messages; the engine will say so."""
 
 
 @dataclass(frozen=True)
 class ConversationPrefix:
-    """A conversation up to a message: its name, and its name if nobody had said what it is to be like."""
+    """A conversation up to a message: its name, and its name without the system prompt."""
 
     name: str
     bare: str
@@ -76,7 +76,7 @@ def digest_of(value: Any) -> str:
 
 def _form(message: Any) -> dict[str, Any]:
     if not isinstance(message, Mapping):
-        raise NoNameError("a message is no object")
+        raise NoNameError("a message is not an object")
     try:
         plain = content_key.plain(message)
     except RecursionError as error:

@@ -1,4 +1,4 @@
-"""What was said in a recorded exchange: the question, and the text of each choice of the answer.
+"""The text of a recorded exchange: the question, and each choice of the answer.
 
 Neighbours: journal.py has the exchange, answers.py wrote its answer; field_index.py asks. Pure.
 """

@@ -1,4 +1,4 @@
-"""Finds samples by the parsed fields of what was said (parsed_fields.py).
+"""Finds samples by the parsed fields of their texts (parsed_fields.py).
 
 Most programs name none so: samples are noted as they come, and named from the journal when a step has members
 given as text; each time only those that have come since the last.
@@ -34,7 +34,7 @@ class FieldIndex:
         self._naming = asyncio.Lock()
 
     def note(self, ref: SampleRef) -> None:
-        """A sample that has come."""
+        """Note a new sample."""
         if ref.tags.purpose == "train":
             self._unnamed[ref.id] = ref
 
@@ -48,7 +48,7 @@ class FieldIndex:
                     del self._samples[name]
 
     async def catch_up(self) -> None:
-        """Name all that have come."""
+        """Name all new samples."""
         async with self._naming:  # who comes second finds them named
             came = [*self._unnamed.values()]
             named = await asyncio.to_thread(self.named, came)

@@ -18,7 +18,7 @@ from runtime.gateway.samples.xml_elements import Node, parse
 
 # Python's own reader of literals is given no more: its time and its stack are not bounded by much else.
 _LITERAL_CHARACTERS = 10_000
-_DEEPEST = 100
+_MAX_DEPTH = 100
 _TRUE = frozenset(("true", "1", "yes", "on", "t", "y", "1.0"))
 _FALSE = frozenset(("false", "0", "no", "off", "f", "n", "0.0"))
 _FENCE = re.compile(r"```\w*\n(.*)\n```", re.DOTALL)
@@ -61,7 +61,7 @@ def of_element(text: str, stripped: bool = False) -> Any:
 
 
 def is_text(kind: str) -> bool:
-    """Whether DSPy takes a value of this type as it stands: `str`, and `str | None` and the like."""
+    """Whether DSPy keeps a value of this type as text: `str`, `str | None` and the like."""
     words = set(re.findall(r"[^\[\], ]+", kind))
     return kind == "str" or (kind.startswith(("Union[", "Optional[")) and {"str", "NoneType"} <= words)
 
@@ -81,12 +81,12 @@ def _number(kind: str, text: str) -> str:
         number = float(text.strip("\"'"))
         if kind == "float":
             return str(number)
-        return text if number != int(number) else str(_whole(text.strip("\"'")))
+        return text if number != int(number) else str(_integer(text.strip("\"'")))
     except (ValueError, OverflowError):
         return text
 
 
-def _whole(text: str) -> int:
+def _integer(text: str) -> int:
     try:
         return int(text)
     except ValueError:
@@ -122,9 +122,9 @@ def _read(text: str) -> Any:
 
 def _coerced(value: Any, schema: Schema, definitions: Mapping[str, Any], depth: int) -> Any:
     """What pydantic makes of a value: numbers of texts, and what is missing by default."""
-    if depth > _DEEPEST:
+    if depth > _MAX_DEPTH:
         raise ValueError("nested too deeply")
-    schema = _meant(value, _resolved(schema, definitions), definitions)
+    schema = _matching_schema(value, _resolved(schema, definitions), definitions)
     kind = schema.get("type")
     if kind == "array" and isinstance(value, list):
         return [_coerced(it, schema.get("items") or {}, definitions, depth + 1) for it in value]
@@ -149,8 +149,8 @@ def _resolved(schema: Schema, definitions: Mapping[str, Any]) -> Schema:
     return found if isinstance(found, Mapping) else schema
 
 
-def _meant(value: Any, schema: Schema, definitions: Mapping[str, Any]) -> Schema:
-    """Of several schemas the one that a value is of; the first that is not null where none is."""
+def _matching_schema(value: Any, schema: Schema, definitions: Mapping[str, Any]) -> Schema:
+    """The schema among several that a value fits; the first that is not null if none does."""
     choices = schema.get("anyOf")
     if not isinstance(choices, list):
         return schema
@@ -181,7 +181,7 @@ def _scalar(kind: Any, value: Any) -> Any:
 
 def _tree(value: Any, depth: int, nested: bool = True) -> Any:
     """A value as the elements it would be written as: what those do not tell apart, this does not."""
-    if depth > _DEEPEST:
+    if depth > _MAX_DEPTH:
         raise ValueError("nested too deeply")
     if isinstance(value, list):
         return _children([["item", _tree(it, depth + 1)] for it in value], "<x />")
@@ -193,7 +193,7 @@ def _tree(value: Any, depth: int, nested: bool = True) -> Any:
 
 
 def _of_node(node: Node, stripped: bool, depth: int) -> Any:
-    if depth > _DEEPEST:
+    if depth > _MAX_DEPTH:
         raise ValueError("nested too deeply")
     if node.is_empty:
         return "<x />"

@@ -1,4 +1,4 @@
-"""The append-only journal of what was sampled: `samples/000001.jsonl`, one line per answered request.
+"""The append-only journal of samples: `samples/000001.jsonl`, one line per answered request.
 
 Neighbours: samples.py indexes it. A line is written in one `write`, so it survives the kill of any process; a
 line cut short by a power loss is skipped on reading. Every process appends to a file of its own.
@@ -46,7 +46,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Tags:
-    """What a request was sampled for."""
+    """The tags of a request."""
 
     rollout: str | None = None
     predictor: str | None = None
@@ -56,7 +56,7 @@ class Tags:
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """Where the question of a chat stands among others (conversations.py), and what it went on from."""
+    """A chat's place among other conversations (conversations.py), and the answer it continued."""
 
     question: str
     # The same, without what its system messages say.
@@ -73,7 +73,7 @@ class Conversation:
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """One answered request: what was asked for, what was sampled, and the answer as the client got it."""
+    """One answered request: its settings, its samples, and the answer as the client got it."""
 
     request: str
     digest: str
@@ -123,7 +123,7 @@ DeliveryEvent = DeliveryConfirmed | DeliveryUncertain | DeliveryLost
 
 @dataclass(frozen=True, slots=True)
 class LineLocation:
-    """Where a line stands."""
+    """The location of a line."""
 
     file: int
     offset: int
@@ -132,7 +132,7 @@ class LineLocation:
 
 @dataclass(frozen=True, slots=True)
 class SampleEntry:
-    """What the index needs of a sample."""
+    """The part of a sample that the index needs."""
 
     id: str
     unscorable: str | None = None
@@ -144,7 +144,8 @@ class SampleEntry:
 
 @dataclass(frozen=True, slots=True)
 class IndexEntry:
-    """What the index needs of a line; the long arrays are skipped, not built. Of a `Word`, nothing else."""
+    """The part of a line that the index needs; the long arrays are skipped, not built. Of a
+    `DeliveryEvent`, nothing else."""
 
     claim: str | None = None
     doubt: str | None = None
@@ -160,7 +161,7 @@ class IndexEntry:
 
 @dataclass(frozen=True, slots=True)
 class ExchangeText:
-    """What was said in an exchange, without its tokens."""
+    """The text of an exchange, without its tokens."""
 
     streamed: bool
     answer: msgspec.Raw
@@ -168,7 +169,7 @@ class ExchangeText:
 
 
 _ENCODER = msgspec.json.Encoder()
-_WHOLE = msgspec.json.Decoder(Exchange)
+_EXCHANGE = msgspec.json.Decoder(Exchange)
 _TEXT = msgspec.json.Decoder(ExchangeText)
 _INDEX_ENTRY = msgspec.json.Decoder(IndexEntry)
 
@@ -202,11 +203,11 @@ class Journal:
         return place
 
     def read(self, place: LineLocation) -> Exchange:
-        """The exchange that stands there."""
-        return _WHOLE.decode(self._line(place))
+        """The exchange at that location."""
+        return _EXCHANGE.decode(self._line(place))
 
     def read_text(self, place: LineLocation) -> ExchangeText:
-        """What was said in the exchange that stands there."""
+        """The text of the exchange at that location."""
         return _TEXT.decode(self._line(place))
 
     def _line(self, place: LineLocation) -> bytes:

@@ -1,4 +1,4 @@
-"""`POST /slipway/samples/lookup`: which samples the answers of conversations are, by their words.
+"""`POST /slipway/samples/lookup`: finds the samples of a conversation's answers by their text.
 
 For a client whose library keeps of an answer no more than its words, as one of ART's does for LiteLLM. Each
 is looked up literally: the conversation before it and its own words, among the answers that were served. What
@@ -20,7 +20,7 @@ from runtime.gateway.samples import content_key
 from runtime.gateway.samples.sample_ref import SampleRef
 from runtime.shared.schema import MOST_SAMPLES, Answer, Body, SampleId
 
-MOST_CONVERSATIONS = 4096
+MAX_CONVERSATIONS = 4096
 
 # The samples of a name by content; whether a step has a sample already.
 OfContent = Callable[[str], list[SampleRef]]
@@ -28,7 +28,7 @@ Taken = Callable[[str], bool]
 
 
 class LookupConversation(Body):
-    """What was said. `answers`: the places of the messages that are looked up."""
+    """A conversation. `answers`: the places of the messages to look up."""
 
     messages: Annotated[list[dict[str, Any]], Field(min_length=1)]
     answers: Annotated[list[NonNegativeInt], Field(max_length=MOST_SAMPLES)]
@@ -41,9 +41,9 @@ class LookupConversation(Body):
 
 
 class Lookup(Body):
-    """The question. `named`: samples that other answers of the same step are; none of these is found."""
+    """The request. `named`: samples of other answers of the same step; none of these is found."""
 
-    conversations: Annotated[list[LookupConversation], Field(max_length=MOST_CONVERSATIONS)]
+    conversations: Annotated[list[LookupConversation], Field(max_length=MAX_CONVERSATIONS)]
     named: list[SampleId] = []
 
 
@@ -59,22 +59,22 @@ def lookup_routes(of_content: OfContent, taken: Taken) -> APIRouter:
 
     @router.post("/samples/lookup")
     async def lookup(asked: Lookup) -> Found:
-        words = await asyncio.to_thread(lambda: [[*_words(one)] for one in asked.conversations])
-        supply = _Supply(of_content, taken, {*asked.named})
+        words = await asyncio.to_thread(lambda: [[*_answer_keys(one)] for one in asked.conversations])
+        supply = _UnclaimedSamples(of_content, taken, {*asked.named})
         return Found(samples=[[supply.give(one) for one in answers] for answers in words])
 
     return router
 
 
 @dataclass(frozen=True)
-class _Words:
-    """An answer by its words: the names that it may have by content, and the white space around it."""
+class _AnswerKeys:
+    """The keys that an answer may have by content, and the white space around it."""
 
     keys: tuple[str, ...]
     around: str
 
 
-def _words(said: LookupConversation) -> Iterator[_Words]:
+def _answer_keys(said: LookupConversation) -> Iterator[_AnswerKeys]:
     # A client that sends an answer back leaves out what no request has.
     messages = [_without_nothing(one) for one in said.messages]
     for place in said.answers:
@@ -84,7 +84,7 @@ def _words(said: LookupConversation) -> Iterator[_Words]:
         # Clients give an answer without words back as none, or as empty ones.
         spelled = [{**one, "content": one.get("content") or ""} for one in before]
         keys = (content_key.key(it, text, calls) for it in (before, spelled))
-        yield _Words(tuple(dict.fromkeys(keys)), content_key.surrounding_whitespace(text))
+        yield _AnswerKeys(tuple(dict.fromkeys(keys)), content_key.surrounding_whitespace(text))
 
 
 def _without_nothing(said: dict[str, Any]) -> dict[str, Any]:
@@ -92,17 +92,17 @@ def _without_nothing(said: dict[str, Any]) -> dict[str, Any]:
 
 
 @dataclass
-class _Supply:
-    """Samples by their words; each is given out once."""
+class _UnclaimedSamples:
+    """Samples by their text; each is given out once."""
 
     of_content: OfContent
     taken: Taken
     given: set[str] = field(default_factory=set)
 
-    def give(self, words: _Words) -> str | None:
-        """The newest sample of these words that nobody has; where all are spoken for, the newest there is.
+    def give(self, words: _AnswerKeys) -> str | None:
+        """The newest unclaimed sample with this text; if all are claimed, the newest.
 
-        Of several, what has the very white space around them, and then what can be trained on.
+        Samples with the same surrounding white space come first, then those that can be trained on.
         """
         found = [ref for key in words.keys for ref in self.of_content(key)]
         free = [ref for ref in found if ref.id not in self.given and ref.tags.purpose == "train"]

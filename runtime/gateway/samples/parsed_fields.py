@@ -21,10 +21,10 @@ from runtime.gateway.samples import field_values, signature
 from runtime.gateway.samples.signature import Signature
 
 # Longer exchanges have no name.
-MOST_CHARACTERS = 400_000
+MAX_CHARACTERS = 400_000
 # So many places of an answer are tried for a JSON object, and so many characters read at that.
-_MOST_TRIES = 2_000
-_MOST_READ = 4_000_000
+_MAX_TRIES = 2_000
+_MAX_READ = 4_000_000
 _KEY_BYTES = 16
 _THOUGHTS = re.compile(
     r"\A\s*<(?:think|thinking|budget:thinking)>.*?</(?:think|thinking|budget:thinking)>", re.DOTALL
@@ -37,14 +37,13 @@ Messages = Sequence[Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class Names:
-    """What an exchange can be known by.
+    """The names of an exchange.
 
-    `parsed`: by the values of its outputs; None where it has not all of them. `exact`: by the answer's own
-    text, which is what is trained of one that could not be parsed. Both also without the turns before the
-    question, which a client leaves out that trains no demonstrations. `raw`: by the answer's text to any
-    question, the `inputs` of which are then to be compared. `object`: by it as the piece in braces that the
-    JSON adapter shows in place of an answer it could not parse. `of_objects`: the names of the pieces that it
-    may have shown of this one.
+    `parsed`: by the values of its outputs; None if some are missing. `exact`: by the answer's own text, which
+    is trained if it could not be parsed. Both also without the turns before the question, for clients that
+    train no demonstrations. `raw`: by the answer's text to any question; then `inputs` must be compared.
+    `object`: by the answer as the piece in braces that the JSON adapter shows in place of an answer it could
+    not parse. `of_objects`: the names of the pieces that it may have shown of this one.
     """
 
     parsed: str | None
@@ -72,13 +71,13 @@ def may_have(messages: Sequence[Any]) -> bool:
     content = first.get("content")
     if isinstance(content, list):
         content = content[0].get("text") if content and isinstance(content[0], Mapping) else None
-    return isinstance(content, str) and signature.is_one(content)
+    return isinstance(content, str) and signature.may_be_signature(content)
 
 
 def names(messages: Messages, answer: str) -> Names | None:
     """The names of an exchange; None where no adapter of DSPy's can have written its question."""
     texts = [text for message in messages if (text := _text(message)) is not None]
-    if len(texts) < max(2, len(messages)) or sum(map(len, texts)) + len(answer) > MOST_CHARACTERS:
+    if len(texts) < max(2, len(messages)) or sum(map(len, texts)) + len(answer) > MAX_CHARACTERS:
         return None
     if messages[0].get("role") != "system" or messages[-1].get("role") != "user":
         return None
@@ -263,8 +262,8 @@ def _object(answer: str) -> dict[str, Any]:
     """The JSON object in an answer. Raises ValueError."""
     decoder = json.JSONDecoder()
     place = answer.find("{")
-    left = _MOST_READ
-    for _ in range(_MOST_TRIES):
+    left = _MAX_READ
+    for _ in range(_MAX_TRIES):
         left -= len(answer) - place
         if place < 0 or left < 0:
             break

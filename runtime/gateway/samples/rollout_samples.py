@@ -1,7 +1,7 @@
-"""`GET /slipway/rollouts/{rollout}/samples`: what a rollout sampled, and whether it can be trained.
+"""`GET /slipway/rollouts/{rollout}/samples`: a rollout's samples, and whether they can be trained.
 
-Neighbours: gateway.py mounts it, with receipts.py's route beside it; samples.py knows them. Who rewards a
-conversation by the names of its answers has them from here, who wonders why nothing was trained the reason.
+Neighbours: gateway.py mounts it, with receipts.py's route beside it; samples.py knows them. A client that
+rewards a conversation gets the ids of its answers here, and the reason if one cannot be trained.
 """
 
 from __future__ import annotations
@@ -16,9 +16,7 @@ from runtime.shared.schema import Body
 
 class RolloutSample(Body):
     """`received`: its answer is known to have reached its client, as it is at the next step at the latest.
-
-    `unscorable`: why it cannot be trained.
-    """
+    `unscorable`: the reason it cannot be trained."""
 
     sample: str
     version: int
@@ -29,25 +27,25 @@ class RolloutSample(Body):
 
 
 def sample_routes(store: SampleStore) -> APIRouter:
-    """The router of what is said of samples; of a rollout that nobody knows there are none."""
+    """The router; an unknown rollout has no samples."""
     router = receipt_routes(store)
 
     @router.get("/rollouts/{rollout:path}/samples")
     async def samples(rollout: str) -> list[RolloutSample]:
         received = {ref.id: ref for ref in store.of_rollout(rollout)}
         others = {ref.id: ref for ref in store.unreceived_of_rollout(rollout)}
-        refs = sorted((others | received).values(), key=_place)
-        return [_said(ref, ref.id in received) for ref in refs]
+        refs = sorted((others | received).values(), key=_answer_order)
+        return [_describe(ref, ref.id in received) for ref in refs]
 
     return router
 
 
-def _place(ref: SampleRef) -> tuple[int, int, int]:
+def _answer_order(ref: SampleRef) -> tuple[int, int, int]:
     """The order of the answers."""
     return ref.place.file, ref.place.offset, ref.position
 
 
-def _said(ref: SampleRef, received: bool) -> RolloutSample:
+def _describe(ref: SampleRef, received: bool) -> RolloutSample:
     return RolloutSample(
         sample=ref.id,
         version=ref.version,

@@ -1,4 +1,4 @@
-"""The name of a sample and where it stands, which is all that is kept in memory of it.
+"""A sample's id and its place in the journal: all that is kept of it in memory.
 
 Neighbours: samples.py makes them of the journal's lines; steps are made of them.
 """
@@ -12,7 +12,8 @@ from runtime.gateway.samples.journal import LineLocation, Tags
 
 @dataclass(frozen=True, slots=True)
 class SampleRef:
-    """A sample's name and what decides whether it can be trained on; its tokens are read when needed."""
+    """A sample's id and the facts that decide whether it can be trained on; its tokens are read when
+    needed."""
 
     id: str
     tags: Tags
@@ -28,5 +29,5 @@ class SampleRef:
 
     @property
     def choice(self) -> int:
-        """Which of its answer's choices it is."""
+        """The index of its choice in the answer."""
         return int(self.id.rpartition(":")[2])

@@ -1,8 +1,8 @@
-"""What was sampled, by rollout and by request: the index over the journal.
+"""The index over the journal: samples by rollout and by request.
 
 An answer nobody received is no sample, nor is one that its client asked for again (C6, C52).
-Neighbours: proxy.py records every answered request here, receipts.py says what was received; steps take their
-samples from here by rollout; a request id seen before gets its stored answer. Kept in memory: names and
+Neighbours: proxy.py records every answered request here, receipts.py reports the received ones; steps take
+their samples from here by rollout; a known request id gets its stored answer. Kept in memory: names and
 places, not tokens.
 """
 
@@ -76,7 +76,7 @@ class SampleStore:
         return self._received(self._by_rollout.get(rollout, []))
 
     def unreceived_of_rollout(self, rollout: str) -> list[SampleRef]:
-        """What was sampled for a rollout, and nobody is known to have received."""
+        """The samples of a rollout that nobody is known to have received."""
         return [ref for ref in self._by_rollout.get(rollout, []) if ref.request in self._unreceived]
 
     def knows(self, rollout: str) -> bool:
@@ -92,7 +92,7 @@ class SampleStore:
         return self._received(self._by_content.get(content, []))
 
     async def name_by_fields(self) -> None:
-        """Make what has come since the last time known by its parsed fields too."""
+        """Name all new samples by their parsed fields."""
         await self._fields.catch_up()
 
     def of_fields(self, name: str) -> list[SampleRef]:
@@ -100,11 +100,11 @@ class SampleStore:
         return self._received(self._fields.of(name))
 
     def may_be_written(self, exact: str, parsed: str) -> bool:
-        """Whether a text that is known by these names may be what a client wrote of what it had parsed."""
+        """Whether a client may have written the text with these names from parsed fields."""
         return self._fields.may_be_written(exact, parsed)
 
     def of_part(self, names: Names) -> list[SampleRef]:
-        """Those with this very answer to a question of which only some inputs are given."""
+        """The samples with this very answer to a question of which only some inputs are given."""
         return self._received(self._fields.of_part(names))
 
     def of_sample(self, sample: str) -> list[SampleRef]:
@@ -112,7 +112,7 @@ class SampleStore:
         return self._received(self._of_id(sample))
 
     def unreceived_of_sample(self, sample: str) -> list[SampleRef]:
-        """The same, of one that nobody is known to have received."""
+        """The sample with this id that nobody is known to have received, or none."""
         return [ref for ref in self._of_id(sample) if ref.request in self._unreceived]
 
     def load(self, ref: SampleRef) -> tuple[Exchange, Sample]:
@@ -121,7 +121,7 @@ class SampleStore:
         return exchange, exchange.samples[ref.position]
 
     def stored(self, request: str) -> StoredRequest | None:
-        """What is remembered of a request id."""
+        """The remembered entry of a request id."""
         return self._requests.get(request)
 
     def answer(self, request: str) -> Exchange:
@@ -150,7 +150,7 @@ class SampleStore:
             self._doubt(request)
 
     def mark_lost(self, request: str) -> None:
-        """The answer was taken for received, and was not."""
+        """The answer counted as received, and was not."""
         if request in self._requests and request not in self._unreceived:
             self._journal.append(DeliveryLost(request))
             self._unreceived.add(request)
@@ -240,7 +240,7 @@ class SampleStore:
 def why_not_trainable(
     settings: Mapping[str, Any], completion_ids: list[int], logprobs: list[float | None]
 ) -> str | None:
-    """Why a completion can never be trained on; None when it can (C9, C10)."""
+    """The reason a completion can never be trained on; None if it can (C9, C10)."""
     if setting := distribution.distorted_by(settings):
         return setting
     if not completion_ids:

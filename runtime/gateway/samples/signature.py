@@ -1,4 +1,4 @@
-"""What a system message of DSPy's says of the fields of a task, whichever of its adapters wrote it.
+"""Reads the fields of a task from a system message of DSPy's, whichever adapter wrote it.
 
 The chat, the XML, the JSON and the BAML adapter begin it alike, with the fields and their types, and end it
 alike, with the instructions; between them each shows its own form (dspy 3.4.1, adapters/*.py:
@@ -24,7 +24,7 @@ _STRUCTURE = (
 _OBJECTIVE = "\nIn adhering to this structure, your objective is:"
 _FIELD = re.compile(r"(\d+)\. `(\w+)` \(")
 # More fields are no task of anybody's.
-_MOST_FIELDS = 100
+_MAX_FIELDS = 100
 _JSON_PART = "Outputs will be a JSON object with the following fields.\n\n"
 # Of the BAML adapter, which asks for JSON by a form like the chat adapter's.
 _BAML_PART = "]]\nOutput field `"
@@ -40,7 +40,8 @@ REMINDERS: dict[Adapter, str] = {
 
 @dataclass(frozen=True)
 class Signature:
-    """The fields of a task. `task`: all that is said of it beside one adapter's form; it is known by that."""
+    """The fields of a task. `task`: the whole system message except one adapter's own format; the task is
+    identified by it."""
 
     task: tuple[str, str]
     inputs: dict[str, str]
@@ -57,7 +58,7 @@ class Signature:
         return {name: schema for name, schema in schemas.items() if isinstance(schema, dict)}
 
 
-def is_one(system: str) -> bool:
+def may_be_signature(system: str) -> bool:
     """Whether a system message may be an adapter's: quick, for every request."""
     return system.startswith(_INPUTS)
 
@@ -73,7 +74,7 @@ def read(system: str) -> Signature | None:
     if not found:
         return None
     asked, named = _fields(inputs.removeprefix(_INPUTS)), _fields(outputs)
-    if not named or max(len(asked), len(named)) > _MOST_FIELDS:
+    if not named or max(len(asked), len(named)) > _MAX_FIELDS:
         return None
     description = system[: system.index(_STRUCTURE)]
     return Signature((description, objective), asked, named, _adapter(structure), structure)

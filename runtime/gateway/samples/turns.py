@@ -1,10 +1,10 @@
-"""Which samples of a rollout are turns of one sequence (C2).
+"""Joins samples of a rollout into sequences of turns (C2).
 
 A turn joins when its prompt begins with the sequence so far, id for id: then one forward pass computes for
 every turn exactly what a pass of its own would. Anything else (a template that rewrote an earlier answer, a
-date that moved, text that tokenises differently) seals the sequence, and a new one begins; why is said.
-Neighbours: selection.py asks, once per member of a group; completions/prefix_continuation.py asks engines for
-prompts that go on. Knows nothing of rewards or staleness.
+date that moved, text that tokenises differently) ends the sequence, and a new one begins; the reason is
+counted. Neighbours: selection.py asks, once per member of a group; completions/prefix_continuation.py asks
+engines for prompts that go on. Knows nothing of rewards or staleness.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from runtime.gateway.samples.journal import Exchange, Sample
 from runtime.gateway.samples.sample_ref import SampleRef
 
 # How a completion ends when the policy itself ended it; "length" and the like cut it.
-WHOLE = ("stop", "tool_calls")
+COMPLETE_REASONS = ("stop", "tool_calls")
 # Why a turn began a sequence of its own, where its request does not say it.
 CUT_OFF = "cut off"
 OTHER_TEMPERATURE = "other temperature"
@@ -57,8 +57,8 @@ class SampledTurn:
             and self._has_all_of(before)
         )
 
-    def why_apart(self, before: SampledTurn) -> str:
-        """Why this, which does not extend the other, does not."""
+    def split_reason(self, before: SampledTurn) -> str:
+        """The reason this turn does not extend the other."""
         if self._has_all_of(before):
             return CUT_OFF if self.cut_off or before.cut_off else OTHER_TEMPERATURE
         if self.apart is not None:
@@ -72,8 +72,8 @@ class SampledTurn:
             and self.prompt[len(before.prompt) : before.end] == before.completion
         )
 
-    def beside(self, other: SampledTurn) -> bool:
-        """Whether both answer the same question, so that neither could have gone on from the other."""
+    def is_sibling_of(self, other: SampledTurn) -> bool:
+        """Whether both answer the same question, so that neither could have continued the other."""
         return self.ref.request == other.ref.request or self.prompt == other.prompt
 
 
@@ -86,7 +86,7 @@ def load_turn(ref: SampleRef, load: Load) -> SampledTurn:
         sample.completion_ids,
         sample.logprobs,
         exchange.temperature,
-        sample.finish_reason not in WHOLE,
+        sample.finish_reason not in COMPLETE_REASONS,
         exchange.conversation and exchange.conversation.apart,
     )
 
@@ -107,8 +107,8 @@ def join(refs: Sequence[SampleRef], load: Load) -> tuple[list[list[SampleRef]], 
             max(open_ends, key=lambda sequence: sequence[-1].end).append(turn)
             continue
         earlier = [one for sequence in sequences for one in sequence]
-        if earlier and not any(turn.beside(one) for one in earlier):
-            sealed[turn.why_apart(_nearest(turn, earlier))] += 1
+        if earlier and not any(turn.is_sibling_of(one) for one in earlier):
+            sealed[turn.split_reason(_nearest(turn, earlier))] += 1
         sequences.append([turn])
     return [[turn.ref for turn in sequence] for sequence in sequences], sealed
 

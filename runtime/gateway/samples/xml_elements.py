@@ -12,7 +12,7 @@ from html import unescape
 
 _TAG = re.compile(r"""<(/?)([^\s<>/"']+)(?: key=("[^"<]*"|'[^'<]*'))?( ?/)?>""")
 # More elements are no answer to a question.
-_MOST = 20_000
+_MAX_ELEMENTS = 20_000
 
 
 @dataclass
@@ -32,7 +32,7 @@ def parse(text: str) -> list[Node]:
     stack = [("", root)]
     place = 0
     for count, tag in enumerate(_TAG.finditer(text)):
-        if count > _MOST:
+        if count > _MAX_ELEMENTS:
             raise ValueError("too many elements")
         between = text[place : tag.start()]
         place = tag.end()

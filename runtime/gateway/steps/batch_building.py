@@ -1,6 +1,6 @@
 """The batch of a selection: the engine's own ids and logprobs, laid down sequence by sequence.
 
-Neighbours: selection.py says what is trained, handover.py gives the batch to the trainer, shared/batch.py is
+Neighbours: selection.py chooses the samples, handover.py gives the batch to the trainer, shared/batch.py is
 its form on disk. Reads every token: in a thread. Judges nothing, tokenises nothing (C1).
 """
 
@@ -20,7 +20,7 @@ from runtime.shared.statuses import StepCounts
 
 @dataclass(frozen=True)
 class _Row:
-    """One sequence of the batch: arrays over its tokens, and what is said of it."""
+    """One sequence of the batch: arrays over its tokens, and its description."""
 
     tokens: NDArray[np.int32]
     sampled: NDArray[np.uint8]

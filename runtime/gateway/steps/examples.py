@@ -26,14 +26,14 @@ from runtime.shared.statuses import StepCounts
 
 T = TypeVar("T")
 
-MOST_ANSWERS = 256
+MAX_ANSWERS = 256
 # Answers the engines render at a time, beside the rollouts.
 _AT_ONCE = 8
 # An engine that dies meanwhile is started again; how often an answer is asked for again, and for how long an
 # engine may be away, as while a runtime starts anew.
 _TRIES = 5
 _ENGINES_SECONDS = 1800.0
-_LOOK_SECONDS = 1.0
+_POLL_SECONDS = 1.0
 
 
 class NotTokenisedError(Exception):
@@ -51,7 +51,7 @@ class TokenisedExample:
 
 @dataclass
 class TokenisedExamples:
-    """What examples came to."""
+    """The tokenised examples of a step, and their counts."""
 
     sequences: list[TokenisedExample] = field(default_factory=list)
     counts: StepCounts = field(default_factory=StepCounts)
@@ -60,8 +60,8 @@ class TokenisedExamples:
 Render = Callable[[Sequence[SupervisedExample]], Awaitable[TokenisedExamples]]
 
 
-def credential_paths(example: SupervisedExample) -> list[int]:
-    """Where the answers to learn stand among an example's messages."""
+def answer_places(example: SupervisedExample) -> list[int]:
+    """The places of the trained answers among an example's messages."""
     return [
         place
         for place, message in enumerate(example.messages)
@@ -70,10 +70,10 @@ def credential_paths(example: SupervisedExample) -> list[int]:
 
 
 def counted(examples: Sequence[SupervisedExample]) -> StepCounts:
-    """Of examples that nobody has rendered yet."""
-    without = sum(not credential_paths(example) for example in examples)
+    """The counts of examples that are not rendered yet."""
+    without = sum(not answer_places(example) for example in examples)
     dropped = {"no answer to learn": without} if without else {}
-    return StepCounts(samples=sum(len(credential_paths(example)) for example in examples), dropped=dropped)
+    return StepCounts(samples=sum(len(answer_places(example)) for example in examples), dropped=dropped)
 
 
 class Examples:
@@ -89,7 +89,7 @@ class Examples:
         found, dropped = TokenisedExamples(), Counter(counted(examples).dropped)
         for example, sequences in zip(examples, rendered, strict=True):
             if isinstance(sequences, str):
-                dropped[sequences] += len(credential_paths(example))
+                dropped[sequences] += len(answer_places(example))
             else:
                 found.sequences += sequences
         answers = sum(len(one.answers) for one in found.sequences)
@@ -105,9 +105,9 @@ class Examples:
 
     async def _sequences(self, number: int, example: SupervisedExample) -> list[TokenisedExample] | str:
         """An example's sequences, or why it has none."""
-        places = credential_paths(example)
-        if len(places) > MOST_ANSWERS:
-            return f"more than {MOST_ANSWERS} answers"
+        places = answer_places(example)
+        if len(places) > MAX_ANSWERS:
+            return f"more than {MAX_ANSWERS} answers"
         given = tools.without_tool_grammar({"tools": example.tools})[0]["tools"]
         messages = [_shown(message) for message in example.messages]
         try:
@@ -130,7 +130,7 @@ class Examples:
                     said = error
                     if 400 <= error.status < 500:
                         raise NotRenderedError(_refusal(error)) from error
-                    await asyncio.sleep(_LOOK_SECONDS)
+                    await asyncio.sleep(_POLL_SECONDS)
         raise NotTokenisedError(f"no engine renders the examples: {said}")
 
     async def _client(self) -> EngineClient:
@@ -141,7 +141,7 @@ class Examples:
             except ApiError as error:
                 if error.code == "engine_failed" or time.monotonic() > end:
                     raise NotTokenisedError(f"no engine renders the examples: {error}") from error
-                await asyncio.sleep(_LOOK_SECONDS)
+                await asyncio.sleep(_POLL_SECONDS)
 
 
 async def _fitting(

@@ -1,9 +1,9 @@
-"""A step on the trainer's side: its batch is built and given, then its commit is waited for.
+"""Hands a step to the trainer: builds its batch, then waits for its commit.
 
 Neighbours: queue.py has the step before and after; sample_ownership.py says what of it is trained,
 batch_building.py makes the batch, or examples.py and sft_batch.py where it imitates, and step_records.py
-writes it; the trainer takes `steps/NNNNNN/` and commits `checkpoints/step-NNNNNN/`. Knows nothing of keys,
-publications or what the queue says of the step.
+writes it; the trainer takes `steps/NNNNNN/` and commits `checkpoints/step-NNNNNN/`. Knows nothing of keys or
+publications.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ _POLL_SECONDS = 0.02
 
 
 class NotTrainedError(Exception):
-    """The trainer cannot do the step, by its own word or by the supervisor's; the message is the reason."""
+    """The trainer cannot do the step, as it or the supervisor reports; the message is the reason."""
 
 
 class Handover:
-    """What passes between the queue and the trainer. The gateway's event loop is its only user."""
+    """The exchange between the queue and the trainer. The gateway's event loop is its only user."""
 
     def __init__(
         self,
@@ -55,10 +55,10 @@ class Handover:
         self._learn = learn
 
     async def dispatch(self, step: Step) -> None:
-        """Write the batch for the trainer; staleness is judged here, with what has been committed since.
+        """Write the batch for the trainer. Staleness is judged here, with all steps committed since.
 
-        After a try that broke off the trainer may have it: what it has is never made again. Raises OSError,
-        and NothingToTrainError where nothing is left to train.
+        After an interrupted try the trainer may have the batch: then it is never built again. Raises OSError,
+        and NothingToTrainError if nothing is left to train.
         """
         failpoints.failpoint("gateway.giving")
         if not self._folder.has_batch(step.id):
@@ -113,7 +113,7 @@ class Handover:
 
     async def _supervised_batch(self, step: Step, meta: dict[str, Any]) -> Batch:
         if self._learn is None:
-            raise NotTrainedError("no engine here can render examples")
+            raise NotTrainedError("no engine can render examples")
         try:
             learned = await self._learn(step.examples)
         except NotTokenisedError as error:

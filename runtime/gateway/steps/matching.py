@@ -1,4 +1,4 @@
-"""Which sample each member of a step is about, of those given as text: each sample for one member.
+"""Matches the members of a step that are given as text to samples: each sample to one member.
 
 What is sure is given out before what is likely, the newest first, and what can be trained on before what
 cannot. Where samples have one name they said the same to the same question, and any of them will do.
@@ -30,10 +30,10 @@ async def match(members: list[Member], store: SampleStore, taken: Taken) -> list
         named = await asyncio.to_thread(lambda: [*map(_names, members)])
     supply = _FreeSamples(taken)
     sure = [
-        [*_literal(member, store), *_surely(names, store)]
+        [*_exact_matches(member, store), *_certain_matches(names, store)]
         for member, names in zip(members, named, strict=True)
     ]
-    likely = [_probably(names, store) for names in named]
+    likely = [_likely_matches(names, store) for names in named]
     given = [supply.give(ways) for ways in sure]
     given = [
         ref or (None if supply.has(ways) else supply.give(others))
@@ -90,18 +90,18 @@ def _names(member: Member) -> Names | None:
     return parsed_fields.names(member.messages, member.completion)
 
 
-def _literal(member: Member, store: SampleStore) -> Iterator[Way]:
+def _exact_matches(member: Member, store: SampleStore) -> Iterator[Way]:
     if member.messages is not None:
         calls = content_key.calls_of(member.tool_calls)
         name = content_key.key(member.messages, member.completion or "", calls)
         yield name, lambda: store.of_content(name)
 
 
-def _surely(names: Names | None, store: SampleStore) -> list[Way]:
+def _certain_matches(names: Names | None, store: SampleStore) -> list[Way]:
     return [] if names is None else _by_text_or_values(names.exact, names.parsed, store)
 
 
-def _probably(names: Names | None, store: SampleStore) -> list[Way]:
+def _likely_matches(names: Names | None, store: SampleStore) -> list[Way]:
     """For clients that train without turns, or of an answer they could not parse without inputs or text."""
     if names is None:
         return []

@@ -151,7 +151,7 @@ class StepQueue:
         return self._add(step)
 
     async def pin(self, name: str, best_of: str | None = None) -> CheckpointInfo:
-        """Keep a checkpoint, as the best of some work where that is named.
+        """Keep a checkpoint, as the best of some work if that is named.
 
         Raises UnknownCheckpointError, OSError.
         """
@@ -203,7 +203,7 @@ class StepQueue:
 
     @property
     def start_failure(self) -> str | None:
-        """Why the trainer cannot take the adapter that the run begins with."""
+        """The reason the trainer cannot take the run's initial adapter."""
         first = self._steps.by_key(KEY)
         return first.error if self.starting and first is not None and not first.committed else None
 
@@ -251,12 +251,12 @@ class StepQueue:
     def _commit(self, step: Step, checkpoint: Checkpoint) -> None:
         step.state, step.committed = "committed", True
         self._claims.committed.add(step.id)
-        self._learn(checkpoint)
+        self._note_checkpoint(checkpoint)
         step.metrics = self.last_metrics
         step.counts = StepCounts.model_validate(checkpoint.state["counts"])
         step.trained.set()
 
-    def _learn(self, checkpoint: Checkpoint) -> None:
+    def _note_checkpoint(self, checkpoint: Checkpoint) -> None:
         self.client_state = checkpoint.state.get("client_state")
         self.last_line = line_of(checkpoint.manifest, checkpoint.state)
         # A number that is not finite has no place in JSON; metrics.jsonl keeps it.
@@ -279,7 +279,7 @@ class StepQueue:
             error = f"committed, but not published: {error}"
             self.trouble = f"step {step.id} is {error}"
         else:
-            self._claims.reset_rows(step)
+            self._claims.release(step)
             self._folder.withdraw(step.id, error)
         step.state, step.error = "failed", error
         self._end(step)
@@ -331,7 +331,7 @@ class StepQueue:
         newest = await asyncio.to_thread(self.checkpoints.newest)
         if newest is None:
             return
-        self._learn(newest)
+        self._note_checkpoint(newest)
         step = self._steps.get(newest.step)
         if step is not None and (step.state == "published" or not step.ended.is_set()):
             return  # served already, or the queue is about to publish it

@@ -1,4 +1,4 @@
-"""A conversation's answer in exact ids: the prompt and what follows it, by the engine's own rendering.
+"""A conversation's answer in exact ids: the prompt and the answer, by the engine's own rendering.
 
 Neighbours: text_members.py asks for members given as text, examples.py for what is to be imitated; the engine
 has the chat template and the tokenizer. Knows nothing of rewards, steps or samples.
@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from runtime.gateway.engines.engine_client import EngineClient
-from runtime.gateway.requests.text_length import characters, most_characters
+from runtime.gateway.requests.text_length import characters, max_characters
 
 Message = dict[str, Any]
 Tools = list[dict[str, Any]] | None
@@ -35,7 +35,7 @@ async def render(
     """
     said = {"role": "assistant", "content": answer} if isinstance(answer, str) else answer
     context_tokens = await client.context_length()
-    if characters([messages, said, tools]) > most_characters(context_tokens):
+    if characters([messages, said, tools]) > max_characters(context_tokens):
         raise NotRenderedError(TOO_LONG)
     prompt = await client.tokenize(messages, tools=tools)
     if len(prompt) >= context_tokens:
@@ -60,7 +60,7 @@ async def _after(client: EngineClient, prompt: list[int], messages: list[Message
     """What the template has after the prompt, of a conversation that goes on from it."""
     whole = await client.tokenize(messages, add_generation_prompt=False, tools=tools)
     if whole[: len(prompt)] != prompt:
-        raise NotRenderedError("the chat template does not show it as it is")
+        raise NotRenderedError("the chat template changes it")
     return whole[len(prompt) :]
 
 
@@ -68,7 +68,7 @@ async def _split(client: EngineClient, rest: list[int], text: str) -> tuple[list
     """A text's own ids, and what the template puts after them."""
     bare = await client.tokenize(text)
     if not bare or rest[: len(bare)] != bare:
-        raise NotRenderedError("the chat template does not show it as it is")
+        raise NotRenderedError("the chat template changes it")
     if len(rest) == len(bare):
         raise NotRenderedError("the chat template does not end an answer")
     return bare, rest[len(bare) :]

@@ -1,4 +1,4 @@
-"""A run that lost its machine and went on from its last durable step: what it no longer knows.
+"""The rewind of a run that lost its machine and went on from its last durable step.
 
     rewound.json    {"to_step": 7, "reused_after": 7, "time": unix seconds, "client_state": {…} | null}
 
@@ -34,7 +34,7 @@ class Rewind:
 
     @classmethod
     def read(cls, state_dir: Path) -> Self | None:
-        """What the folder says; None for a run that never lost a machine."""
+        """The folder's rewind; None for a run that never lost a machine."""
         said = files.read_json(state_dir / FILE)
         if said is None:
             return None
@@ -59,7 +59,7 @@ class Rewind:
             raise self.error(f"{lost} of its {len(rewarded)} rollouts are")
 
     def error(self, what: str) -> RewoundError:
-        """`what` was lost."""
+        """The error for `what`, which was lost."""
         return RewoundError(
             f"{what} not known here: the machine was lost, and the run went back to step {self.to_step}; "
             "roll out again from that step's client_state",

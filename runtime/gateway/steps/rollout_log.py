@@ -1,4 +1,4 @@
-"""What was said in a step, for people to read: `logs/rollouts/step-000007.jsonl`, a line a completion.
+"""The texts of a step, for people to read: `logs/rollouts/step-000007.jsonl`, a line a completion.
 
     {"step": 7, "group", "rollout", "predictor", "call", "reward", "failure", "dropped", "version",
      "temperature", "finish_reason", "prompt_tokens", "tokens", "prompt", "prompt_cut", "completion",
@@ -32,7 +32,7 @@ FOLDER = Path("logs") / "rollouts"
 # Of a program's own words.
 _PROGRAM_CHARACTERS = 400
 # A key of so many characters that a cut went through has lost the form by which it would be hidden.
-_WORD_CHARACTERS = 400
+_LABEL_CHARACTERS = 400
 # A private key in lines of its own, the longest in use.
 _KEY_CHARACTERS = 8_000
 _BLANK = re.compile(r"\s")
@@ -43,7 +43,7 @@ Decode = Callable[[list[int]], str]
 
 @dataclass(frozen=True)
 class RolloutLogLimits:
-    """What is kept of a step, and of the run: whole lines, the oldest steps go first."""
+    """The bounds of a step's file and of all files: whole lines, the oldest steps are removed first."""
 
     completions: int = 64
     prompt_characters: int = 4_000
@@ -53,7 +53,7 @@ class RolloutLogLimits:
 
 
 def tokenizer_of(model_path: str) -> Decode | None:
-    """What makes text of a model's ids; None where the model has no `tokenizer.json` on this machine."""
+    """The decoder of a model's ids; None if the model has no `tokenizer.json` on this machine."""
     from huggingface_hub import try_to_load_from_cache
     from tokenizers import Tokenizer
 
@@ -94,7 +94,7 @@ class TranscriptWriter:
             partial.replace(self._folder / f"step-{step:06d}.jsonl")
             keep_newest(self._folder, self._bounds.total_bytes)
         except Exception as error:  # noqa: BLE001 - whatever it is, the step itself is whole without it
-            log.warning("what was said in step %d is not written: %s: %s", step, type(error).__name__, error)
+            log.warning("the texts of step %d were not written: %s: %s", step, type(error).__name__, error)
 
     def _lines(self, step: int, selection: Selection, store: Source) -> Iterator[bytes]:
         size = 0
@@ -156,13 +156,13 @@ def _without_first_word(text: str) -> str:
     """A text that began before, without what may be the end of a key."""
     end = _END_OF_KEY.search(text, 0, _KEY_CHARACTERS)  # of a whole one nothing is left
     text = text[end.end() :] if end else text
-    blank = _BLANK.search(text, 0, _WORD_CHARACTERS)
-    return text[blank.end() if blank else _WORD_CHARACTERS :]
+    blank = _BLANK.search(text, 0, _LABEL_CHARACTERS)
+    return text[blank.end() if blank else _LABEL_CHARACTERS :]
 
 
 def _without_last_word(text: str) -> str:
     """A text that goes on, without what may be the beginning of a key."""
-    last = text[-_WORD_CHARACTERS:]
+    last = text[-_LABEL_CHARACTERS:]
     ends = [blank.start() for blank in _BLANK.finditer(last)]
     return text[: len(text) - len(last) + (ends[-1] if ends else 0)]
 

@@ -1,7 +1,7 @@
-"""Which step has which sample, and which samples of a step are left to train: no two steps train one.
+"""Assigns samples to steps, so that no two steps train the same one.
 
 Neighbours: queue.py asks when a step is taken in, handover.py when it is given out; selection.py sorts;
-step_records.py has on disk what a step has. Knows nothing of the trainer or of what a step came to.
+step_records.py has on disk what a step has. Knows nothing of the trainer or of a step's outcome.
 """
 
 from __future__ import annotations
@@ -54,19 +54,19 @@ class SampleOwnership:
         return selection
 
     def remember(self, step: Step) -> None:
-        """The step has what it was taken in with, unless it failed before it was trained."""
+        """The step owns its samples, unless it failed before it was trained."""
         if step.committed or step.state != "failed":
             self._owners.update(dict.fromkeys(step.samples, step.id))
 
     def add(self, step: Step, samples: list[str]) -> None:
-        """Note, before it is trained, what came to a step since it was taken in. Raises OSError."""
+        """Record, before the step is trained, samples that it got since it was accepted. Raises OSError."""
         if late := [sample for sample in samples if self._owners.get(sample) != step.id]:
             step.samples = list(dict.fromkeys([*step.samples, *late]))  # a full disk is asked again
             self._folder.queue(step)
             self._owners.update(dict.fromkeys(late, step.id))
 
-    def reset_rows(self, step: Step) -> None:
-        """The step trains nothing: its samples are free."""
+    def release(self, step: Step) -> None:
+        """The step trains nothing, so its samples are free again."""
         for sample in step.samples:
             if self._owners.get(sample) == step.id:
                 del self._owners[sample]

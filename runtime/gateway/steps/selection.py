@@ -1,4 +1,4 @@
-"""Which samples a step trains, and what becomes of the rest: everything named is trained or counted.
+"""Selects the samples that a step trains: everything named is trained, or counted with its reason.
 
 Neighbours: sample_ownership.py asks when a step is taken in and again when it is given to the trainer;
 samples come from the gateway's store; turns.py says which of them are one sequence; batch_building.py makes
@@ -62,7 +62,7 @@ class Selection:
 
 
 class Source(Protocol):
-    """Where names of samples, and the tokens behind them, come from: a SampleStore, or a Snapshot of it."""
+    """The source of sample names and their tokens: a SampleStore, or a Snapshot of it."""
 
     def of_rollout(self, rollout: str) -> list[SampleRef]: ...
     def unreceived_of_rollout(self, rollout: str) -> list[SampleRef]: ...
@@ -73,7 +73,7 @@ class Source(Protocol):
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What a store knew of some groups at one moment. Only tokens are read later, as any thread may."""
+    """A store's answers about some groups at one moment. Only tokens are read later, as any thread may."""
 
     store: SampleStore
     rollouts: dict[str, list[SampleRef]]

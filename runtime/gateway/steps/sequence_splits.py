@@ -1,4 +1,4 @@
-"""One line about sequences that were sealed: why their turns are trained apart, and what to do about it.
+"""One warning about split sequences: why their turns are trained apart, and the remedy.
 
 Neighbours: sample_ownership.py says it of the first step that has some; samples/turns.py and
 completions/prefix_continuation.py have the reasons. Pure.
@@ -25,7 +25,7 @@ _ADVICE = {
 
 
 def split_warning(counts: StepCounts) -> str | None:
-    """What to say of a step; None where no sequence was sealed."""
+    """The warning for a step; None if no sequence was split."""
     if not counts.sealed:
         return None
     reasons = sorted(counts.sealed_by.items(), key=lambda item: -item[1])

@@ -1,4 +1,4 @@
-"""What is on disk about steps: taken in, handed to the trainer, failed, ended.
+"""The steps on disk: accepted, handed to the trainer, failed, ended.
 
     steps/queue/000007.json           the step as it was taken in
     steps/queue/000007.outcome.json   how it ended
@@ -61,12 +61,12 @@ class Step:
     ended: asyncio.Event = field(default_factory=asyncio.Event)
 
     def release(self) -> None:
-        """What only a step that has not ended is asked for."""
+        """Free the parts that are needed only before a step has ended."""
         self.groups, self.examples = [], []
 
     @property
     def settings_payload(self) -> dict[str, Any] | None:
-        """What it says of its own update, in plain values; None where it says nothing."""
+        """The step's own settings as plain values; None if it has none."""
         return None if self.settings is None else self.settings.model_dump(exclude_none=True)
 
     @property
@@ -84,8 +84,8 @@ class Step:
 
 
 def request_payload(request: StepRequest) -> dict[str, Any]:
-    """What a request says beside its key. What it does not say is left out: a request that an older version
-    took in, and that comes again after a resume, is the same request."""
+    """The request's content without its key. Absent fields are left out, so that a request that an older
+    version accepted equals itself when it comes again after a resume."""
     unsaid = {name for name in ("examples", "settings") if not getattr(request, name)}
     said = request.model_dump(mode="json", exclude={"key", *unsaid})
     for member in (one for group in said["groups"] for one in group["members"]):
@@ -104,7 +104,7 @@ def check_size(client_state: dict[str, Any] | None) -> None:
 
 
 def digest_of(request: Any) -> str:
-    """By which a request that comes again is known from another with the same key."""
+    """The digest that tells a repeated request from another with the same key."""
     return hashlib.sha256(json.dumps(request, sort_keys=True).encode()).hexdigest()
 
 
@@ -142,7 +142,7 @@ class StepFolder:
         return True
 
     def failure(self, number: int) -> str | None:
-        """What the trainer said when it could not do the step."""
+        """The trainer's reason for failing the step."""
         said = files.read_json(step_folder(self._root, number) / _FAILED)
         return None if said is None else str(said.get("error"))
 
@@ -210,7 +210,7 @@ class StepFolder:
 
     def _rebuild(self, number: int, kept: Mapping[int, dict[str, Any]], oldest_open: int) -> Step:
         """A step's entry, made again. Its groups are not needed: its batch was given, or it fails."""
-        state, given, newest = kept.get(number, {}), self._given(number), max(kept, default=0)
+        state, given, newest = kept.get(number, {}), self._read_batch_meta(number), max(kept, default=0)
         if number > newest and not self.has_batch(number):
             self.withdraw(number, "its entry in the queue cannot be read, and the trainer never had it")
         error = self.failure(number)
@@ -247,8 +247,8 @@ class StepFolder:
             step.trained.set()
         return step
 
-    def _given(self, number: int) -> dict[str, Any]:
-        """What the batch says of its step; nothing for a step that was never given, or long removed."""
+    def _read_batch_meta(self, number: int) -> dict[str, Any]:
+        """The batch's entry about its step; empty for a step that was never handed over, or long removed."""
         try:
             return files.read_json(step_folder(self._root, number) / META) or {}
         except ValueError:

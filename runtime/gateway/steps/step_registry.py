@@ -1,7 +1,7 @@
 """Every step that the run has taken in: by its number, by its key, and after a restart from what is on disk.
 
 Neighbours: queue.py decides what is taken in and drives it; step_records.py has each step on disk;
-sample_ownership.py is told which samples they have. Knows nothing of what becomes of a step.
+sample_ownership.py is told which samples they have. Knows nothing of a step's outcome.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class StepRegistry:
         self._by_key: dict[str, Step] = {}
 
     def recover(self, readable: Iterable[Checkpoint]) -> None:
-        """Take up what is on disk. The queue's own files are an index: what they lack, the batches given to
-        the trainer and the checkpoints it committed still say."""
+        """Read the steps on disk. The queue's own files are only an index: missing entries are made again
+        from the trainer's batches and checkpoints."""
         kept = {checkpoint.step: checkpoint.state for checkpoint in readable}
         for step in self._folder.read_all(kept):
             self._remember(step)
@@ -52,7 +52,7 @@ class StepRegistry:
         return step
 
     def by_key(self, key: str) -> Step | None:
-        """The step that has the key, whatever its body."""
+        """The step with this key, with any body."""
         return self._by_key.get(key)
 
     def get(self, number: int) -> Step | None:
@@ -80,7 +80,7 @@ class StepRegistry:
 
     @property
     def next_id(self) -> int:
-        """What the next one is called."""
+        """The id of the next step."""
         return max((*self._steps, *self._claims.committed), default=0) + 1
 
     def _remember(self, step: Step) -> None:

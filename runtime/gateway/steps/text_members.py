@@ -46,7 +46,8 @@ class TextMembers:
         self._places = asyncio.Semaphore(_AT_ONCE)
 
     async def resolve(self, groups: list[Group], taken: Taken) -> list[Group]:
-        """The same groups, their members naming rollouts or samples; a member that cannot has its failure."""
+        """The same groups, their members naming rollouts or samples; a member without a match gets a
+        failure."""
         if not any(member.messages is not None for group in groups for member in group.members):
             return groups
         members = [member for group in groups for member in group.members]

@@ -28,7 +28,7 @@ from runtime.shared.runtime_config import RuntimeConfig
 
 log = logging.getLogger(__name__)
 
-_LOOK_SECONDS = 0.05
+_POLL_SECONDS = 0.05
 # Of engines that died while they were asked, and of those that live and refuse; other numbers are final.
 _ATTEMPTS = 5
 _REFUSALS = 2
@@ -59,11 +59,11 @@ class ModelCheck:
         return self._passed.is_set()
 
     async def passed(self) -> None:
-        """Until the model is admitted; for ever, where it is refused."""
+        """Wait until the model is admitted; forever, if it is refused."""
         await self._passed.wait()
 
     async def run(self) -> None:
-        """Ask, where it was not asked before. Ends when that is decided."""
+        """Check the model, unless it was checked before. Ends when that is decided."""
         attempts = refusals = 0
         while not (self.is_passed or self.refusal):
             trial = await self._parity_check()
@@ -95,7 +95,7 @@ class ModelCheck:
                 trial = await asyncio.to_thread(on_disk.find, self._state_dir, self._subject)
                 if trial is not None:
                     return trial
-            await asyncio.sleep(_LOOK_SECONDS)
+            await asyncio.sleep(_POLL_SECONDS)
 
     def _changed(self, trial: Checkpoint) -> bool:
         """Whether the trainer, started anew, has meanwhile put another trial in its place."""

@@ -1,10 +1,10 @@
-"""`POST /slipway/policy_name`: what a program calls the policy, as one for ART names its model.
+"""`POST /slipway/policy_name`: a program's own name for the policy, as programs for ART have one.
 
     art/models.json     {"policy": "agent-001"}
 
 A run trains one policy, so there is one such name: a second one would be the same weights under another name,
 and is refused. From then on `agent-001` is the newest version and `agent-001@7` that of step 7. Neighbours:
-gateway.py mounts it; versions.py asks what a name means.
+gateway.py mounts it; versions.py resolves names by it.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class PolicyName:
         self._own: str | None = (files.read_json(self._path) or {}).get("policy")
 
     def meaning(self, name: str) -> str | None:
-        """The policy's name for what a program's name means, `agent` or `agent@7`; None for any other."""
+        """The policy's own name for a program's name, `agent` or `agent@7`; None for any other."""
         model, at, step = name.partition("@")
         if model != self._own:
             return None
@@ -76,7 +76,9 @@ class PolicyName:
                 code="another_policy",
             )
         if said.name == BASE:
-            raise ApiError(400, f"{said.name} means something else here: another name", param="name")
+            raise ApiError(
+                400, f"{said.name} already has another meaning here: choose another name", param="name"
+            )
         self._path.parent.mkdir(parents=True, exist_ok=True)
         files.write_json(self._path, {"policy": said.name}, durable=True)
         self._own = said.name
@@ -91,7 +93,7 @@ def policy_name_routes(known: PolicyName) -> APIRouter:
         try:
             known.take(said)
         except OSError as error:
-            message = f"the machine's disk does not take it: {error.strerror or error}"
+            message = f"the machine's disk cannot store it: {error.strerror or error}"
             raise ApiError(503, message, code="disk", retry_after_seconds=5) from error
         return said
 

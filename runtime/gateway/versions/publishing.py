@@ -1,9 +1,9 @@
 """Publishing: a committed checkpoint becomes the served policy, by a proof on every engine, then the alias.
 
 Neighbours: version_check.py stages and proves; versions.py holds the alias; queue.py calls `publish` after
-each commit; engine_pool.py calls `restage` for an engine that started anew; reload.py brings back an older
-version that is named. Every attempt is a line in `publications.jsonl`. Knows nothing of what a proof
-compares.
+each commit; engine_pool.py calls `reload_after_restart` for a restarted engine; reload.py brings back an
+older version that is named. Every attempt is a line in `publications.jsonl`. Knows nothing of the comparisons
+in a proof.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Publisher:
 
     @property
     def engines(self) -> EnginePool:
-        """The engines, kept supplied with what is served."""
+        """The engines, which get the served versions again after a restart."""
         return self._fleet
 
     async def publish(self, checkpoint: Checkpoint) -> dict[str, Any]:
@@ -100,7 +100,7 @@ class Publisher:
         """Give a fresh engine every version requests may ask of it.
 
         Raises VerificationError or CheckpointError when the alias's own version cannot be brought; an older
-        one that cannot is served no longer.
+        one that cannot is no longer served.
         """
         for version in sorted(self._versions.staged - {0}, reverse=True):
             try:
@@ -109,7 +109,7 @@ class Publisher:
             except (VerificationError, CheckpointError) as error:
                 if version == self._versions.current:
                     raise
-                log.warning("version %d is served no longer: %s", version, error)
+                log.warning("version %d is no longer served: %s", version, error)
                 self._versions.forget(version)
 
     def _write(self, checkpoint: Checkpoint, outcome: str, started: float, **said: Any) -> None:

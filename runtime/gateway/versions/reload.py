@@ -54,26 +54,29 @@ class OnDemandReload:
             return False
         coming = self._coming.get(version)
         if coming is None:
-            coming = self._coming[version] = asyncio.create_task(self._come(version, engines))
-            coming.add_done_callback(lambda ended: self._came(version, ended))
+            coming = self._coming[version] = asyncio.create_task(self._reload(version, engines))
+            coming.add_done_callback(lambda ended: self._record_reload(version, ended))
         await asyncio.shield(coming)
         return True
 
-    async def _come(self, version: int, engines: list[EngineClient]) -> None:
+    async def _reload(self, version: int, engines: list[EngineClient]) -> None:
         async with self.lock:
             if not self._versions.is_loaded(version):  # while we waited
-                await self._bring(version, engines)
+                await self._load_and_verify(version, engines)
 
-    def _came(self, version: int, ended: asyncio.Task[None]) -> None:
+    def _record_reload(self, version: int, ended: asyncio.Task[None]) -> None:
         del self._coming[version]
         if not ended.cancelled() and (error := ended.exception()) is not None:
             log.warning("%s did not come back: %s", self._versions.named(version), error)
 
-    async def _bring(self, version: int, engines: list[EngineClient]) -> None:
+    async def _load_and_verify(self, version: int, engines: list[EngineClient]) -> None:
         started = time.time()
         checkpoint = await self._checkpoint(version)
         if (old := self._versions.make_room()) is not None:
-            log.info("%s is unloaded to make room: it comes back when named", self._versions.named(old))
+            log.info(
+                "%s is unloaded to make room: a request that names it loads it again",
+                self._versions.named(old),
+            )
             await self._prover.unload(old)
         proof = asdict(await self._prover.verify_on(engines, checkpoint))
         self._versions.mark_reloaded(version)

@@ -1,4 +1,4 @@
-"""Which policy versions are served, which one the alias means, and which are in use at this moment.
+"""The served policy versions: which one the alias means, and which are in use now.
 
 Neighbours: proxy.py resolves a model name at admission and holds its version until the answer;
 version_check.py stages versions and unloads those nobody holds; reload.py loads again what a request names.
@@ -119,13 +119,13 @@ class Versions:
 
     @property
     def newest(self) -> Served:
-        """What the alias means now."""
+        """The version that the alias means now."""
         return self._served(self.current)
 
     def resolve(self, model: str) -> Served:
-        """What a client's model name means now: a version that is named is that one or an error (C55).
+        """The version that a client's model name means now: a named version is that one or an error (C55).
 
-        Raises ApiError, 404 or 409. What it gives may have to be loaded first: `is_loaded`.
+        Raises ApiError, 404 or 409. The version may have to be loaded first: `is_loaded`.
         """
         name = self._plain(model)
         if name == BASE:
@@ -176,7 +176,7 @@ class Versions:
             if not self._held[version]:
                 self.forget(version)
                 return version
-        message = f"{MAX_RELOADED} older versions are answering at this moment, and there is no room for more"
+        message = f"{MAX_RELOADED} older versions are in use now, and there is no room for more"
         raise not_ready(message, 1)
 
     def mark_reloaded(self, version: int) -> None:

@@ -1,4 +1,4 @@
-"""What a forward pass keeps for the backward pass, by the tensors that are kept.
+"""The memory that a forward pass keeps for the backward pass, tensor by tensor.
 
 Neighbours: `trainer.py` counts it for a row. The network is transformers' own with LoRA beside linear layers
 whose weights are frozen (`runtime/trainer/network.py`): such a layer keeps its input for A, what A makes of
@@ -16,10 +16,10 @@ _FP32 = 4
 
 @dataclass(frozen=True)
 class ActivationModel:
-    """How a policy computes: `number_bytes` of a value, LoRA's rank and the layers' names that have it.
+    """The computation of a policy: `number_bytes` of a value, LoRA's rank and the layers' names that have it.
 
-    `masked`: attention with a mask of whole rows (the CPU's way), where keys and values are repeated for each
-    head and every layer keeps the mask as numbers; else attention by blocks.
+    `masked`: attention with a mask of whole rows (on a CPU), where keys and values are repeated for each head
+    and every layer keeps the mask as numbers; else attention by blocks.
     """
 
     shape: ModelShape
@@ -29,7 +29,7 @@ class ActivationModel:
     masked: bool = False
 
     def row(self, tokens: int, *, checkpointing: bool) -> int:
-        """Of a forward pass over one row, from the first layer to the last hidden states."""
+        """The bytes kept by a forward pass over one row, from the first layer to the last hidden states."""
         last_norm = tokens * _FP32 * (self.shape.hidden + 1)
         if checkpointing:
             return last_norm + self.shape.layers * tokens * self.shape.hidden * self.number_bytes
@@ -39,12 +39,12 @@ class ActivationModel:
         return last_norm + tokens * (inside - first) + self._masks(tokens, self.shape.layers)
 
     def largest_layer(self, tokens: int) -> int:
-        """Of a row, within the one layer that keeps most: what is computed again with checkpointing."""
+        """The bytes kept within the largest layer: with checkpointing they are computed again."""
         most = max(self._of_layer(layer) for layer in range(self.shape.layers))
         return tokens * (most + self._rotations()) + self._masks(tokens, 1)
 
     def gradients(self, tokens: int) -> int:
-        """Of a row: what a layer's backward pass holds at its widest, beside what was kept."""
+        """The largest memory of one layer's backward pass, beside the kept bytes."""
         shape, size = self.shape, self.number_bytes
         wide = shape.intermediate if shape.experts is None else 0
         if shape.experts is not None:

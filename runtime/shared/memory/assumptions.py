@@ -1,4 +1,4 @@
-"""What the arithmetic assumes and cannot derive: all in one place, none measured on a GPU.
+"""The assumptions of the memory arithmetic, in one place; none was measured on a GPU.
 
 Neighbours: `trainer.py` and `engine.py` count with these. The rest of their figures follows from shapes.
 """

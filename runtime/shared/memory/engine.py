@@ -1,6 +1,6 @@
-"""What an engine takes of its GPU's memory; what is left of its share is the cache of keys and values.
+"""The GPU memory of an engine; the rest of its share is the cache of keys and values.
 
-Neighbours: `planning.py` asks for whole tables; `runtime/engine/command.py` tells vLLM what was planned. An
+Neighbours: `planning.py` asks for whole tables; `runtime/engine/command.py` passes the plan to vLLM. An
 engine is on one GPU and has the whole model. Pure.
 """
 
@@ -11,12 +11,13 @@ from dataclasses import dataclass
 from runtime.shared.memory import assumptions
 from runtime.shared.memory.memory_item import MemoryLine, format_count
 from runtime.shared.model_shape import ModelShape
-from runtime.shared.peft_form import engine_rank
+from runtime.shared.peft_format import engine_rank
 
 
 @dataclass(frozen=True)
 class EngineSetup:
-    """How it serves: `slots` adapters at a time, `places` sequences at a time, `batch` tokens in one pass."""
+    """The serving setup: `max_loras` adapters and `max_num_seqs` sequences at a time, `max_batched_tokens`
+    tokens in one pass."""
 
     rank: int
     names: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""One line of a memory table: what takes memory, how much, and why.
+"""One line of a memory table: its name, size and reason.
 
 Neighbours: `trainer.py` and `engine.py` make lists of them, `planning.py` adds them up.
 """

@@ -1,4 +1,4 @@
-"""How a run uses its GPUs' memory: what is chosen so that all fits, what each byte is for, what cannot fit.
+"""Plans a run's GPU memory: chooses settings that fit, and gives each byte its reason.
 
 Neighbours: the launcher asks before anything is rented and hands what was chosen to the runtime;
 `trainer.py` and `engine.py` have the arithmetic, `fitness.py` looks for `MemoryPlan.gpu_bytes` on the
@@ -16,12 +16,12 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from runtime.shared import fixed_rows, gpu_memory
+from runtime.shared import fixed_row_lengths, gpu_memory
 from runtime.shared.memory import assumptions, engine, trainer
 from runtime.shared.memory.memory_item import MemoryLine, total
 from runtime.shared.model_shape import ModelShape
 
-LONGEST = (32768, 16384, 8192, 4096, 2048)
+CONTEXT_LENGTHS = (32768, 16384, 8192, 4096, 2048)
 # Rows of a step are dealt out to the GPUs that train: more of them, shorter rows.
 _ROW, _LEAST_ROW = 16384, 4096
 _FEWER_SEQUENCES = (256, 64)
@@ -32,7 +32,8 @@ _CENT = 100
 
 @dataclass(frozen=True)
 class Overrides:
-    """What somebody said and the plan keeps to; None where nobody did. `dtype` of two bytes or four."""
+    """The settings that the user set and the plan keeps; None for the others. `dtype` has two bytes or
+    four."""
 
     rank: int = 16
     names: tuple[str, ...] | None = None
@@ -66,11 +67,12 @@ class MachineGpus:
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """Of one GPU that trains and one that serves (of the one that does both): lines, and what was chosen.
+    """The plan of one GPU that trains and one that serves (or the one that does both): lines, and the chosen
+    settings.
 
-    `engine_places`, `memory_fraction` and `kv_cache_gib` None are the engine's own: on a GPU that is shared
-    it is told its cache, for what it measures itself there is the trainer's as well. `short` says why it
-    does not fit, None where it does. `gpu_bytes`: the least a GPU must have free for it, with a cache for one
+    `engine_places`, `memory_fraction` and `kv_cache_gib` None are the engine's own. On a shared GPU the
+    engine is told its cache, because its own measurement would count the trainer's memory. `short` says why
+    it does not fit, None if it does. `gpu_bytes`: the least free memory a GPU must have, with a cache for one
     longest sequence. `instead`: GPUs that it would fit, and `in_the_way`: keys without which it would fit
     these.
     """
@@ -113,14 +115,14 @@ def plan(shape: ModelShape, split: MachineGpus, overrides: Overrides) -> MemoryP
 
 
 def usable(listed: int) -> int:
-    """Of what nvidia-smi lists of a GPU, what a plan may give out."""
+    """The part of a GPU's memory, as nvidia-smi lists it, that a plan may use."""
     return round(listed * assumptions.OF_THE_LISTED) - assumptions.RESERVE_BYTES
 
 
 def _choices(shape: ModelShape, split: MachineGpus, overrides: Overrides) -> Iterator[Overrides]:
     """Wishes with nothing left open but the share of the GPU, best first."""
-    bound = min(shape.positions or LONGEST[0], LONGEST[0])
-    open_lengths = [bound, *(length for length in LONGEST if length < bound)]
+    bound = min(shape.positions or CONTEXT_LENGTHS[0], CONTEXT_LENGTHS[0])
+    open_lengths = [bound, *(length for length in CONTEXT_LENGTHS if length < bound)]
     lengths = [overrides.max_model_len] if overrides.max_model_len else open_lengths
     again = [False, True] if not split.shared else [True]
     ways = again if overrides.checkpointing is None else [overrides.checkpointing]
@@ -201,8 +203,8 @@ def _training(shape: ModelShape, split: MachineGpus, chosen: Overrides) -> train
 
 def _longest_row(pack_tokens: int, longest: int) -> int:
     """Rows on a GPU have the length of a pack, or for one longer sample another of the few that there are."""
-    budget = fixed_rows.whole_blocks(pack_tokens)
-    return fixed_rows.fixed_length(max(longest, budget), budget)
+    budget = fixed_row_lengths.whole_blocks(pack_tokens)
+    return fixed_row_lengths.fixed_length(max(longest, budget), budget)
 
 
 def _serving(shape: ModelShape, split: MachineGpus, chosen: Overrides, listed: int) -> engine.EngineSetup:

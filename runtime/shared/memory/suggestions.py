@@ -1,4 +1,4 @@
-"""Where a model does not fit: which GPUs it would fit, and without which wish it would fit these.
+"""Suggestions for a model that does not fit: other GPUs, or settings to drop.
 
 Neighbours: the launcher puts it into the refusal; `planning.py` weighs each. Knows no prices. Pure.
 """
@@ -28,7 +28,7 @@ KEYS = {
 
 
 def plan_with_suggestions(shape: ModelShape, split: MachineGpus, overrides: Overrides) -> MemoryPlan | None:
-    """The plan; where it does not fit, with what would. None for a GPU that is not known."""
+    """The plan; if it does not fit, with suggestions. None for an unknown GPU."""
     weighed = plan(shape, split, overrides)
     if weighed is None or weighed.fits:
         return weighed
@@ -62,7 +62,7 @@ def _other_gpus(split: MachineGpus) -> Iterator[tuple[str, int]]:
 
 
 def blocking_overrides(shape: ModelShape, split: MachineGpus, overrides: Overrides) -> list[str]:
-    """The keys of what somebody set and what would fit without; [] where that would not help."""
+    """The user's settings without which it would fit; [] if dropping them would not help."""
     none = {field.name: field.default for field in fields(Overrides)}
     said = [name for name in KEYS if getattr(overrides, name) is not None]
     for name in said:

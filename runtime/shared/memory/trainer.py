@@ -1,4 +1,4 @@
-"""What the trainer takes of one GPU's memory: each training GPU holds the whole model and its own rows.
+"""The trainer's memory on one GPU: each training GPU holds the whole model and its own rows.
 
 Neighbours: `activations.py` counts what a forward pass keeps, `planning.py` asks for whole tables. The
 masters, their copy in the model's precision and AdamW's moments are those of `runtime/trainer/policy.py`.
@@ -19,10 +19,9 @@ _FP32 = 4
 
 @dataclass(frozen=True)
 class TrainerSetup:
-    """How it trains: `row` is the longest row in tokens, of one sample or of several packed together.
-
-    `scaled`: alpha is not the rank, so that fp32 has a working copy too. `gpus`: how many train.
-    """
+    """The training setup: `row` is the longest row in tokens, of one sample or of several packed together.
+    `scaled`: alpha is not the rank, so that fp32 has a working copy too. `gpus`: the number of training
+    GPUs."""
 
     row: int
     checkpointing: bool

@@ -28,7 +28,7 @@ _LOW_RATE = 1e-5
 # As ART computes them: tokens count alike in both.
 _LOSSES = {"cispo": {"loss": "cispo"}, "ppo": {"loss": "grpo", "normaliser": "token"}}
 _LEVELS = ("token", "sequence", "average", "geometric_average")
-_NOT_HERE = "this run cannot train so"
+_UNSUPPORTED = "this run does not support it"
 
 
 def _learning_rate(reading: Translation, name: str, value: Any) -> None:
@@ -110,7 +110,7 @@ def _reference_step(reading: Translation, name: str, value: Any) -> None:
         raise UnsupportedValueError("the reference is the model without its adapter, which is step 0")
 
 
-def _off_at(*off: Any, why: str = _NOT_HERE) -> Handler:
+def _off_at(*off: Any, why: str = _UNSUPPORTED) -> Handler:
     """Refused, but for the values that leave it off."""
 
     def act(reading: Translation, name: str, value: Any) -> None:
@@ -179,7 +179,7 @@ _NOTED: dict[str, Handler] = {
     "packed_sequence_length": _note(_PACKED),
     "grad_accumulation_sequences": _note("all samples of a step make one update"),
     "save_checkpoint": _note(_CHECKPOINTS, True),
-    "verbose": _note("the trainer's words are in the run's logs", False),
+    "verbose": _note("the trainer's output is in the run's logs", False),
     "moe_routing_replay_strict": _note(_EXPERTS),
 }  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""The bodies of `POST /slipway/train_kwargs`: what a program asked its trainer for, and what that is here.
+"""The bodies of `POST /slipway/train_kwargs`: a program's trainer keywords, and their meaning here.
 
 Neighbours: `table.py` makes the answer; `launcher/client/train_kwargs.py` has the client's copy, which a test
 compares with this. pydantic only.
@@ -17,10 +17,8 @@ Trainer = Literal["trl", "art"]
 
 
 class TrainKwargs(Body):
-    """The keywords, as plain JSON. `strict`: one that nobody knows is refused, else it is said.
-
-    `steps`: how many steps will be made, which a learning rate that falls, and a warm-up by ratio, need.
-    """
+    """The keywords, as plain JSON. `strict`: an unknown one is refused, else noted. `steps`: the number of
+    steps, which a falling learning rate, and a warm-up by ratio, need."""
 
     train_kwargs: dict[str, Any]
     strict: bool = False
@@ -37,10 +35,8 @@ class Refusal(Answer):
 
 
 class TrainKwargsRead(Answer):
-    """`settings` go with every step, `sampling` with every request; each note is said once.
-
-    Where anything is refused, nothing should be trained.
-    """
+    """`settings` go with every step, `sampling` with every request; each note is shown once. If anything
+    is refused, nothing should be trained."""
 
     settings: StepSettings = StepSettings()
     sampling: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""Keywords that have no effect here: each with one plain line that says what happens instead.
+"""Keywords without an effect here, each with one line that says what happens instead.
 
 Neighbours: `table.py` lists them. A value that says nothing else than what happens anyway is not noted.
 """
@@ -12,14 +12,14 @@ from runtime.shared.train_kwargs.translation import Handler, Translation
 _ONE_UPDATE = "no effect on the update: all samples of a step make one, packed into rows as memory allows"
 _SAVED = "each step is a checkpoint, and so many of the last are kept as train.keep_checkpoints says"
 _LOGGED = "each step is logged, in metrics.jsonl of the run's folder"
-_FOLDER = "what is trained comes home into the run's folder (LAUNCH_RUN_DIR)"
+_FOLDER = "the adapter is copied into the run's folder (LAUNCH_RUN_DIR)"
 _VALIDATED = "GRPO(num_steps_for_val=…) says when the valset is scored"
 _ASKED = "num_threads says how many rollouts are under way at once"
 _ENGINES = "the run has engines of its own"
 _OPTIMIZER = "the optimizer is AdamW, with PyTorch's own betas and epsilon"
 _DATA = "there is no dataset here: a step learns from its own rollouts"
 _ONE_MACHINE = "the run says how its trainer is spread over its GPUs"
-_HUB = "nothing is uploaded: the adapter comes home into the run's folder"
+_HUB = "nothing is uploaded: the adapter is copied into the run's folder"
 _PLAIN_LOSS = "no effect: the loss is what loss_type and the run's train. keys say"
 _PROMPT = "only what the policy sampled is trained, never a prompt or another's words"
 _FULL = "the model's own weights stay as they are: an adapter is trained"
@@ -74,7 +74,7 @@ _NEUTRAL_VALUES: dict[str, tuple[Any, str]] = {
     "vllm_importance_sampling_correction": (True, "between engine and trainer it is always made"),
     "sync_ref_model": (False, _REFERENCE),
     "disable_dropout": (True, "there is no dropout here"),
-    "vllm_guided_decoding_regex": ("", "rollouts sample from the policy as it is"),
+    "vllm_guided_decoding_regex": ("", "rollouts sample from the unchanged policy"),
 }
 
 
@@ -106,7 +106,7 @@ def _log_completions(reading: Translation, name: str, value: Any) -> None:
     if value and not count:
         reading.note(name, "none are kept in this run (--set completions_per_step=64)")
     elif value:
-        reading.note(name, f"{count} of each step come home as text, into the run's folder")
+        reading.note(name, f"{count} of each step are copied as text into the run's folder")
 
 
 IGNORED: dict[str, Handler] = {

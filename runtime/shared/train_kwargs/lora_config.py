@@ -79,7 +79,8 @@ def _check(reading: Translation, key: str, value: Any) -> None:
         case "lora_dropout":
             if number(value):
                 reading.note(
-                    _KEY, f"lora_dropout={value}: there is none here, so that what is trained is what samples"
+                    _KEY,
+                    f"lora_dropout={value}: there is none here: what is sampled must be what is trained",
                 )
         case "bias":
             choice(value, ("none",))
@@ -94,7 +95,7 @@ def _same(reading: Translation, asked: Any, setting: str) -> None:
     own = getattr(reading.run.config.train.lora, setting)
     if asked != own:
         raise UnsupportedValueError(
-            f"{_as_text(asked)} is asked for, this run has {_as_text(own)}", _set(reading, setting, asked)
+            f"{_as_text(asked)} was requested, this run has {_as_text(own)}", _set(reading, setting, asked)
         )
 
 
@@ -114,14 +115,14 @@ def _check_targets(reading: Translation, value: Any) -> None:
         if chosen is not None and set(chosen) != set(layers or ()):
             listed = ",".join(chosen)
             raise UnsupportedValueError(
-                f"all-linear is asked for, this run has {listed}", _set(reading, "target_modules", None)
+                f"all-linear was requested, this run has {listed}", _set(reading, "target_modules", None)
             )
         return
     own = chosen or layers or PROJECTIONS
     if set(asked) != set(own):
         wanted = sorted(set(asked))
         raise UnsupportedValueError(
-            f"{','.join(wanted)} is asked for, this run has {','.join(own)}",
+            f"{','.join(wanted)} was requested, this run has {','.join(own)}",
             _set(reading, "target_modules", wanted),
         )
 
@@ -149,5 +150,5 @@ def _unknown(reading: Translation, key: str) -> None:
     close = get_close_matches(key, [*_COMPARED, *_PLAIN], 1)
     meant = f"; did you mean {close[0]}?" if close else ""
     if reading.strict:
-        raise UnsupportedValueError(f"it is not known here{meant}")
+        raise UnsupportedValueError(f"it is unknown{meant}")
     reading.note(_KEY, f"{key} is not known here and has no effect{meant}")

@@ -1,7 +1,7 @@
 """Keywords that become settings of every step: rate and schedule, clips, loss, rewards, answers cut off.
 
 Neighbours: `table.py` lists them and calls `resolve_combinations` after all of them; the settings are those
-of `runtime/shared/schema.py`. What TRL and Arbor mean by a keyword is said here, beside what becomes of it.
+of `runtime/shared/schema.py`. Each keyword's meaning in TRL and Arbor is documented here beside its setting.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The table: every keyword of Arbor's, TRL's and DSPy's `train_kwargs`, and what it is on this run.
+"""The table of every keyword of Arbor's, TRL's and DSPy's `train_kwargs`, and its meaning on this run.
 
 A keyword is *applied* (a setting of every step), *sampling*, *checked* against the run, or *noted*: nothing
 passes in silence but what changes nothing. Neighbours: `mapped.py`, `validated.py` and `ignored.py` have the
@@ -76,9 +76,9 @@ def read(
     steps: int | None = None,
     trainer: Trainer = "trl",
 ) -> TrainKwargsRead:
-    """What these keywords are on this run. `strict`, `steps` and `trainer`: see `TrainKwargs`.
+    """The meaning of these keywords on this run. `strict`, `steps` and `trainer`: see `TrainKwargs`.
 
-    What is refused is in the answer: nothing is raised.
+    Refused keywords are in the answer: nothing is raised.
     """
     table = TABLES[trainer]
     given = {name: value for name, value in train_kwargs.items() if value is not None}
@@ -109,7 +109,7 @@ def _read(reading: Translation, name: str, act: Handler) -> None:
 def _unknown(reading: Translation, name: str, close: list[str]) -> None:
     meant = f"; did you mean {close[0]}?" if close else ""
     if reading.strict:
-        reading.refuse(name, f"it is not known here{meant}")
+        reading.refuse(name, f"it is unknown{meant}")
     else:
         reading.notes.append(f"{name}: not known here, and without effect{meant}")
 

@@ -1,4 +1,4 @@
-"""One reading of somebody's `train_kwargs`: what has been found so far, and how a value is read.
+"""The translation of one `train_kwargs`: its settings so far, and the parsing of values.
 
 Neighbours: `mapped.py`, `validated.py` and `ignored.py` say what a keyword means and write it here;
 `table.py` goes through the keywords. Knows none of them.
@@ -31,10 +31,10 @@ class UnsupportedValueError(ValueError):
 
 @dataclass(frozen=True)
 class RunContext:
-    """What the keywords are held against. None: not known yet.
+    """The facts of the run that keywords are compared with. None: not known yet.
 
-    `context_tokens`: how long a prompt and its answer may be together; `layers`: the names of all layers
-    that could have LoRA here.
+    `context_tokens`: the longest prompt and answer together; `layers`: the names of all layers that could
+    have LoRA here.
     """
 
     config: RuntimeConfig
@@ -44,7 +44,7 @@ class RunContext:
 
 @dataclass
 class Translation:
-    """`given` are the keywords that say something: None says nothing, with any trainer."""
+    """`given` are the keywords with a value: None means not given, with any trainer."""
 
     run: RunContext
     given: dict[str, Any]
@@ -67,7 +67,7 @@ class Translation:
         self.sources[setting] = name
 
     def note(self, name: str, text: str) -> None:
-        """Say what happens instead."""
+        """Note what happens instead."""
         self.notes.append(f"{format_keyword(name, self.given.get(name))}: {text}")
 
     def refuse(self, key: str, why: str, launch: str = "") -> None:
@@ -81,7 +81,7 @@ Kind = Literal["applied", "sampling", "checked", "noted"]
 
 @dataclass(frozen=True)
 class Keyword:
-    """What kind of keyword it is, and what is done with its value."""
+    """A keyword's kind, and the handler of its value."""
 
     kind: Kind
     handle: Handler

@@ -1,4 +1,4 @@
-"""Keywords that say what the run is: it was decided when the run started, so they are compared with it.
+"""Keywords about facts of the run, fixed when it started: they are compared with it.
 
 Where they differ, the answer has the options of `launch` with which a run would fit. Neighbours: `table.py`
 lists them; `lora_config.py` compares LoRA. A difference that changes nothing of what is learned is said.
@@ -24,7 +24,7 @@ from runtime.shared.train_kwargs.translation import (
 )
 
 # That `launch` takes.
-_MOST_GPUS = 1024
+_MAX_GPUS = 1024
 
 
 def _model(reading: Translation, name: str, value: Any) -> None:
@@ -33,7 +33,7 @@ def _model(reading: Translation, name: str, value: Any) -> None:
     names = ModelNames.of(reading.run.config)
     if not names.has(value.removeprefix("openai/").removeprefix("arbor:")):
         raise UnsupportedValueError(
-            f"{value!r} is asked for, this run has {names.own}", f"--model {shlex.quote(value)}"
+            f"{value!r} was requested, this run has {names.own}", f"--model {shlex.quote(value)}"
         )
 
 
@@ -43,7 +43,7 @@ def _gpus(own: Callable[[RuntimeConfig], int], what: str, option: str) -> Handle
         if config.device == "cpu":
             reading.note(name, f"this run is on a CPU; on GPUs `{option} {asked}` says it")
         elif asked != own(config):
-            launch = f"{option} {asked}" if asked <= _MOST_GPUS else ""
+            launch = f"{option} {asked}" if asked <= _MAX_GPUS else ""
             raise UnsupportedValueError(f"{asked} are asked for, this run {what} {own(config)}", launch)
 
     return act
@@ -120,7 +120,7 @@ def must_equal(
         if asked != has:
             said = "its own choice" if has is None else f"{has:g}"
             raise UnsupportedValueError(
-                f"{asked:g} is asked for, this run has {said}",
+                f"{asked:g} was requested, this run has {said}",
                 launch_option(reading.run.config, option, asked),
             )
 

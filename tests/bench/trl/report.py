@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from launcher.bench import our_side
+from launcher.bench import slipway_side
 from launcher.bench.cpu_seconds import ALL
 from launcher.bench.remarks import no_record_because, remarks, staleness
-from launcher.bench.shape import Shape
 from launcher.bench.side_run import SideRun
+from launcher.bench.workload import Workload
 from launcher.console.output import columns
 from tests.bench.trl.side_by_side import REWARD_GOAL, WINDOW, Line, Pair, lines, rewards_over
 
@@ -29,7 +29,7 @@ _STRETCHES = ("start", "evaluation", "training", "end")
 class Compared:
     """All runs of a comparison."""
 
-    shape: Shape
+    shape: Workload
     computer: dict[str, Any]
     folder: str
     runs: list[SideRun] = field(default_factory=list)
@@ -94,7 +94,7 @@ class Compared:
 
     def _shares(self) -> list[list[str]]:
         """Who computes while we train, of all cores' seconds: what to look at where a ratio is missed."""
-        runs = [run for run in self.runs if run.side == our_side.NAME]
+        runs = [run for run in self.runs if run.side == slipway_side.NAME]
         seconds = Counter[str]()
         for run in runs:
             seconds.update(run.cpu_seconds["training"])

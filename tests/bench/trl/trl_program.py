@@ -5,7 +5,7 @@
 It runs in an environment of its own, where nothing of `launcher` is but the folder of our side's programs.
 What the task says is the same as ours; all else is TRL's default, but for what would only slow a model of a
 million parameters down: no gradient checkpointing, no bfloat16 on a CPU. Neighbours: `trl_side.py` starts it,
-`parsed_answer.py` reads answers as DSPy does; `launcher/bench/programs/ours_program.py` is our side.
+`parsed_answer.py` reads answers as DSPy does; `launcher/bench/programs/slipway_program.py` is our side.
 """
 
 from __future__ import annotations

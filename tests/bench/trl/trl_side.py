@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.base.home import Home
-from launcher.bench import child, our_side
+from launcher.bench import child, slipway_side
 from launcher.bench.side_run import Log, SideRun, Step, side_run
 from runtime import bootstrap
 
@@ -21,7 +21,7 @@ NAME = "trl"
 REQUIREMENTS = Path(__file__).parent / "requirements"
 _PROGRAM = Path(__file__).parent / "trl_program.py"
 # What both sides' programs share: standard library only.
-_SHARED = Path(our_side.__file__).parent / "programs"
+_SHARED = Path(slipway_side.__file__).parent / "programs"
 # Of another environment, and of a hub that is not needed: the model is a folder.
 _NOT_ITS_OWN = ("VIRTUAL_ENV", "PYTHONPATH", "PYTHONHOME")
 _OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "TOKENIZERS_PARALLELISM": "false"}

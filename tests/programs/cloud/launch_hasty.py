@@ -10,16 +10,16 @@ from __future__ import annotations
 import sys
 
 from launcher.base import timeout_budget
-from launcher.cli import ending_verbs
+from launcher.cli import teardown_verbs
 from launcher.cli.main import main as launch
 from launcher.teardown import take_down
 
 
 def main(words: list[str]) -> int:
     timeout_budget.MIN_SECONDS = 0.0
-    ending_verbs._ORDERLY_SECONDS = 10.0
-    ending_verbs._SAY_EVERY_SECONDS = 1.0
-    ending_verbs._KEEPING_SECONDS = take_down.TRIES_SECONDS = 3.0
+    teardown_verbs._ORDERLY_SECONDS = 10.0
+    teardown_verbs._PROGRESS_SECONDS = 1.0
+    teardown_verbs._KEEPING_SECONDS = take_down.TRIES_SECONDS = 3.0
     return launch(words)
 
 

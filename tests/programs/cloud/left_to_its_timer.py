@@ -55,7 +55,7 @@ def outlive(machine: CloudMachine, until: float) -> None:
     keeper = run_on(machine.host, f"cat {machine.state_dir}/logs/keeper.log").stdout.decode()
     print(keeper)
     # Armed for this boot, at the first try or at one of the next: a busy machine may miss a bound.
-    assert any(line.endswith("the machine's timer is set back") for line in keeper.splitlines())
+    assert any(line.endswith("the machine's timer is reset") for line in keeper.splitlines())
 
 
 def freeze(machine: CloudMachine) -> None:

@@ -54,7 +54,7 @@ def set_up(host: SshHost) -> None:
     assert done.returncode == 0, done
     told("set up: " + said(host, f"cat {STATE}/python"))
     unfit = job(host, machine_scripts.setup(STATE, Needs("cuda", "H100:4")))
-    assert unfit.returncode == 1 and b"no NVIDIA driver is there" in unfit.stdout.splitlines()[-1], unfit
+    assert unfit.returncode == 1 and b"there is no NVIDIA driver" in unfit.stdout.splitlines()[-1], unfit
 
 
 def configure(folder: RemoteFolder) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from launcher.base import running
+from launcher.base import process_inspection
 
 if __name__ == "__main__":
-    print(len(running.with_variable(*sys.argv[1:])))
+    print(len(process_inspection.with_variable(*sys.argv[1:])))

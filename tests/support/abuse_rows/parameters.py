@@ -53,7 +53,7 @@ PARAMETERS = [
     Abuse(
         "train_kwargs that the run does not know, or cannot follow",
         asked_for={"train_kwargs": {"lerning_rate": 1e-5, "lora_config": {"r": 8}}},
-        says="lora_config.r: 8 is asked for, this run has 16; lerning_rate: it is not known here; did you "
+        says="lora_config.r: 8 was requested, this run has 16; lerning_rate: it is unknown; did you "
         "mean learning_rate?",
         error=TrainingFailed,
         exit=6,

@@ -1,8 +1,9 @@
-"""Our side of a bench: `launch -- python ours_program.py`, in a home of its own, and what it left.
+"""Slipway's side of a bench: runs `launch -- python slipway_program.py` in a home of its own and reads its
+files.
 
-In a home of its own nothing that this user has set for `launch` changes what is run (for others: `child.py`);
-the environments are the user's.
-Neighbours: `child.py` runs it, `programs/ours_program.py` is what it runs.
+In that home none of the user's settings for `launch` has an effect (for other variables: `child.py`). The
+built environments are the user's. Neighbours: `child.py` runs it, `programs/slipway_program.py` is what it
+runs.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from launcher.bench.side_run import Log, SideRun, Step, lines_of, side_run
 from launcher.config import runtime_config
 
 NAME = "ours"
-_PROGRAM = Path(__file__).parent / "programs" / "ours_program.py"
+_PROGRAM = Path(__file__).parent / "programs" / "slipway_program.py"
 # What a step took to be trained on is the trainer's; what its rollouts took is the program's.
 _RESULTS = Path("results")
 
@@ -38,13 +39,13 @@ def run(
     home.cache.mkdir(parents=True, exist_ok=True)
     (own / "cache").symlink_to(home.cache, target_is_directory=True)
     task_file.write_text(json.dumps(task), encoding="utf-8")
-    options = [word for key, value in settings_of(task).items() for word in ("--set", f"{key}={value}")]
+    options = [word for key, value in bench_settings(task).items() for word in ("--set", f"{key}={value}")]
     program = [sys.executable, str(_PROGRAM), str(task_file), str(log)]
     lived = child.run(
         "the run of the bench",
         [*module_command("launcher.cli.main"), "--json", "--model", "tiny", *options, "--", *program],
         folder=folder,
-        environ=environ_of(own),
+        environ=bench_environ(own),
         max_seconds=max_seconds,
         progress=progress,
         at_our_end=signal.SIGTERM,  # it ends its run
@@ -60,9 +61,9 @@ def run(
     return dataclasses.replace(seen, measured=measured)
 
 
-def settings_of(task: dict[str, Any]) -> dict[str, Any]:
-    """What the run is told. The adapter it begins with is the seed's, as the other side's is; and a run
-    leaves out samples that are older than it was told."""
+def bench_settings(task: dict[str, Any]) -> dict[str, Any]:
+    """The settings of the run. It starts from the seed's adapter, as the other side does, and leaves out
+    samples older than the bound on staleness."""
     settings = {
         "train.lora.rank": task["rank"],
         "train.lora.alpha": task["alpha"],
@@ -73,8 +74,8 @@ def settings_of(task: dict[str, Any]) -> dict[str, Any]:
     return settings | ({"max_staleness": task["staleness"]} if older else {})
 
 
-def environ_of(own: Path) -> dict[str, str]:
-    """This process's environment without anything that is meant for another `launch`."""
+def bench_environ(own: Path) -> dict[str, str]:
+    """This process's environment without variables meant for another `launch`."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("LAUNCH_")}
     return {**kept, "LAUNCH_HOME": str(own)}
 
@@ -85,7 +86,7 @@ def _run_folder(own: Path) -> Path:
 
 
 def _publication_seconds(results: Path) -> list[float]:
-    """From each committed step to its version, served and proven."""
+    """Seconds from each committed step until its version was served and verified."""
     committed = {line["version"]: line["time"] for line in lines_of(results / "metrics.jsonl")}
     return [
         round(line["time"] - committed[line["version"]], 4)
@@ -95,7 +96,7 @@ def _publication_seconds(results: Path) -> list[float]:
 
 
 def _steps(results: Path, began: float, count: int) -> list[Step]:
-    """Each step of the program's, ended when its version was served."""
+    """Each step of the program, ended when its version was served."""
     served = {
         line["version"]: line["time"]
         for line in lines_of(results / "publications.jsonl")

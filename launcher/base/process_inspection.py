@@ -1,4 +1,4 @@
-"""What the system says of running processes: their environment, folder, program, name and ports.
+"""Details of running processes: their environment, folder, program, name and ports.
 
 Neighbours: `processes.py` names and ends them; `guardian.py`, `leftovers.py`, `sky_home.py` and `ports.py`
 ask. Only this user's processes can be read. Knows nothing of runs.
@@ -22,20 +22,20 @@ _Answer = TypeVar("_Answer")
 def with_variable(variable: str, value: str) -> set[ProcessId]:
     """The living processes that were started with `variable=value` in their environment.
 
-    Without this one and those above it: who asks is not what is left over. Only this user's processes can
-    be read; those of others cannot be ours.
+    This process and its ancestors are left out, because the caller is no leftover. Only this user's processes
+    can be read; those of others cannot be ours.
     """
     return {process for process, environ in environments() if environ.get(variable) == value}
 
 
 def in_our_namespace(process: ProcessId) -> bool:
-    """Whether it is of our own PID namespace: to one of a container a path may mean another file."""
+    """Whether it is in our own PID namespace. To a process of a container a path may mean another file."""
     return process_location.pid_namespace(process.pid) == process_location.pid_namespace("self")
 
 
 def environments() -> Iterator[tuple[ProcessId, dict[str, str]]]:
-    """The living processes, each with the environment it was started with; as in `carrying`, without this one
-    and those above it, and without those of other users."""
+    """The living processes of this user, each with its initial environment; this process and its ancestors
+    are left out."""
     running = all_running()
     parents = {process.pid: parent for process, parent in running.items()}
     own: int | None = os.getpid()
@@ -47,7 +47,7 @@ def environments() -> Iterator[tuple[ProcessId, dict[str, str]]]:
 
 
 def with_working_folder(folder: Path) -> set[ProcessId]:
-    """The living processes, but this one, whose working folder this is."""
+    """The living processes, without this one, whose working folder this is."""
     others = (process for process in all_running() if process.pid != os.getpid())
     return {process for process in others if _query(process, psutil.Process.cwd) == str(folder)}
 
@@ -60,7 +60,7 @@ def runs_from(folder: Path) -> bool:
 
 
 def name_of(process: ProcessId) -> str:
-    """What the system calls it."""
+    """The process's name, as the system has it."""
     return _query(process, psutil.Process.name) or "(gone)"
 
 
@@ -73,7 +73,7 @@ def _query(process: ProcessId, question: Callable[[psutil.Process], _Answer]) ->
 
 
 def is_stopped(process: ProcessId) -> bool:
-    """Whether it is stopped (Ctrl-Z) at this moment, and so gets nowhere."""
+    """Whether it is stopped (Ctrl-Z) at this moment, and so makes no progress."""
     return _query(process, psutil.Process.status) in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
 
 

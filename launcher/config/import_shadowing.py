@@ -22,18 +22,18 @@ PACKAGES = ("launcher", "runtime")
 _OURS = Path(__file__).resolve().parents[2]
 _ARBOR = "arbor"
 # `uv run --with x python my.py`: the program is among the first words, what follows is its own.
-_FIRST_WORDS = 6
+_MAX_COMMAND_WORDS = 6
 _PYTHON = re.compile(r"python[\d.]*")
 
 
 def forms_of(package: str) -> tuple[str, str]:
-    """The files that make a folder's Python find a package of this name there."""
+    """The files by which Python finds a package of this name in a folder."""
     return f"{package}.py", f"{package}/__init__.py"
 
 
 def refuse(command: Sequence[str], folder: Path, environ: Mapping[str, str], *, arbor: bool = False) -> None:
     """Raise PreflightError where `command`, begun in `folder`, would import another package than ours."""
-    beside, on_path = _beside(command, folder), _on_path(folder, environ)
+    beside, on_path = _script_folder(command, folder), _on_path(folder, environ)
     looked_in = [(place, PACKAGES) for place in (*beside, *on_path)]
     if arbor:
         looked_in += [(place, (_ARBOR,)) for place in beside]
@@ -64,15 +64,15 @@ def shadowed_import(error: BaseException) -> PreflightError | None:
 
 def script_of(command: Sequence[str]) -> str | None:
     """The Python file a command runs, as far as its words say so; None for a module, code or no Python."""
-    return next((word for word in command[:_FIRST_WORDS] if word.endswith(".py")), None)
+    return next((word for word in command[:_MAX_COMMAND_WORDS] if word.endswith(".py")), None)
 
 
-def _beside(command: Sequence[str], folder: Path) -> list[Path]:
+def _script_folder(command: Sequence[str], folder: Path) -> list[Path]:
     """Where Python looks first: beside the script, or here."""
     script = script_of(command)
     if script is not None and (folder / script).is_file():
         return [(folder / script).resolve().parent]
-    is_python = any(_PYTHON.fullmatch(Path(word).name) for word in command[:_FIRST_WORDS])
+    is_python = any(_PYTHON.fullmatch(Path(word).name) for word in command[:_MAX_COMMAND_WORDS])
     return [folder] if is_python else []
 
 

@@ -39,25 +39,25 @@ if TYPE_CHECKING:
 _ORDERLY_SECONDS = 180.0
 # While it waits for results that do not come, whoever typed `down` waits with it for so long.
 _KEEPING_SECONDS = take_down.TRIES_SECONDS
-_LOOK_SECONDS = 0.25
+_POLL_SECONDS = 0.25
 # Before a provider has answered there is no machine to end, and then there may be one.
 _BEFORE_MACHINE = ("created", "arm")
-_SAY_EVERY_SECONDS = 20.0
+_PROGRESS_SECONDS = 20.0
 
 
 def down(output: Output, name: str, give_up: bool = False, elsewhere: bool = False) -> int:
-    """End a run, whoever started it, and prove it. `give_up`: its results may go with its machine.
-    `elsewhere`: also one that lives on another computer or container.
+    """End a run, whoever started it, and prove it. `give_up`: its results may be lost with its machine.
+    `elsewhere`: also a run that lives on another computer or container.
 
-    Raises NotPulled when its machine is kept for them, or has taken them along.
+    Raises NotPulled when the machine is kept for the results, or has taken them along.
     """
     store = RecordStore(Home.find())
     record = store.load(name)
     was_live = record.live
     if record.elsewhere:
-        record = _from_elsewhere(output, store, record, elsewhere)
+        record = _confirm_elsewhere(output, store, record, elsewhere)
     if give_up and was_live:
-        record = _record_given_up(output, store, record)
+        record = _record_abandoned_results(output, store, record)
     if record.live and record.launch is not None and record.launch_alive:
         record = _ask_launch_to_end(output, store, record, record.launch, name)
     record = take_down.after_guardian(store, record, output.note)
@@ -81,8 +81,8 @@ def gc(
     infra: Sequence[str] = (),
     given_up: Sequence[str] = (),
 ) -> int:
-    """Show what is left of runs and take it away, once that was agreed to. The clouds in `infra` are asked
-    besides those that runs were on; the runs in `given_up` end without their results."""
+    """Show leftovers of runs and remove them, once the user agrees. The clouds in `infra` are asked
+    besides those that runs were on. The runs in `given_up` end without their results."""
     try:
         seconds = None if older_than is None else parse_duration(older_than)
     except ValueError as error:
@@ -94,7 +94,7 @@ def gc(
     finds = leftovers.find_leftovers(
         home, seconds, unpulled, seconds or leftovers.IDLE_SECONDS, given_up, output.note
     )
-    at_providers, seen = _at_providers(output, home, infra)
+    at_providers, seen = _find_at_providers(output, home, infra)
     finds += at_providers
     said = _who_answered(seen)
     rows = [["LEFT", "WHY"], *([find.what, find.why] for find in finds)]
@@ -120,10 +120,10 @@ def gc(
 def _ask_launch_to_end(
     output: Output, store: RecordStore, record: RunRecord, launch: ProcessId, name: str
 ) -> RunRecord:
-    """Tell the run's own `launch` to end it and wait for as long as it is at it; the record then.
+    """Tell the run's own `launch` to end it and wait while it does; returns the record then.
 
-    One that does not begin its end in time is left alone. Raises NotPulled while it keeps the machine for
-    results that cannot be brought home.
+    A launch that does not begin its end in time is left running. Raises NotPulled while it keeps the machine
+    for results that cannot be downloaded.
     """
     at_it = teardown_lock.owner(store.folder(record.id))
     if at_it is None or at_it.process != launch:
@@ -132,9 +132,9 @@ def _ask_launch_to_end(
     launch.send(signal.SIGCONT)  # it may be stopped (Ctrl-Z): then it would not hear the first
     told_at = said_at = time.monotonic()
     keeping = take_down.ResultsWait(store, record.id, _KEEPING_SECONDS)
-    while not processes.wait_for_end(launch, _LOOK_SECONDS) and store.load(record.id).live:
+    while not processes.wait_for_end(launch, _POLL_SECONDS) and store.load(record.id).live:
         now, at_it = time.monotonic(), teardown_lock.owner(store.folder(record.id))
-        if now - said_at > _SAY_EVERY_SECONDS:
+        if now - said_at > _PROGRESS_SECONDS:
             output.note(f"{name}: {at_it.describe() if at_it else 'launch has not begun to end it'}; waiting")
             said_at = now
         if at_it is None and now - told_at > _ORDERLY_SECONDS:
@@ -143,11 +143,11 @@ def _ask_launch_to_end(
     return store.load(record.id)
 
 
-def _from_elsewhere(output: Output, store: RecordStore, record: RunRecord, elsewhere: bool) -> RunRecord:
-    """Say where a run lives whose processes cannot be seen here, and what ending it from here means.
+def _confirm_elsewhere(output: Output, store: RecordStore, record: RunRecord, elsewhere: bool) -> RunRecord:
+    """Show where a run lives whose processes cannot be seen here, and what ending it from here means.
 
-    One on rented machines is the caller's to end, once that is agreed to where it gives a sign of life; of
-    any other the record is closed where whoever types `--elsewhere` says that its place is no more. Raises
+    A rented run can be ended from here; the user is asked first if it still gives a sign of life. For any
+    other the record is closed, because `--elsewhere` says that its computer or container is gone. Raises
     UsageError, TeardownUnverified.
     """
     label = record.name or record.id
@@ -170,8 +170,8 @@ def _from_elsewhere(output: Output, store: RecordStore, record: RunRecord, elsew
     return record
 
 
-def _record_given_up(output: Output, store: RecordStore, record: RunRecord) -> RunRecord:
-    """Say so in the record, for its own `launch`; a full disk must not keep its machine running."""
+def _record_abandoned_results(output: Output, store: RecordStore, record: RunRecord) -> RunRecord:
+    """Write it into the record, for the run's own `launch`. A full disk must not keep the machine running."""
     try:
         return store.update(record.id, given_up=True)
     except OSError as error:
@@ -182,10 +182,10 @@ def _record_given_up(output: Output, store: RecordStore, record: RunRecord) -> R
 # ------------------------------------------------------------------ gc
 
 
-def _at_providers(
+def _find_at_providers(
     output: Output, home: Home, infra: Sequence[str]
 ) -> tuple[list[leftovers.Leftover], OrphanReport | None]:
-    """Machines at providers, and who answered: nobody is asked where nothing was ever rented."""
+    """Machines at providers, and the providers that answered. Nobody is asked if nothing was ever rented."""
     from launcher.teardown import rented_leftovers
 
     asked = [*rented_leftovers.clouds(home), *infra]
@@ -196,7 +196,7 @@ def _at_providers(
 
 
 def _confirm_removal(output: Output, shown: str, count: int) -> bool:
-    """Show what would go and ask; without a terminal nobody is asked, and nothing goes."""
+    """Show the finds and ask. Without a terminal nobody is asked, and nothing is removed."""
     if not consent.can_prompt(output):
         return False
     output.note(shown)
@@ -211,7 +211,7 @@ def _who_answered(seen: OrphanReport | None) -> dict[str, Any]:
 
 
 def _unasked(seen: OrphanReport | None) -> LaunchError | None:
-    """What is not known of machines at providers: silence is no emptiness."""
+    """The clouds whose machines are unknown: silence does not mean that there are none."""
     if seen is None or not seen.unasked:
         return None
     clouds = sorted(seen.unasked)

@@ -15,23 +15,22 @@ from launcher.records.records import RunRecord
 from launcher.types.machine import TIMER_SECONDS
 
 # What was seen of the run's folder on its machine, below the run's folder here.
-_SEEN = "machine"
+_MACHINE_FOLDER = "machine"
 
 
 def latest_end(record: RunRecord) -> float | None:
-    """On the wall clock; None where that is not known: of a run that was never ready, or has no sign of
-    life."""
+    """On the wall clock; None if unknown: for a run that was never ready, or has no sign of life."""
     lease = (record.details.get("plan") or {}).get("lease_seconds")
     idle = record.machine.get("idle_minutes")
     age = heartbeat.age_seconds(record.folder)
     known = record.rented and record.may_have_results
     if not known or lease is None or idle is None or age is None:
         return None
-    heard = max(record.life.begun, time.time() - age, _seen_at(record.folder / _SEEN))
+    heard = max(record.life.begun, time.time() - age, _last_seen_at(record.folder / _MACHINE_FOLDER))
     return heard + lease + 60 * idle + TIMER_SECONDS
 
 
-def _seen_at(folder: Path) -> float:
+def _last_seen_at(folder: Path) -> float:
     """When the machine said last how it is; 0 where it never did."""
     try:
         return max((path.lstat().st_mtime for path in folder.iterdir() if path.is_file()), default=0.0)

@@ -1,6 +1,6 @@
-"""Whether this computer can run our side of a bench, and its environment, built before anything is timed.
+"""Checks that this computer can run a bench, and builds the environment before anything is timed.
 
-Neighbours: `self_bench.py` asks. Knows nothing of what is measured.
+Neighbours: `self_bench.py` calls it. Knows nothing of the measurements.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def refuse_unable_computer(home: Home) -> None:
     if importlib.util.find_spec("dspy") is None:
         raise PreflightError(
             "a bench needs DSPy",
-            "the program that it trains is one of DSPy's",
+            "it trains a DSPy program",
             "pip install 'slipway-rl[dspy]'",
         )
     preflight.check_environment(home)
@@ -38,8 +38,8 @@ def refuse_unable_computer(home: Home) -> None:
         )
 
 
-def our_environment(home: Home, output: Output) -> None:
-    """Build the runtime's environment where it is missing: that is no part of a start that is timed."""
+def build_environment(home: Home, output: Output) -> None:
+    """Build the runtime's environment if it is missing: that is no part of a timed start."""
     try:
         with output.busy("building the runtime's environment", "once") as progress:
             bootstrap.ensure_environment(home.environments, "cpu", progress=progress)

@@ -1,7 +1,7 @@
-"""An adapter's form on disk, PEFT's: which one can be trained and served here, and how its base is named.
+"""An adapter's format on disk, PEFT's: which adapters can be trained and served here, and their base's name.
 
-Neighbours: `policy.py` reads and writes the tensors, `launcher/models/adapter_folder.py` refuses before a
-run what would be refused in it. Pure: knows nothing of torch.
+Neighbours: `policy.py` reads and writes the tensors, `launcher/models/adapter_folder.py` refuses the same
+adapters before a run. Pure: knows nothing of torch.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Lora:
 
 
 def engine_rank(rank: int) -> int:
-    """What vLLM is told for adapters of this rank."""
+    """vLLM's rank setting for adapters of this rank."""
     return next(size for size in _ENGINE_RANKS if size >= rank)
 
 
@@ -74,7 +74,7 @@ def tensor_shapes(shape: ModelShape, rank: int, targets: Sequence[str] | None = 
 
 
 def check_adapter_config(config: dict[str, Any], lora: Lora) -> None:
-    """Refuse what would be trained or served as something else (C14, C27)."""
+    """Refuse an adapter that would be trained or served as something else (C14, C27)."""
     refused = {
         "use_dora": "DoRA",
         "use_qalora": "quantised LoRA",

@@ -1,9 +1,9 @@
-"""What `launch bench` puts behind `launch --`.
+"""The program that `launch bench` runs with `launch --`.
 
-    python ours_program.py TASK LOG
+    python slipway_program.py TASK LOG
 
-A DSPy program that is trained by `GRPO`, scored greedily before and after and never in between. The steps'
-times are not here: the run's own files have them. Neighbours: `launcher/bench/our_side.py` starts it.
+A DSPy program that is trained by `GRPO`, scored greedily before and after and never in between. The run's own
+files have the times of the steps. Neighbours: `launcher/bench/slipway_side.py` starts it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import dspy
-from request_cost import measured
+from request_cost import measure_routes
 from scored_answer import letters
 from side_log import SideLog
 
@@ -55,7 +55,7 @@ def main(task_file: Path, log_file: Path) -> None:
         told["score"] = evaluate(program, held_out, metric).score
     if task["requests"] is not None:
         with log.span("requests") as told:
-            told["measured"] = measured(run, task)
+            told["measured"] = measure_routes(run, task)
     log.write("settings", settings=run.status().settings)
 
 

@@ -1,6 +1,6 @@
-"""What a bench runs: how large, how often, with which settings.
+"""The workload of a bench: steps, seeds, settings.
 
-Neighbours: the programs are told it in a task's file. Knows nothing of processes.
+Neighbours: the programs read it from a task file. Knows nothing of processes.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ STEPS, FIRST_STEP = 40, 6
 
 
 @dataclass(frozen=True)
-class Shape:
-    """One bench as it was asked for. `staleness` None: what our optimizer does where nobody says."""
+class Workload:
+    """One bench as requested. `staleness` None: our optimizer's default."""
 
     steps: int = STEPS
     seeds: int = 1
     staleness: int | None = None
 
     def task(self, seed: int, model: Path) -> dict[str, Any]:
-        """What the program of a run is told."""
+        """The task file's content for one run."""
         return {
             **json.loads(_TASK.read_text(encoding="utf-8")),
             "model": str(model),
@@ -46,7 +46,7 @@ class Shape:
 
     @property
     def first_step(self) -> int:
-        """The first one whose time counts; a short run warms up for less."""
+        """The first step whose time counts; a short run has a shorter warm-up."""
         return min(FIRST_STEP, self.steps)
 
     def to_dict(self) -> dict[str, Any]:

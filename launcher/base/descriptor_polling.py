@@ -1,8 +1,8 @@
-"""Waits until descriptors can be read or written, whatever their numbers are.
+"""Waits until file descriptors can be read or written, whatever their numbers are.
 
-`select.select` takes none past 1,023, and a process with a thousand requests under way gives out higher ones.
-Where it can be asked it is: of terminals `poll` knows nothing on a Mac. Whoever is at its end is ready too.
-Neighbours: whoever reads a pipe of another process. Knows nothing of what is read.
+`select.select` refuses descriptors above 1,023, which a process with a thousand open requests has. It is used
+wherever it can be, because `poll` does not know terminals on a Mac. A descriptor at its end counts as ready.
+Neighbours: every reader of another process's pipe.
 """
 
 from __future__ import annotations
@@ -16,18 +16,16 @@ from collections.abc import Sequence
 _SELECT_LIMIT = 1024
 
 
-def readable(descriptors: Sequence[int], seconds: float | None = None) -> list[int]:
-    """Those that can be read now, or within so many seconds (None: however long it takes).
-
-    Raises OSError where one is not open.
-    """
+def wait_readable(descriptors: Sequence[int], seconds: float | None = None) -> list[int]:
+    """Those that can be read now, or within `seconds` (None: wait without a bound). Raises OSError for a
+    closed descriptor."""
     if max(descriptors) < _SELECT_LIMIT:
         return select.select(descriptors, [], [], seconds)[0]
     return _polled(descriptors, select.POLLIN, seconds)
 
 
-def until_writable(descriptor: int) -> None:
-    """Wait until it takes something. Raises OSError where it is not open."""
+def wait_writable(descriptor: int) -> None:
+    """Wait until it accepts data. Raises OSError for a closed descriptor."""
     if descriptor < _SELECT_LIMIT:
         select.select([], [descriptor], [])
     else:
