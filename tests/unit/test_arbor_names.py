@@ -163,6 +163,7 @@ def test_a03_shutdown_ends_nothing_and_says_how(
     assert arbor.init(silent=True)["base_url"] == f"{run.base_url}/"
 
 
+@pytest.mark.process
 def test_a03_the_client_is_openais_and_lists_the_models(run: SmallRun) -> None:
     with arbor.get_client() as client:
         assert [it.id for it in client.models.list()] == ["policy", "base"]

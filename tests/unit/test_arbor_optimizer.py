@@ -267,6 +267,7 @@ def test_a03_a_job_that_is_shut_down_takes_no_more_steps_and_its_best_is_served(
     assert "shut down after 2 of 50 steps" in capsys.readouterr().err
 
 
+@pytest.mark.process
 def test_a03_a_job_that_is_shut_down_notes_the_validation_under_way(run: SmallRun) -> None:
     varied(run)
     plain, moment = run.answer, threading.Event()
@@ -456,6 +457,7 @@ def test_a09_the_blogs_calls_train_and_its_evaluations_are_never_trainable(run: 
     assert len(asked_after) == 2 and {it.tag("purpose") for it in asked_after} == {"eval"}
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("kind", [ArborGRPO, GRPO], ids=["arbor", "dspy"])
 @pytest.mark.parametrize("document", [QUICKSTART, PAPILLON], ids=["quickstart", "papillon"])
 def test_s02_dapo_in_a_document_of_arbors_rolls_out_and_judges_what_was_asked_for_and_no_more(

@@ -184,6 +184,7 @@ def test_b07_a_clusters_names_begin_none(run: SmallRun, capfd: pytest.CaptureFix
     assert "the run is launch's, and so is its cluster" in capfd.readouterr().err
 
 
+@pytest.mark.process
 def test_b07_it_imports_neither_art_nor_what_only_we_have() -> None:
     code = (
         "import sys, launcher.client.art\n"

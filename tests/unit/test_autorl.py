@@ -83,6 +83,7 @@ def test_b16_a_model_that_has_no_more_to_say_is_not_asked_for_ever() -> None:
     assert found.doubled == 6 * 3
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     "answer", ["", "Here you are.", '{"scenarios": []}', '{"scenarios": "one"}', texts(3)]
 )
@@ -264,6 +265,7 @@ def test_b16_what_is_held_out_is_never_trained_on(pupil: Pupil) -> None:
     assert all(it.body["messages"][0] == {"role": "system", "content": TASK} for it in pupil.run.asked)
 
 
+@pytest.mark.process
 def test_b16_begun_again_it_goes_on_with_the_same_scenarios(pupil: Pupil) -> None:
     with played_judge(Tutor()) as judge:
         first = learn(pupil, judge, steps=1)

@@ -91,6 +91,7 @@ def test_our_steps_end_when_their_version_is_served(tmp_path: Path) -> None:
         slipway_side._steps(tmp_path, 100.0, 3)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(("others", "busy"), [(0.1, False), (0.9, True)])
 def test_who_comes_to_the_computer_while_a_side_runs_is_seen_too(
     tmp_path: Path, others: float, busy: bool

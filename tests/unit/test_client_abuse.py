@@ -114,6 +114,7 @@ def test_every_parameter_of_dspys_and_arbors_optimizers_is_known_here() -> None:
     assert set(ARBOR.split()) <= ours
 
 
+@pytest.mark.process
 def test_the_student_may_be_named_as_its_own_teacher_and_nobody_else(run: SmallRun) -> None:
     run.answer = a.varied
     for teacher in (None, [], "itself", ["itself"]):

@@ -251,6 +251,7 @@ def test_c47_repetition_and_length_are_measured_on_the_answers(run: SmallRun) ->
     assert set(train().report.alarms) == {"repetition", "length"}
 
 
+@pytest.mark.process
 def test_c50_what_a_bound_has_masked_is_in_the_steps_line_and_much_of_it_an_alarm(
     run: SmallRun, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -265,6 +266,7 @@ def test_c50_what_a_bound_has_masked_is_in_the_steps_line_and_much_of_it_an_alar
     assert "masked" not in capfd.readouterr().err
 
 
+@pytest.mark.process
 def test_c50_what_the_bounds_stop_of_old_answers_is_in_the_records_and_an_alarm(
     run: SmallRun, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -38,6 +38,7 @@ def test_so_many_runs_are_under_way_at_once(
     assert limits.concurrency(runs, of_a_step) == at_once
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("places", "changes", "said"),
     [
@@ -63,6 +64,7 @@ def test_more_runs_at_once_than_usual_are_said(
     assert [line.removeprefix("grpo: ") for line in lines] == (expected if said else [])
 
 
+@pytest.mark.process
 def test_no_version_is_scored_beside_a_training_that_is_over(run: SmallRun) -> None:
     """Where nothing is rolled out, nobody would do the runs within the training's bound."""
     loops: list[Training] = []

@@ -193,6 +193,7 @@ def test_unparsed_answers_are_said_at_the_first_validation(
 # ----------------------------------------------------------------- how many at once
 
 
+@pytest.mark.process
 def test_all_rollouts_of_a_step_and_of_an_evaluation_are_under_way_at_once(run: SmallRun) -> None:
     """Each answer waits for all the others: fewer at once would never get any."""
 

@@ -74,6 +74,7 @@ def rewards_of(group: Group) -> set[float | None]:
     return {it.reward for it in group.members}
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("staleness", [0, 1, 3])
 def test_a22_examples_without_variance_are_rolled_out_again_as_others_until_there_are_enough(
     run: SmallRun, tmp_path: Path, capsys: pytest.CaptureFixture[str], staleness: int
@@ -102,6 +103,7 @@ def test_a22_examples_without_variance_are_rolled_out_again_as_others_until_ther
     assert staleness or f"resampled {len(examples_of(run)[0]) - E} group" in capsys.readouterr().err
 
 
+@pytest.mark.process
 def test_a22_no_two_of_a_steps_rollouts_have_one_seed_or_one_id(run: SmallRun) -> None:
     run.answer = varied
     train(run, dynamic_sampling=True)
@@ -109,6 +111,7 @@ def test_a22_no_two_of_a_steps_rollouts_have_one_seed_or_one_id(run: SmallRun) -
     assert len({it.tag("rollout") for it in run.asked}) == len(run.asked)
 
 
+@pytest.mark.process
 def test_a22_it_ends_at_its_bound_says_so_once_and_counts_each_rollout(
     run: SmallRun, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -125,6 +128,7 @@ def test_a22_it_ends_at_its_bound_says_so_once_and_counts_each_rollout(
     assert said.count("examples with something to learn, after 24 rollouts more") == 1
 
 
+@pytest.mark.process
 def test_s02_it_is_off_whatever_the_loss_unless_it_is_asked_for_and_its_cost_is_said(
     run: SmallRun, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -152,6 +156,7 @@ def test_a22_a_bound_below_one_examples_rollouts_is_refused(value: Any, words: s
         GRPO(lambda example, prediction: 1.0, num_rollouts_per_grpo_step=K, dynamic_sampling=value)
 
 
+@pytest.mark.process
 def test_a22_a_resumed_training_takes_the_examples_it_would_have_taken(
     run: SmallRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -215,6 +220,7 @@ def test_a22_an_answer_that_the_trainer_leaves_out_makes_no_variance() -> None:
     assert zero_variance_examples(finished, groups, drops_truncated=False) == set()
 
 
+@pytest.mark.process
 def test_a22_whether_cut_off_answers_count_is_what_the_run_says(run: SmallRun) -> None:
     run.answer = lambda asked: FORM.format("a") + (CUT_OFF if member(asked) == 0 else "")
     for overlong, again in (("mask", True), ("keep", False)):

@@ -159,6 +159,7 @@ def test_c22_a_validation_leaves_out_what_others_failed(run: SmallRun, outside: 
     assert (found.outcomes, found.score, found.scores) == ({"outside": 1, "scored": 1}, 4.0, [None, 4.0])
 
 
+@pytest.mark.process
 def test_c47_failing_judges_are_an_alarm(run: SmallRun, outside: SmallRun) -> None:
     grpo = optimizer(judged_by(other_lm(outside)), num_train_steps=3)
     grpo.compile(a.predict(), trainset=examples())
@@ -167,6 +168,7 @@ def test_c47_failing_judges_are_an_alarm(run: SmallRun, outside: SmallRun) -> No
     assert text == "another model or a judge failed in 25% of the runs: they are left out, not scored"
 
 
+@pytest.mark.process
 def test_steps_that_others_failed_altogether_end_the_training_by_their_names(
     run: SmallRun, outside: SmallRun
 ) -> None:

@@ -370,6 +370,7 @@ def test_n03_a_program_that_raises_over_each_answer_of_a_validation_ends_at_its_
     assert len(run.asked) == 3 + 8
 
 
+@pytest.mark.process
 def test_n03_a_policy_whose_greedy_answers_are_no_numbers_is_trained_and_scores_nothing(
     run: SmallRun, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -385,6 +386,7 @@ def test_n03_a_policy_whose_greedy_answers_are_no_numbers_is_trained_and_scores_
     assert re.search(r"score 0 · crashed 3 of 3 · ValueError: .*'bonjour' \(tests/.* in whole\)\n", said)
 
 
+@pytest.mark.process
 def test_n03_one_validation_that_crashes_after_a_step_ends_no_training(run: SmallRun) -> None:
     class Flaky(Chain):
         def forward(self, english: str) -> dspy.Prediction:
@@ -428,6 +430,7 @@ def test_n03_what_a_program_makes_of_the_policys_fault_is_no_fault_of_the_progra
     assert grpo.report.outcomes == {"crashed": 24}
 
 
+@pytest.mark.process
 def test_n03_after_a_step_that_ran_through_three_that_crash_end_the_training(run: SmallRun) -> None:
     def refuse(french: str) -> None:
         if run.version:
@@ -536,6 +539,7 @@ def scores_by_version(scores: dict[int, str]) -> Callable[[SmallRun], Callable[[
     return lambda run: lambda asked: answering(french=scores[run.version])(asked)
 
 
+@pytest.mark.process
 def test_c48_validation_is_greedy_and_marked_as_evaluation(run: SmallRun) -> None:
     grpo = optimizer(num_train_steps=3, num_steps_for_val=2)
     grpo.compile(program(), trainset=examples(4), valset=examples(6))
@@ -548,6 +552,7 @@ def test_c48_validation_is_greedy_and_marked_as_evaluation(run: SmallRun) -> Non
     assert not rewarded & {it.tag("rollout") for it in evaluations}
 
 
+@pytest.mark.process
 def test_the_best_validated_checkpoint_is_pinned_and_served_at_the_end(
     run: SmallRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -601,6 +606,7 @@ def test_each_epoch_takes_every_example_once_and_the_seed_decides_the_order(run:
     assert Counter(first[:4]) == Counter(first[4:]) == Counter(f"word {i}" for i in range(4))
 
 
+@pytest.mark.process
 def test_a_killed_program_resumes_at_its_step_with_the_examples_it_would_have_had(
     run: SmallRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -689,6 +695,7 @@ def test_what_cannot_be_meant_is_refused_by_name(changes: dict[str, Any], messag
         optimizer(**changes)
 
 
+@pytest.mark.process
 def test_a_metric_of_the_wrong_shape_is_refused_before_anything_is_asked(run: SmallRun) -> None:
     with pytest.raises(TypeError, match="must take"):
         optimizer(lambda prediction: 1.0).compile(program(), trainset=examples(2))

@@ -144,6 +144,7 @@ def test_a_predictor_made_on_the_spot_is_tagged_as_other(run: SmallRun, session:
     assert run.asked[0].tag("predictor") == UNNAMED_PREDICTOR
 
 
+@pytest.mark.process
 def test_rollouts_in_threads_keep_their_tags_apart(run: SmallRun, session: Session) -> None:
     program = dspy.Predict("english -> french")
     lm = PolicyLM(session)
@@ -199,6 +200,7 @@ def test_async_programs_are_tagged_in_each_task(run: SmallRun, session: Session)
     )
 
 
+@pytest.mark.process
 def test_a_retried_request_has_one_id_and_makes_one_sample(run: SmallRun, session: Session) -> None:
     lm = PolicyLM(session)
     run.break_next += ["cut after", 503]
@@ -243,6 +245,7 @@ def test_c22_what_a_program_asks_in_vain_is_not_lost_but_what_an_engine_fails_at
     assert (bool(it.endpoint_errors), it.is_unreachable) == (is_lost, False)
 
 
+@pytest.mark.process
 def test_a_lost_endpoint_raises_and_the_rollout_remembers(run: SmallRun) -> None:
     lm = PolicyLM(connect(run.base_url, TOKEN, Patience(answer_seconds=1.0, away_seconds=0.3)))
     run.break_next += [503] * 20

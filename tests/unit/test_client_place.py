@@ -44,6 +44,7 @@ def other_metric(example: dspy.Example, prediction: dspy.Prediction, trace: Any 
     return 2.0 * len(prediction.french)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     "changes", [{}, {"metric": other_metric}, {"size": 6}], ids=["process", "metric", "size"]
 )
@@ -62,6 +63,7 @@ def test_g21_a_second_program_on_one_endpoint_trains_all_its_own_steps(
     assert second.report.trained == 16
 
 
+@pytest.mark.process
 def test_g21_a_program_of_another_run_is_not_taken_for_this_one(
     run: SmallRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -72,6 +74,7 @@ def test_g21_a_program_of_another_run_is_not_taken_for_this_one(
     assert len(run.requests) == 4
 
 
+@pytest.mark.process
 def test_g21_what_was_trained_by_hand_is_not_taken_up_by_a_program_of_launch(
     run: SmallRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -82,6 +85,7 @@ def test_g21_what_was_trained_by_hand_is_not_taken_up_by_a_program_of_launch(
     assert len(run.requests) == 4
 
 
+@pytest.mark.process
 def test_g21_a_restarted_program_that_was_changed_begins_anew_and_says_what_differs(
     run: SmallRun, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -95,6 +99,7 @@ def test_g21_a_restarted_program_that_was_changed_begins_anew_and_says_what_diff
     assert "metric 'length' -> 'other_metric', examples 4 -> 6" in said
 
 
+@pytest.mark.process
 def test_g21_what_was_left_is_taken_up_where_it_is_asked_for(
     run: SmallRun, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -106,6 +111,7 @@ def test_g21_what_was_left_is_taken_up_where_it_is_asked_for(
     assert "resuming after 2 of 5 steps" in capfd.readouterr().err
 
 
+@pytest.mark.process
 def test_g21_of_two_optimizers_the_one_that_was_under_way_is_taken_up(
     run: SmallRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -147,6 +153,7 @@ def test_g21_a_resume_without_anything_to_resume_is_an_error(run: SmallRun) -> N
     assert not run.asked
 
 
+@pytest.mark.process
 def test_g21_what_another_version_of_launch_has_left_is_not_passed_over_in_silence(
     run: SmallRun, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -163,6 +170,7 @@ def test_g21_what_another_version_of_launch_has_left_is_not_passed_over_in_silen
         train(3, resume=True)
 
 
+@pytest.mark.process
 def test_g21_a_restarted_program_can_be_told_to_begin_anew(
     run: SmallRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -223,6 +231,7 @@ def best_after(run: SmallRun, step: int) -> Any:
     return answer
 
 
+@pytest.mark.process
 def test_c54_a_training_that_is_extended_serves_its_best_checkpoint_again(
     run: SmallRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -238,6 +247,7 @@ def test_c54_a_training_that_is_extended_serves_its_best_checkpoint_again(
     assert (extended.summary["steps"], len(run.requests)) == (4, 4)
 
 
+@pytest.mark.process
 def test_g21_after_an_alarm_stopped_it_a_restarted_program_has_not_finished(
     run: SmallRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -260,6 +270,7 @@ def work(**changes: Any) -> OptimizerWork:
     return OptimizerWork(**{**fields, "seed": 0, "examples_per_step": 2, "rollouts": 4, **changes})
 
 
+@pytest.mark.process
 def test_a_place_fits_its_step_however_long_it_lasts_and_however_much_is_held_out() -> None:
     place = Place(work(), life=f"{RUN}@0", held_out="digest")
     for step in range(1000):

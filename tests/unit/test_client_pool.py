@@ -207,6 +207,7 @@ def test_c39_one_that_is_done_too_late_is_left_out_while_its_step_waits(make: An
     assert [it.key for it in taken.result().stale] == [(3, 1), (2, 0)]
 
 
+@pytest.mark.process
 def test_a_straggler_gives_up_its_place_to_other_runs_once_it_is_left_out(make: Any) -> None:
     played = make(staleness=1, at_once=2 * K)
     played.pool.begin_allowed(0)

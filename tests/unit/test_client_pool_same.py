@@ -99,6 +99,7 @@ SENT: dict[str, list[str]] = {
 }
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("name", CASES)
 def test_c59_at_staleness_0_the_bodies_of_the_steps_are_those_of_the_loop_before(
     run: SmallRun, name: str

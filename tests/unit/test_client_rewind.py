@@ -66,6 +66,7 @@ def rollouts_of(run: SmallRun) -> list[list[str]]:
     ]
 
 
+@pytest.mark.process
 def test_g21_a_machine_lost_in_mid_step_costs_the_steps_since_the_durable_one_and_no_more(
     run: SmallRun, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -86,6 +87,7 @@ def test_g21_a_machine_lost_in_mid_step_costs_the_steps_since_the_durable_one_an
     assert "the machine was lost: back from step 3 to step 2, rolling out again" in said
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("when", "back"),
     [(2 + 3 * 8 + 2 + 1, 3), (2 + 5 * 8 + 2 * 2 + 1, 5)],
@@ -113,6 +115,7 @@ def test_a_rollout_begun_on_the_lost_machine_is_not_mixed_with_one_of_the_new(ru
     assert {samples[rollout] for rollout in trained} == {1}
 
 
+@pytest.mark.process
 def test_best_and_scores_are_those_of_the_durable_step(run: SmallRun) -> None:
     losing_the_machine(run, 2 + 3 * 8 + 2 + 3, to_step=1)
     grpo = train(run)

@@ -140,6 +140,7 @@ def test_a_kept_connection_is_not_closed_for_its_age(monkeypatch: pytest.MonkeyP
     assert len(served) == 2 and served[0] is served[1]
 
 
+@pytest.mark.process
 def test_an_endpoint_that_stays_away_is_given_up_with_what_was_last_seen(run: SmallRun) -> None:
     session = connect(run.base_url, TOKEN, Patience(answer_seconds=2.0, away_seconds=0.5))
     run.break_next += [503] * 20

@@ -50,6 +50,7 @@ class Gate:
         return plain(asked)
 
 
+@pytest.mark.process
 def test_c39_nothing_is_trained_that_is_older_than_staleness_and_each_lag_is_recorded(
     run: SmallRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -67,6 +68,7 @@ def test_c39_nothing_is_trained_that_is_older_than_staleness_and_each_lag_is_rec
     assert counted_by(grpo) == len({it.tag("rollout") for it in run.asked if of_training(it)})
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("staleness", [0, 1, 2])
 def test_c39_no_example_is_begun_more_than_staleness_steps_ahead(
     run: SmallRun, pools: Pools, staleness: int
@@ -118,6 +120,7 @@ class Proving:
         return not all(was_sent for was_sent, _ in self.what.values())
 
 
+@pytest.mark.process
 def test_c39_the_next_step_is_sent_while_a_version_is_proven_and_nothing_is_begun_for_it(
     run: SmallRun,
 ) -> None:
@@ -131,6 +134,7 @@ def test_c39_the_next_step_is_sent_while_a_version_is_proven_and_nothing_is_begu
     assert [it["version"] for it in steps] == [1, 2, 3, 4, 5]
 
 
+@pytest.mark.process
 def test_a_version_that_is_not_served_after_all_ends_the_training_and_the_step_after_it_is_kept(
     run: SmallRun, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -159,6 +163,7 @@ def test_a_version_that_is_not_served_after_all_ends_the_training_and_the_step_a
     assert len(rewarded) == len(set(rewarded)) == 6 * E * K and sorted(run.requests) == [*range(1, 7)]
 
 
+@pytest.mark.process
 def test_a_straggler_holds_no_step_up_and_is_left_out_by_name(
     run: SmallRun, held: Held, pools: Pools, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -186,6 +191,7 @@ def test_a_straggler_holds_no_step_up_and_is_left_out_by_name(
     assert all(max(it) <= 2 for it in lags(run))
 
 
+@pytest.mark.process
 def test_slow_ones_that_gather_in_one_step_do_not_end_the_training(
     run: SmallRun, held: Held, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -243,6 +249,7 @@ def over_a_swap(run: SmallRun, to: int) -> Any:
     return answer
 
 
+@pytest.mark.process
 def test_c39_a_rollout_over_a_swap_has_the_lag_of_each_of_its_answers(run: SmallRun) -> None:
     run.answer = over_a_swap(run, 2)
     grpo = train(run, Twice(), staleness=2, num_train_steps=3)
@@ -259,6 +266,7 @@ def test_c39_a_rollout_over_a_swap_has_the_lag_of_each_of_its_answers(run: Small
     assert found[2][2] >= K and found[2][0] >= K
 
 
+@pytest.mark.process
 def test_c39_a_rollout_over_a_swap_is_as_old_as_its_oldest_answer(run: SmallRun) -> None:
     scored = threading.Semaphore(0)
 
@@ -278,6 +286,7 @@ def test_c39_a_rollout_over_a_swap_is_as_old_as_its_oldest_answer(run: SmallRun)
     assert all(max(it) <= 2 for it in lags(run))
 
 
+@pytest.mark.process
 def test_a22_dynamic_sampling_goes_on_under_staleness_and_every_rollout_is_counted(run: SmallRun) -> None:
     run.answer, run.drop_flat = mostly_flat, True
     grpo = train(run, staleness=2, num_train_steps=8, dynamic_sampling=True)
@@ -293,6 +302,7 @@ def test_a22_dynamic_sampling_goes_on_under_staleness_and_every_rollout_is_count
     assert all(max(it) <= 2 for it in lags(run))
 
 
+@pytest.mark.process
 def test_validations_and_rollouts_share_one_bound(run: SmallRun) -> None:
     lock, under_way, most = threading.Lock(), [0], [0]
 

@@ -44,6 +44,7 @@ def late(run: SmallRun) -> Any:
     return answer
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("after", range(1, STEPS))
 def test_c43_killed_after_any_step_and_resumed_each_example_is_trained_once(
     run: SmallRun, pools: Pools, monkeypatch: pytest.MonkeyPatch, after: int
@@ -116,6 +117,7 @@ def test_c43_killed_at_any_moment_again_and_again_each_example_is_trained_once(
     assert varied == [E] * (STEPS + 2)
 
 
+@pytest.mark.process
 def test_g21_with_staleness_nothing_of_a_lost_machine_is_trained(run: SmallRun) -> None:
     losing = threading.Event()
 
@@ -136,6 +138,7 @@ def test_g21_with_staleness_nothing_of_a_lost_machine_is_trained(run: SmallRun) 
     assert [len(it) for it in trained(run)] == [E] * 6
 
 
+@pytest.mark.process
 def test_g21_a_machine_lost_by_more_steps_than_staleness_is_noticed_among_the_rollouts(run: SmallRun) -> None:
     """All that its successor answers is too old: none of it would ever fill a step."""
     gone = threading.Event()
@@ -160,6 +163,7 @@ def test_g21_a_machine_lost_by_more_steps_than_staleness_is_noticed_among_the_ro
     assert [len(it) for it in trained(run)] == [E] * 6
 
 
+@pytest.mark.process
 def test_ctrl_c_while_a_step_trains_ends_every_run(run: SmallRun, held: Held) -> None:
     over = threading.Semaphore(0)
 
@@ -196,6 +200,7 @@ def test_ctrl_c_while_a_step_trains_ends_every_run(run: SmallRun, held: Held) ->
     assert len(run.asked) == asked
 
 
+@pytest.mark.process
 def test_a_metric_that_fails_ends_the_training_while_a_step_trains(run: SmallRun, held: Held) -> None:
     def broken(example: dspy.Example, prediction: dspy.Prediction, trace: Any = None) -> float:
         if run.requests:

@@ -37,6 +37,7 @@ def validated(grpo: GRPO) -> list[tuple[int, int]]:
     return [(it["step"], it["version"]) for it in grpo.history if it["kind"] == "validation"]
 
 
+@pytest.mark.process
 def test_a_validation_beside_training_scores_its_own_version_by_name(run: SmallRun, held: Held) -> None:
     def before_wait(number: int) -> None:
         if number == 3:  # the one after step 2 is held until another step was sent
@@ -55,6 +56,7 @@ def test_a_validation_beside_training_scores_its_own_version_by_name(run: SmallR
     assert "validating" not in states[-1]
 
 
+@pytest.mark.process
 def test_a_validation_is_no_more_steps_behind_than_the_rollouts_are_ahead(run: SmallRun) -> None:
     """Of what is scored later the weights may be gone."""
     sent: set[int] = set()
@@ -74,6 +76,7 @@ def test_a_validation_is_no_more_steps_behind_than_the_rollouts_are_ahead(run: S
     assert sent == {3}
 
 
+@pytest.mark.process
 def test_g21_a_validation_whose_version_went_with_the_machine_is_a_rewind(run: SmallRun) -> None:
     losing, lost = threading.Event(), list[str]()
 
@@ -102,6 +105,7 @@ def test_g21_a_validation_whose_version_went_with_the_machine_is_a_rewind(run: S
     assert [it["step"] for it in grpo.history if it["kind"] == "validation"] == [0, 2, 4, 6]
 
 
+@pytest.mark.process
 def test_a_validation_beside_rollouts_does_not_look_into_a_program_that_these_write_into(
     run: SmallRun,
 ) -> None:
@@ -126,6 +130,7 @@ def test_a_validation_beside_rollouts_does_not_look_into_a_program_that_these_wr
     assert set(walked) == {threading.main_thread()}
 
 
+@pytest.mark.process
 def test_what_a_validation_asks_from_threads_of_its_own_is_not_counted_as_untrained(run: SmallRun) -> None:
     class Threaded(Twice):
         def forward(self, english: str) -> dspy.Prediction:
@@ -141,6 +146,7 @@ def test_what_a_validation_asks_from_threads_of_its_own_is_not_counted_as_untrai
     assert grpo.report.calls_outside_rollouts == 2 * E * K
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("is_kept", [True, False])
 def test_c43_a_validation_that_was_under_way_is_made_again_on_the_same_weights_or_not_at_all(
     run: SmallRun,

@@ -75,6 +75,7 @@ def test_a11_each_step_of_dspys_loop_is_one_step_of_all_its_groups(run: SmallRun
     assert run.asked[-1].body["model"] == run.name_of(3)
 
 
+@pytest.mark.process
 def test_a11_each_step_samples_with_the_version_before_it(run: SmallRun) -> None:
     stock().compile(student(run), trainset=examples())
     names = list(dict.fromkeys(it.body["model"] for it in run.asked))
@@ -156,6 +157,7 @@ def shares(listed: int | None, run: SmallRun, two_parts: bool = False) -> tuple[
     return rolled, len(set(groups)), len(groups)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("two_parts", [False, True])
 def test_a11_no_group_that_dspys_loop_rolls_out_is_left_untrained(
     two_parts: bool, capsys: pytest.CaptureFixture[str]
@@ -179,6 +181,7 @@ def test_a11_no_group_that_dspys_loop_rolls_out_is_left_untrained(
     assert lost[1] > lost[2] > 0.2
 
 
+@pytest.mark.process
 def test_a11_more_groups_than_are_listed_at_first_are_trained_in_the_end(
     run: SmallRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -187,6 +190,7 @@ def test_a11_more_groups_than_are_listed_at_first_are_trained_in_the_end(
     assert sum(len(it.groups) for it in run.requests.values()) == 6 * 3
 
 
+@pytest.mark.process
 def test_a11_ids_are_never_listed_twice_also_by_another_job_of_the_same_optimizer(run: SmallRun) -> None:
     optimizer = stock(num_train_steps=2)
     optimizer.compile(student(run), trainset=examples())
@@ -311,6 +315,7 @@ def gone_after_two(run: SmallRun) -> None:
     run.step = step  # type: ignore[method-assign]
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("trouble", "error", "cache"),
     [(failing, StepFailed, True), (failing, StepFailed, False), (gone_after_two, EndpointLost, True)],
@@ -325,6 +330,7 @@ def test_what_goes_wrong_is_raised_out_of_dspys_loop_and_the_lm_is_as_it_was(
     assert given.lm.cache is cache and given.lm.sampling is None
 
 
+@pytest.mark.process
 def test_an_exception_of_the_loop_itself_ends_the_job_too(run: SmallRun) -> None:
     given = student(run, cache=True)
 
@@ -346,6 +352,7 @@ def test_a13_a_training_without_a_step_is_an_error(run: SmallRun) -> None:
         stock(num_train_steps=1).compile(student(run), trainset=examples())
 
 
+@pytest.mark.process
 def test_a13_steps_of_which_nothing_can_be_trained_are_an_error_in_the_end(run: SmallRun) -> None:
     run.step = lambda request: (  # type: ignore[method-assign]
         422, {"error": {"message": "nothing", "type": "x", "param": None, "code": "nothing_to_train"}}
@@ -356,6 +363,7 @@ def test_a13_steps_of_which_nothing_can_be_trained_are_an_error_in_the_end(run: 
         stock(num_train_steps=20).compile(student(run), trainset=examples())
 
 
+@pytest.mark.process
 def test_a_machine_that_is_lost_costs_the_groups_under_way_and_no_more(run: SmallRun) -> None:
     real = run.step
 
@@ -426,6 +434,7 @@ def test_a_job_that_is_ended_twice_ends_once(run: SmallRun, job: Any) -> None:
     assert run.named == ["step-000001"]
 
 
+@pytest.mark.process
 def test_a_plain_lm_of_the_run_is_trained_by_dspys_grpo(run: SmallRun) -> None:
     lm = dspy.LM("openai/policy", api_base=run.base_url, api_key=TOKEN, provider=SlipwayProvider())
     program = dspy.Predict("english -> french, note")
@@ -475,6 +484,7 @@ ORDERS = [
 ]
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("killed_after", [0, 1, 3, 4, 6])
 @pytest.mark.parametrize("which", ORDERS)
 def test_a18_two_trainings_killed_anywhere_are_the_same_six_steps(

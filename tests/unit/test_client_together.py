@@ -96,6 +96,7 @@ def score(program: dspy.Module, data: list[dspy.Example]) -> float:
     return dspy.Evaluate(devset=data, metric=good, num_threads=2)(program).score
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("strategy", ["w", "p -> w", "w -> p", "p -> w -> p"])
 @pytest.mark.parametrize("weights", WEIGHTS)
 def test_a15_each_candidate_of_better_together_is_worth_at_the_end_what_was_recorded(
@@ -154,6 +155,7 @@ def bootstrap_rs() -> tuple[Any, dict[str, Any]]:
     return optimizer, {"valset": examples()}
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("make", [mipro, simba, gepa, bootstrap_rs])
 def test_a16_what_a_prompt_optimizer_scores_on_the_policy_is_what_it_returns(
     run: SmallRun, make: Callable[[], tuple[Any, dict[str, Any]]], writers: list[SmallRun]

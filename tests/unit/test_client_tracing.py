@@ -205,6 +205,7 @@ CLIENTS = [
 ]
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("client", CLIENTS)
 def test_b03_each_client_carries_the_name_inside_the_block_and_nothing_of_ours_outside(
     station: Station, other: Station, client: Callable[[Station], None]
@@ -282,6 +283,7 @@ def test_b03_this_computer_has_one_port_whatever_it_calls_itself(station: Statio
 # ------------------------------------------------------------------ whose block it is
 
 
+@pytest.mark.process
 def test_b03_tasks_and_threads_with_a_copied_context_belong_to_their_own_rollout(station: Station) -> None:
     session = station.session()
 
@@ -307,6 +309,7 @@ def test_b03_tasks_and_threads_with_a_copied_context_belong_to_their_own_rollout
     assert session.astray == 0
 
 
+@pytest.mark.process
 def test_b03_a_thread_without_the_context_is_astray_and_it_is_said_once(
     station: Station, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -391,6 +394,7 @@ def test_b03_a_block_may_end_in_another_context_than_it_began_in(station: Statio
 # ------------------------------------------------------------------ the hook
 
 
+@pytest.mark.process
 def test_b03_nothing_is_in_place_before_the_first_block_or_after_the_last(station: Station) -> None:
     session = station.session()
     assert _untouched()

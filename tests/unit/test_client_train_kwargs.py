@@ -117,6 +117,7 @@ def begin_life(monkeypatch: pytest.MonkeyPatch, resumed_after: int) -> None:
     monkeypatch.setenv("LAUNCH_PROGRAM", f"slip-1@{resumed_after}")
 
 
+@pytest.mark.process
 def test_c60_a_resumed_compile_goes_on_in_its_schedule_and_other_kwargs_are_said(
     run: SmallRun, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -232,6 +233,7 @@ class Delegating(dspy.Module):
             return dspy.Prediction(french="")
 
 
+@pytest.mark.process
 @pytest.mark.usefixtures("openai_env")
 def test_a08_with_openai_env_a_model_the_run_has_not_is_not_trained_and_it_is_said_at_once(
     run: SmallRun, capfd: pytest.CaptureFixture[str]

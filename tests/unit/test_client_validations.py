@@ -32,6 +32,7 @@ def run(run: SmallRun) -> SmallRun:
     return run
 
 
+@pytest.mark.process
 def test_a19_the_run_is_told_what_the_history_has(run: SmallRun) -> None:
     grpo = train(2, report_train_scores=True)
     told = [it for it in run.validations if it.name == "score"]
@@ -47,6 +48,7 @@ def test_a19_the_run_is_told_what_the_history_has(run: SmallRun) -> None:
     assert [it.score for it in of_train] == [it["train_score"] for it in history]
 
 
+@pytest.mark.process
 def test_a19_a_resumed_program_tells_each_validation_once(
     run: SmallRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -39,6 +39,7 @@ def by_version(asked: Asked) -> str:
     return answering(french=asked.body["model"] + "x" * a.member(asked))(asked)
 
 
+@pytest.mark.process
 def test_c55_a_compiled_program_names_its_version_whatever_is_trained_after_it(run: SmallRun) -> None:
     lm = PolicyLM(run.session())
     first = compiled(lm)
@@ -58,6 +59,7 @@ def test_c55_the_configured_lm_asks_the_newest_whatever_is_compiled_with_it(run:
     assert (program.lm.model, lm.model) == (run.name_of(1), "policy")
 
 
+@pytest.mark.process
 def test_c55_a_training_goes_on_from_the_newest_whatever_the_program_names(run: SmallRun) -> None:
     program = compiled(PolicyLM(run.session()))
     run.asked.clear()
@@ -90,6 +92,7 @@ def test_c55_a_number_that_a_lost_machine_gave_out_before_does_not_answer_to_the
         first(english="hi")
 
 
+@pytest.mark.process
 def test_c55_an_optimizer_that_had_finished_names_its_weights_after_a_loss_as_well(
     run: SmallRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -106,6 +109,7 @@ def test_c55_an_optimizer_that_had_finished_names_its_weights_after_a_loss_as_we
     assert finished(english="hi").french == run.name_of(2)
 
 
+@pytest.mark.process
 def test_c55_one_that_had_finished_under_an_older_launch_names_the_newest_by_its_weights(
     run: SmallRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -203,6 +207,7 @@ def test_c55_base_is_the_before_that_an_evaluation_compares_with(
     assert evaluate(copied, examples(), a.length).version == 0, "a copy made before asks what it asked"
 
 
+@pytest.mark.process
 def test_c55_a_copy_made_before_a_training_asks_what_it_asked_then(run: SmallRun) -> None:
     """So that what was scored, as BetterTogether does, scores again the same."""
     lm = PolicyLM(run.session())
@@ -233,6 +238,7 @@ class Held(dspy.Module):
         return self.answer(english=english)
 
 
+@pytest.mark.process
 def test_c55_what_is_trained_asks_the_newest_though_it_is_a_copy(run: SmallRun) -> None:
     program = Held(PolicyLM(run.session()))
     program.set_lm(program.others["own"])

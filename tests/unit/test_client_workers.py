@@ -64,6 +64,7 @@ def test_nothing_to_do_is_done_at_once() -> None:
     assert work_off([], threads=4, seconds=30) == []
 
 
+@pytest.mark.process
 def test_a_job_that_hangs_is_left_behind_and_its_thread_replaced(never: threading.Event) -> None:
     told: list[int] = []
     jobs = [lambda: "a", hanging(never), lambda: "b", lambda: "c"]

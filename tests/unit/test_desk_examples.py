@@ -49,6 +49,7 @@ def meaning(sentence: str, world: Any) -> Callable[[tuple[int, ...], tuple[int, 
     raise AssertionError(f"nobody can read {sentence!r}")
 
 
+@pytest.mark.process
 @settings(max_examples=25, deadline=None)
 @given(seed=st.integers(0, 10**9), world=st.sampled_from(WORLDS))
 def test_b17_the_sentences_of_a_puzzle_allow_one_solution_and_each_of_them_is_needed(
@@ -110,6 +111,7 @@ def test_b17_what_a_policy_writes_without_end_is_read_in_time(said: str) -> None
     assert CLUE.answers(said * 4000, known_puzzle(CLUE.HOUSE)) == [None] * 3
 
 
+@pytest.mark.process
 def test_b17_of_the_tiny_models_french_the_first_of_each_kind_counts() -> None:
     puzzle = known_puzzle(CLUE.MOONLIGHT)
     assert CLUE.answers("[[ ## french ## ]]\nla reine sur le pont sous la lune blanche", puzzle) == [1, 2, 1]
@@ -262,6 +264,7 @@ def test_b17_an_agent_that_only_searches_is_ended_and_one_that_talks_ends_itself
     assert played(talks).reward == pytest.approx(MAIL.NO_CALL) and len(talks.asked) == 1
 
 
+@pytest.mark.process
 def test_b17_what_was_lost_is_of_words_that_the_tiny_model_knows_in_their_right_form() -> None:
     right = {it.english: it.french for it in grammar.phrases(60_000)}
     facts = offices()[0].facts
@@ -294,6 +297,7 @@ def test_b17_the_judge_by_rules_prefers_what_keeps_the_nouns_and_leaves_the_rest
     assert [one.reward for one in judged] == pytest.approx([1.0, 5 / 7, 0.5, 0.0])
 
 
+@pytest.mark.process
 def test_b17_the_documents_are_of_words_that_the_tiny_model_knows() -> None:
     known = {word for it in grammar.phrases(20_000) for word in f"{it.english} {it.french}".split()}
     phrases = SUMMARY.phrases(400)

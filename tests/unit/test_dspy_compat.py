@@ -30,6 +30,7 @@ print("trained", optimizer.report.trained)
 """
 
 
+@pytest.mark.process
 def test_d_every_name_that_is_imported_from_dspy_is_in_the_list() -> None:
     used = set[str]()
     for path in (REPOSITORY / "launcher").rglob("*.py"):

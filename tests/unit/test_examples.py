@@ -91,6 +91,7 @@ def test_an_example_copied_alone_says_its_options_in_another_folder(path: Path, 
     assert "--steps" in done.stdout
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("name", TRANSLATING)
 def test_the_right_french_of_an_example_is_the_grammars(name: str) -> None:
     """Every word and every form of it is one that the tiny model learnt from, adjectives in their place."""
@@ -142,6 +143,7 @@ def test_a20_the_head_of_an_example_says_how_to_run_it_what_it_costs_and_what_to
     assert name in (REPOSITORY / "examples" / "README.md").read_text()
 
 
+@pytest.mark.process
 def test_a20_offline_data_is_the_same_for_a_seed_and_the_tiny_model_knows_its_words() -> None:
     known = {word for it in grammar.phrases(20_000) for word in f"{it.english} {it.french}".split()}
     classify, papillon = load("classify"), load("papillon")
@@ -155,6 +157,7 @@ def test_a20_offline_data_is_the_same_for_a_seed_and_the_tiny_model_knows_its_wo
     assert {form for forms in papillon.ADJECTIVES.values() for form in forms} <= known
 
 
+@pytest.mark.process
 def test_a08_the_stand_ins_of_papillon_judge_by_their_rules() -> None:
     papillon = load("papillon")
     assert papillon.understood("mon chat noir sous la porte noir") == "mon chat noir sous la porte"

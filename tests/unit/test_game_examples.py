@@ -85,6 +85,7 @@ def test_b17_no_opening_that_is_judged_is_trained_on_and_each_side_moves_in_its_
     assert [*TTT.drawn(Asked, 4)] == [*TTT.drawn(Asked, 4)] != [*TTT.drawn(Asked, 5)]
 
 
+@pytest.mark.process
 def test_b17_the_opponent_takes_any_free_cell_alike_and_the_same_for_its_seed() -> None:
     board = list("aXcdOfghi")
     taken = Counter(asyncio.run(TTT.AtRandom("X", seed).move(board)) for seed in range(3500))

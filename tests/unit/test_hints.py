@@ -120,6 +120,7 @@ def test_a_remark_behind_a_command_is_a_comment(text: str, right: bool) -> None:
     assert (fault(text) is None) == right
 
 
+@pytest.mark.process
 def test_every_hint_that_looks_like_a_command_can_be_pasted_whole() -> None:
     found = [
         (where, text) for path in _OURS for where, text, hint in strings(path) if is_command(text, hint=hint)
@@ -128,6 +129,7 @@ def test_every_hint_that_looks_like_a_command_can_be_pasted_whole() -> None:
     assert [(where, text, wrong) for where, text in found if (wrong := fault(text))] == []
 
 
+@pytest.mark.process
 def test_no_remark_in_brackets_stands_behind_a_command() -> None:
     found = [(where, text) for path in _OURS for where, text, _ in strings(path)]
     assert [one for one in found if _BRACKETS.search(one[1]) and is_command(one[1], hint=True)] == []

@@ -38,6 +38,7 @@ class _Reluctant:
         return PullReport(into, 1, 1, 0.0, 7)
 
 
+@pytest.mark.process
 def test_g22_results_that_are_not_home_are_asked_for_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

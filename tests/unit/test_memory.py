@@ -265,6 +265,7 @@ def test_a_wish_that_is_in_the_way_is_named() -> None:
     assert found.in_the_way == ("train.activation_checkpointing",) and not found.instead
 
 
+@pytest.mark.process
 def test_a_model_too_large_for_any_gpu_has_no_other_gpus() -> None:
     giant = replace(known("Qwen/Qwen3-32B"), layers=800, windows=(None,) * 800)
     found = suggestions.plan_with_suggestions(giant, ONE, Overrides())
@@ -305,5 +306,6 @@ def test_what_is_assumed_of_our_own_code_is_what_it_says() -> None:
     )
 
 
+@pytest.mark.process
 def test_the_tables_that_are_written_down_are_those_of_the_arithmetic() -> None:
     assert memory.FILE.read_text() == memory.tables(), "python -m tests.bench.memory --write"

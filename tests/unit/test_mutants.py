@@ -166,6 +166,7 @@ def test_a_line_of_a_mutant_that_is_gone_is_ignored(tree: Path) -> None:
     assert choose_names(tree, seen, None) == {"m2"}
 
 
+@pytest.mark.process
 def test_every_mutant_of_this_tree_names_tests_that_are_there_and_applies() -> None:
     known, symbols = Digests(REPOSITORY), Symbols(REPOSITORY)
     for mutant in Mutant.all():

@@ -22,6 +22,7 @@ from tests.support.environment import PROGRAMS
 NAMES = st.one_of(st.none(), st.from_regex(r"[a-z0-9-]{1,40}", fullmatch=True), st.text(max_size=50))
 
 
+@pytest.mark.process
 def test_g10_every_run_is_a_cluster_of_its_own_whatever_it_is_called(tmp_path: Path) -> None:
     """slip-<8 hex>, at most 20 characters, of the run's id alone: two names can never meet on a cloud."""
     seen: set[str] = set()

@@ -172,6 +172,7 @@ def test_a10_an_input_may_say_anything(trick: str) -> None:
         assert name != written(of, inputs | {"passage": "another"}, {"answer": "yes"}).parsed
 
 
+@pytest.mark.process
 def test_a10_thousands_of_mixed_answers_are_found_at_least_99_in_100() -> None:
     """A program of two modules over many rollouts: each training text finds a sample that said the same."""
     chance = random.Random(0)
@@ -330,6 +331,7 @@ TEXTS = st.one_of(
 )
 
 
+@pytest.mark.process
 @settings(deadline=None, max_examples=300, suppress_health_check=[HealthCheck.too_slow])
 @given(TEXTS, TEXTS, TEXTS, TEXTS)
 def test_a10_different_answers_never_share_a_name(one: str, two: str, other_one: str, other_two: str) -> None:
@@ -352,6 +354,7 @@ VALUES = st.recursive(
 )
 
 
+@pytest.mark.process
 @settings(deadline=None, max_examples=300, suppress_health_check=[HealthCheck.too_slow])
 @given(
     st.dictionaries(st.text(max_size=4), VALUES, max_size=3),
@@ -400,6 +403,7 @@ HOSTILE = {
 }  # fmt: skip
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("adapter", [CHAT, XML, JSON], ids=["chat", "xml", "json"])
 @pytest.mark.parametrize("kind", HOSTILE)
 def test_g30_a_hostile_text_costs_no_time(kind: str, adapter: Any) -> None:

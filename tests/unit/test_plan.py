@@ -114,6 +114,7 @@ def test_without_a_deadline_or_a_budget_it_ends_after_four_hours(wish) -> None:
     assert make_plan(wish(budget="40", max="1h"), market(EAST)).max_cost == pytest.approx(39.678, abs=0.01)
 
 
+@pytest.mark.process
 @given(
     price=st.floats(0.01, 500),
     deadline=st.floats(60, 1e6),

@@ -61,6 +61,7 @@ def test_the_runtimes_rooms_stand_in_the_order_of_their_floors() -> None:
     assert _rooms("runtime", "") == (*FLOORS["runtime"][:-1], *FLOORS["tiny"])
 
 
+@pytest.mark.process
 def test_every_message_of_the_troubleshooting_is_one_that_is_said() -> None:
     rows = re.findall(r"^\| (`.*?) \|", (readmes.GUIDES / "troubleshooting.md").read_text(), re.MULTILINE)
     messages = [found for row in rows for found in re.findall(r"`(.*?)`", row)]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests import readme_checks, readme_tree
 
 # All that are proven so far. Whoever proves another one adds it, and none of these may lose its last test.
@@ -17,12 +19,14 @@ MUTATED = {
 }
 
 
+@pytest.mark.process
 def test_every_file_says_what_it_is_for() -> None:
     listed = [line for folder in readme_tree.FOLDERS for line in readme_tree.tree(folder).splitlines()]
     assert len(listed) > 100
     assert not [line for line in listed if line.startswith("  ") and len(line.split()) < 4]
 
 
+@pytest.mark.process
 def test_every_check_has_a_test_and_whichever_had_a_mutation_has_one() -> None:
     found = readme_checks.checks()
     assert not [name for name in _names(TESTED) if name not in found or not found[name].tests]

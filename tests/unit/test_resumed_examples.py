@@ -68,6 +68,7 @@ def quickstart(run: SmallRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     return Quickstart(run, tmp_path, monkeypatch)
 
 
+@pytest.mark.process
 def test_n01_a_resumed_example_has_the_base_as_its_before(
     quickstart: Quickstart, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -82,6 +83,7 @@ def test_n01_a_resumed_example_has_the_base_as_its_before(
     assert summary["rise"] == pytest.approx(summary["after"]["score"] - base)
 
 
+@pytest.mark.process
 def test_n01_a_training_that_had_finished_says_so_and_its_figures_stay(
     quickstart: Quickstart, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -108,6 +110,7 @@ def test_n01_every_example_asks_the_base_for_its_before(path: Path) -> None:
             assert "'base'" in asked or "words" in ast.unparse(node.value), ast.unparse(node)
 
 
+@pytest.mark.process
 def test_the_loop_goes_on_at_the_step_that_it_was_killed_after(
     run: SmallRun, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -127,6 +130,7 @@ def test_the_loop_goes_on_at_the_step_that_it_was_killed_after(
     assert said.count("before: ") == said.count("held-out: ") == 2
 
 
+@pytest.mark.process
 def test_the_shortest_program_trains_and_says_what_came_of_it(
     run: SmallRun, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -53,6 +53,7 @@ def _instead(name: str, words: dict[str, str]) -> str:
     return next(new for old, new in words.items() if re.fullmatch(old, name))
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("half", HALVES)
 def test_no_retired_word_is_a_name_in_the_code(half: str) -> None:
     words = RETIRED[half] | RETIRED["both"]

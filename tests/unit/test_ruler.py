@@ -200,6 +200,7 @@ def test_b14_with_swallow_exceptions_such_a_group_is_none() -> None:
         assert score(of_worth(), judge.model, swallow_exceptions=True) is None
 
 
+@pytest.mark.process
 def test_b14_a_judge_that_does_not_answer_in_time_is_given_up() -> None:
     with played_judge(lambda asked: None) as judge:
         left_out = score(of_worth(), judge.model, tries=Pauses().tries(most=2, answer_seconds=0.2))

@@ -72,6 +72,7 @@ def three_ways(sockets: Path) -> Iterator[tuple[str, dict[str, list[dict[str, An
     thread.join(30)
 
 
+@pytest.mark.process
 def test_the_same_requests_go_each_way_and_are_told_apart(tmp_path: Path) -> None:
     results, sockets = tmp_path / "run" / "results", tmp_path / "sockets"
     results.mkdir(parents=True)

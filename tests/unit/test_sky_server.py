@@ -52,6 +52,7 @@ def standby() -> Iterator[StandbyHelper]:
         one.wait()
 
 
+@pytest.mark.process
 def test_g25_only_a_server_of_this_home_and_of_the_installed_version_counts(
     home: SkyHome, tmp_path: Path, standby: StandbyHelper
 ) -> None:

@@ -26,6 +26,7 @@ def test_n02_of_groups_of_one_size_it_is_that_of_the_groups_means() -> None:
     )
 
 
+@pytest.mark.process
 def test_n02_of_groups_of_any_size_it_is_how_far_the_mean_strays() -> None:
     """Groups drawn again and again: the mean's own deviation is what is estimated, to a tenth."""
     drawn = np.random.default_rng(7)
@@ -44,6 +45,7 @@ def test_n02_one_group_alone_says_nothing_of_it() -> None:
     assert math.isnan(standard_error.of_mean([1.0]))
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("per_step", [3, 1])
 def test_n02_a_steps_line_has_the_standard_error_of_its_examples(
     run: SmallRun,

@@ -78,6 +78,7 @@ def test_g23_what_mends_itself_has_its_time_before_anybody_gives_up(
     )
 
 
+@pytest.mark.process
 def test_g23_one_patience_is_told_to_the_door_the_heart_the_work_and_the_program(
     live: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -113,6 +114,7 @@ def test_a_patience_that_is_no_number_is_refused() -> None:
         Patience.of_run({timeout_budget.VARIABLE: "long"})
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("how", ["at once", "from an event loop"])
 def test_g23_a_door_that_is_shut_is_given_up_soon_however_long_a_runtime_is_waited_for(
     how: str, monkeypatch: pytest.MonkeyPatch

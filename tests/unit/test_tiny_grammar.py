@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 from itertools import product
 
+import pytest
+
 from runtime.tiny import grammar
 
 
@@ -27,6 +29,7 @@ def test_phrases_are_different_and_the_same_for_the_same_seed() -> None:
     assert len({phrase.english for phrase in first}) == 300
 
 
+@pytest.mark.process
 def test_the_reference_french_agrees_and_orders_its_adjectives() -> None:
     known = {
         "the green house": "la maison verte",
@@ -38,6 +41,7 @@ def test_the_reference_french_agrees_and_orders_its_adjectives() -> None:
     assert {english: found[english] for english in known} == known
 
 
+@pytest.mark.process
 def test_the_phrase_book_is_wrong_more_often_than_not_where_it_slips() -> None:
     right = {phrase.english: phrase.french for phrase in grammar.phrases(30_000)}
     rng = random.Random(3)

@@ -340,6 +340,7 @@ _VALUES = st.one_of(
 _NAMES = st.one_of(st.sampled_from(sorted(TABLE)), st.text("abcdefgh_", min_size=1, max_size=12))
 
 
+@pytest.mark.process
 @settings(max_examples=400, deadline=None)
 @given(st.dictionaries(_NAMES, _VALUES, max_size=5), st.booleans(), st.sampled_from([config(), FITS]))
 def test_c60_every_key_and_option_that_is_named_exists(

@@ -74,6 +74,7 @@ def test_c59_at_staleness_0_the_order_of_all_calls_is_that_of_a_loop_that_gather
     assert loop(is_ahead=True) == loop(is_ahead=False)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("staleness", [0, 1, 2])
 def test_c39_so_many_groups_are_begun_as_there_may_be_steps_ahead_and_no_more(
     session: Session, staleness: int
@@ -95,6 +96,7 @@ def test_c39_so_many_groups_are_begun_as_there_may_be_steps_ahead_and_no_more(
     played_out(work())
 
 
+@pytest.mark.process
 def test_c39_a_step_leaves_as_its_number_is_complete_and_a_late_one_is_the_first_of_a_later_step(
     session: Session,
 ) -> None:
@@ -113,6 +115,7 @@ def test_c39_a_step_leaves_as_its_number_is_complete_and_a_late_one_is_the_first
     played_out(work())
 
 
+@pytest.mark.process
 def test_c39_a_late_one_that_would_be_too_old_is_cancelled_and_replaced_and_holds_nobody(
     run: SmallRun, session: Session, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -140,6 +143,7 @@ def test_c39_a_late_one_that_would_be_too_old_is_cancelled_and_replaced_and_hold
     assert "3 groups begun and in no step (1 as too old): 0 trajectories had come" in said
 
 
+@pytest.mark.process
 def test_c39_age_is_by_the_answers_and_what_was_asked_of_an_older_version_by_name_is_not_old(
     run: SmallRun, session: Session
 ) -> None:
@@ -161,6 +165,7 @@ def test_c39_age_is_by_the_answers_and_what_was_asked_of_an_older_version_by_nam
     played_out(work())
 
 
+@pytest.mark.process
 def test_what_is_trained_while_a_step_is_waited_for_makes_older_too(session: Session) -> None:
     async def work() -> None:
         played = Played(session)
@@ -176,6 +181,7 @@ def test_what_is_trained_while_a_step_is_waited_for_makes_older_too(session: Ses
     played_out(work())
 
 
+@pytest.mark.process
 def test_c39_a_run_that_leaves_out_what_is_so_old_is_said(run: SmallRun, session: Session) -> None:
     run.max_staleness = 2
 
@@ -191,6 +197,7 @@ def test_c39_a_run_that_leaves_out_what_is_so_old_is_said(run: SmallRun, session
             played_out(work(wrong))  # pyright: ignore[reportArgumentType] - as a program without types has it
 
 
+@pytest.mark.process
 def test_a_bound_on_rollouts_at_once_holds_over_the_steps(session: Session) -> None:
     at_once: set[int] = set()
     most: list[int] = []
@@ -214,6 +221,7 @@ def test_a_bound_on_rollouts_at_once_holds_over_the_steps(session: Session) -> N
     assert max(most) == 3
 
 
+@pytest.mark.process
 def test_given_groups_may_be_called_for_and_the_last_step_has_what_is_left(session: Session) -> None:
     async def work() -> None:
         played = Played(session)
@@ -233,6 +241,7 @@ def test_given_groups_may_be_called_for_and_the_last_step_has_what_is_left(sessi
     played_out(work())
 
 
+@pytest.mark.process
 def test_nothing_is_begun_that_no_step_would_have(
     session: Session, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -252,6 +261,7 @@ def test_nothing_is_begun_that_no_step_would_have(
 # ------------------------------------------------------------------ groups without variance
 
 
+@pytest.mark.process
 def test_a_group_without_variance_is_rolled_out_again_at_once_up_to_a_bound_and_goes_along(
     session: Session,
 ) -> None:
@@ -278,6 +288,7 @@ def test_a_group_without_variance_is_rolled_out_again_at_once_up_to_a_bound_and_
     played_out(work())
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(("rewards", "again"), [((None, None), 0), ((1.0, None), 1), ((0.0, 1.0), 0)])
 def test_of_a_group_without_rewards_it_cannot_be_said_that_it_has_no_variance(
     session: Session, rewards: Any, again: int

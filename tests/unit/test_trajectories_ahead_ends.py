@@ -32,6 +32,7 @@ from tests.support.small_run import SmallRun
 # ------------------------------------------------------------------ exceptions, and the end
 
 
+@pytest.mark.process
 def test_exceptions_are_data_up_to_so_many_of_what_is_in_no_step_and_leave_with_it(session: Session) -> None:
     async def work() -> None:
         played = Played(session)
@@ -53,6 +54,7 @@ def test_exceptions_are_data_up_to_so_many_of_what_is_in_no_step_and_leave_with_
     played_out(work())
 
 
+@pytest.mark.process
 def test_what_the_given_groups_raise_is_raised_where_a_step_is_taken(session: Session) -> None:
     async def work() -> None:
         played = Played(session)
@@ -70,6 +72,7 @@ def test_what_the_given_groups_raise_is_raised_where_a_step_is_taken(session: Se
     played_out(work())
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("how", ["break", "exception", "Ctrl-C", "cancelled"])
 @pytest.mark.parametrize("is_closing", [True, False])
 def test_closed_early_every_rollout_is_cancelled_and_none_is_left(
@@ -120,6 +123,7 @@ def _interrupt() -> None:
     raise KeyboardInterrupt
 
 
+@pytest.mark.process
 def test_of_a_list_what_is_in_no_step_is_not_said_to_be_never_awaited(session: Session) -> None:
     async def work() -> None:
         played = Played(session)
@@ -131,6 +135,7 @@ def test_of_a_list_what_is_in_no_step_is_not_said_to_be_never_awaited(session: S
     played_out(work())
 
 
+@pytest.mark.process
 def test_what_is_no_place_is_said(session: Session) -> None:
     async def work() -> None:
         async with ahead(Played(session), [], place={"place": {"steps": 1}}) as steps:
@@ -140,6 +145,7 @@ def test_what_is_no_place_is_said(session: Session) -> None:
         played_out(work())
 
 
+@pytest.mark.process
 def test_a_group_that_is_closed_before_it_began_is_not_said_to_be_never_awaited(session: Session) -> None:
     async def work() -> None:
         played = Played(session)
@@ -164,6 +170,7 @@ def test_a_group_that_is_closed_before_it_began_is_not_said_to_be_never_awaited(
 # ------------------------------------------------------------------ another life, another machine
 
 
+@pytest.mark.process
 def test_b13_a_life_that_goes_on_from_its_place_takes_each_group_once_but_for_what_was_too_old(
     run: SmallRun, session: Session
 ) -> None:
@@ -195,6 +202,7 @@ def test_b13_a_life_that_goes_on_from_its_place_takes_each_group_once_but_for_wh
     assert sorted(taken) == [*range(10)]
 
 
+@pytest.mark.process
 def test_b13_what_began_on_a_lost_machine_is_in_no_step_and_the_program_is_sent_back(
     run: SmallRun, session: Session
 ) -> None:
@@ -228,6 +236,7 @@ def test_b13_what_began_on_a_lost_machine_is_in_no_step_and_the_program_is_sent_
     played_out(work())
 
 
+@pytest.mark.process
 def test_b13_an_older_version_than_was_served_means_that_the_machine_was_lost(
     run: SmallRun, session: Session
 ) -> None:

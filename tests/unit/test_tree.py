@@ -114,12 +114,14 @@ def test_no_python_file_stands_in_sky() -> None:
     assert not list((ROOT / "sky").rglob("*.py"))
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("world", sorted(IMPORTERS))
 def test_each_external_world_has_its_importer(world: str) -> None:
     found = [str(path.relative_to(ROOT)) for path in _sources() if world in _imports(path)]
     assert not [path for path in found if not path.startswith(tuple(IMPORTERS[world]))]
 
 
+@pytest.mark.process
 def test_tests_in_the_runtimes_python_import_no_dspy() -> None:
     """That Python has none: such a test cannot be collected. Also through what they import of `tests`."""
     own = {path.relative_to(ROOT).as_posix() for path in (ROOT / "tests" / "runtime").glob("*.py")}
@@ -154,6 +156,7 @@ def _rooms() -> list[Path]:
     return [path for path in _house() if path.stem != "__init__"]
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("half", sorted(FLOORS))
 def test_a_folder_imports_only_those_below_it(half: str) -> None:
     floors = FLOORS[half]
@@ -226,6 +229,7 @@ def _public_names(path: Path) -> set[str]:
     return {name for name in defined if not name.startswith("_")}
 
 
+@pytest.mark.process
 def test_the_two_halves_share_only_the_light_modules() -> None:
     shared = {"runtime.shared.schema", "runtime.shared.train_config", "runtime.shared.manifest"}
     shared |= {
@@ -277,6 +281,7 @@ def test_the_client_imports_nothing_outside_launcher() -> None:
                 assert not {it.name.split(".")[0] for it in node.names} & {"runtime", "launcher"}, path
 
 
+@pytest.mark.process
 def test_ruff_is_clean() -> None:
     for arguments in (["check"], ["format", "--check"]):
         done = subprocess.run(
