@@ -251,7 +251,7 @@ def test_c55_pins_are_bounded_and_what_is_let_go_is_named(
         commit(store, step)
     for step in (1, 2, 3, 1):  # the first once more: it is the last to go now
         assert store.pin(checkpoint_name(step)).let_go == []
-    assert store.pin("step-000004").let_go == ["step-000002"] and "since: step-000002" in caplog.text
+    assert store.pin("step-000004").let_go == ["step-000002"] and "newer ones are: step-000002" in caplog.text
     assert store.prune(2) == ["step-000002", "step-000005", "step-000006"]
     assert store.pinned() == {"step-000001", "step-000003", "step-000004"}
 

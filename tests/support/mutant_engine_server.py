@@ -149,10 +149,10 @@ def _become(tree: str, folder: Path) -> NoReturn:
         expected = _read_at_exec(server, _config(Path(tree), folder))
         forget_our_modules(tree)
         its = importlib.import_module("runtime.engine.server")
-        schema = importlib.import_module("runtime.shared.schema")
+        its_config = importlib.import_module("runtime.shared.runtime_config")
         told = _config(Path(tree), folder).model_dump_json()
         (folder / "runtime.json").write_text(told)
-        config = schema.RuntimeConfig.model_validate_json(told)
+        config = its_config.RuntimeConfig.model_validate_json(told)
         if _read_at_exec(its, config) != expected:
             raise ValueError("the mutation is in what an engine reads at exec: this test must start its own")
         words = its.environment(config, 0)
