@@ -24,7 +24,12 @@ GPU = "tests/gpu/"
 # Which tests run in which lane, by the beginnings of their ids; the first that fits. Lanes that start with
 # `runtime` have the runtime's environment. Each computes about as long as the others, alone on a computer:
 # `python -m tests.bench.minutes`.
+_SLOWEST_UNITS = (
+    "checkpoint_upload", "client_killed", "client_pool_replay", "denied_regions", "elsewhere", "ending_",
+    "made_credentials", "other_account", "played_", "price", "program_", "results_download",
+)  # fmt: skip
 LANES: dict[str, tuple[str, ...]] = {
+    "units": tuple(f"tests/unit/test_{name}" for name in _SLOWEST_UNITS),
     "rented": tuple(f"tests/cloud/test_{name}.py" for name in ("launch", "leaving", "rig", "timers")),
     "machines": ("tests/cloud/",),
     "mutants": ("tests/mutations/",),
