@@ -26,7 +26,7 @@ PHASES = ("created", "arm", "push", "setup", "serve", "connect", "work", "pull",
 NAMES = frozenset({"folder", "path"})
 _ENDS = {"verified": "writing", "unverified": "writing"}
 # Made when their time comes, and not because the run gets on.
-OF_THEIR_OWN = frozenset({"machine.secure", "machine.committed", "machine.ended"})
+OF_THEIR_OWN = frozenset({"machine.make_durable", "machine.committed", "machine.ended"})
 
 # A phase, and a call made in it: "machine.arm", "record.update", "token.drop", "machine_from_plan.make".
 Place = tuple[str, str]
@@ -126,7 +126,7 @@ def _record_call(real: Any, name: str, calls: Calls) -> Any:
 
 
 def _token_call(name: str, calls: Calls) -> Callable[..., None]:
-    real = getattr(endpoint, f"{name}_token")
+    real = {"keep": endpoint.save_token, "drop": endpoint.delete_token}[name]
 
     def act(*words: Any) -> None:
         calls(f"token.{name}")

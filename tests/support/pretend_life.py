@@ -35,6 +35,8 @@ from launcher.config.setting_sources import load
 from launcher.console.output import Output
 from launcher.records.endpoint import save_token
 from launcher.records.records import RecordStore, RunRecord
+from launcher.results import background_copy
+from launcher.run import ending, runtime_monitor, work
 from launcher.run.resume import ResumePoint
 from launcher.run.run import Run
 from launcher.run.run_request import RunRequest
@@ -214,11 +216,14 @@ class PretendLife:
         patch.setattr(clock, "boot_seconds", lambda: real() + self._slept_seconds)
         # Each life has a token of its own, and what is said is searched for all that are known.
         patch.setattr(REDACTOR, "_secrets", set())
-        for name in ("run.ending._PAUSE", "run.runtime_monitor._AGAIN", "run.work._LOOK_EVERY"):
-            patch.setattr(f"launcher.{name}_SECONDS", 0.01)
-        copying = "results.background_copy"
-        for name in ("run.runtime_monitor._ASK_EVERY", f"{copying}._AGAIN", f"{copying}._AFTER_TROUBLE"):
-            patch.setattr(f"launcher.{name}_SECONDS", 0.02)
+        for module, name in ((ending, "_PAUSE"), (runtime_monitor, "_RETRY"), (work, "_POLL")):
+            patch.setattr(module, f"{name}_SECONDS", 0.01)
+        for module, name in (
+            (runtime_monitor, "_POLL"),
+            (background_copy, "_RETRY"),
+            (background_copy, "_BACKOFF"),
+        ):
+            patch.setattr(module, f"{name}_SECONDS", 0.02)
         if life == "troubled":
             patch.setattr("launcher.run.runtime_monitor._ANSWER_SECONDS", _ANSWER_SECONDS)
 
@@ -240,7 +245,7 @@ class PretendLife:
                 raise NotPulled("the results are still on the machine", "rsync ended with code 13")
 
         def make_durable() -> None:
-            calls("machine.secure")
+            calls("machine.make_durable")
             if life == "troubled":
                 raise NotPulled("the step is still on the machine", "rsync ended with code 13")
 
@@ -250,7 +255,7 @@ class PretendLife:
                 wait_until(lambda: calls.over or asked_why in calls.made, what="somebody asks why")
 
         acts = {name: functools.partial(calls, f"machine.{name}") for name in calls_of(Machine)}
-        return acts | {"pull": pull, "secure": make_durable, "status": status}
+        return acts | {"pull": pull, "make_durable": make_durable, "status": status}
 
     def _seen(self, calls: Calls, code: int, begun: bool, objects: list[dict[str, Any]], stderr: str) -> Seen:
         calls.over = True

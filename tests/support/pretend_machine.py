@@ -137,11 +137,11 @@ class PretendMachine:
         return self.standing.committed
 
     def make_durable(self, into: Path, stopped: Stopped = never_stopped) -> DurabilityStatus:
-        self._act("secure")
+        self._act("make_durable")
         return self.standing
 
     def upload_checkpoints(self, results: Path, progress: Progress = no_progress) -> int:
-        self._called("seed")
+        self._called("upload_checkpoints")
         return self.standing.durable or 0
 
     def down(self) -> None:

@@ -204,4 +204,4 @@ def test_p02_a_machine_has_its_code_before_anything_is_uploaded(tmp_path: Path) 
     output = Output(stdout=io.StringIO(), stderr=io.StringIO(), environ={})
     assert Run(request, home, output, lambda record, store, home: machine).execute() == 3
     close_log()
-    assert machine.calls[:4] == ["arm", "push", "seed", "setup"]
+    assert machine.calls[:4] == ["arm", "push", "upload_checkpoints", "setup"]

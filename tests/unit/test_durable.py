@@ -375,7 +375,7 @@ def test_falling_behind_is_known_with_its_reason_and_is_caught_up(
         if full["full"]:
             raise refuse
 
-    machine.acts["secure"] = make_durable
+    machine.acts["make_durable"] = make_durable
     background_copy = BackgroundCopy(machine, results, look_every_seconds=0.01)
     background_copy.start()
     try:
@@ -397,7 +397,7 @@ def test_a_checkpoint_that_is_broken_is_not_read_again_and_again(
 ) -> None:
     machine = _Disk(state_dir)
     looks: list[float] = []
-    machine.acts["secure"] = lambda: looks.append(time.monotonic())
+    machine.acts["make_durable"] = lambda: looks.append(time.monotonic())
     commit(state_dir, 1)
     (commit(state_dir, 2) / "optimizer.safetensors").write_bytes(b"cut")
     background_copy = BackgroundCopy(machine, results, look_every_seconds=0.01)

@@ -29,12 +29,12 @@ def test_g27_a_call_that_raises_on_the_way_up_skips_nothing_of_the_end(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("call", ["secure", "committed", "price_per_hour", "down"])
+@pytest.mark.parametrize("call", ["make_durable", "committed", "price_per_hour", "down"])
 def test_g27_what_is_only_asked_beside_the_end_changes_no_end(live: Lives, call: str, kind: str) -> None:
     lived = live(acts={call: raising(kind)}, price=PRICE)
     assert lived.code == 0, lived.stderr
     ended_well(lived, with_results=True)
-    assert bool(lived.record.troubles or lived.end["troubles"]) == (call != "secure")
+    assert bool(lived.record.troubles or lived.end["troubles"]) == (call != "make_durable")
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -86,7 +86,7 @@ def test_g27_a_proof_that_cannot_be_asked_for_is_none_and_is_asked_for_again(
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_g27_a_machine_that_refuses_in_every_way_is_asked_in_every_way(live: Lives, kind: str) -> None:
-    every = ("pull", "down", "proof", "committed", "secure", "price_per_hour")
+    every = ("pull", "down", "proof", "committed", "make_durable", "price_per_hour")
     lived = live(acts={call: raising(kind) for call in every}, price=PRICE, lease_seconds=4.0)
     assert lived.code == 5, lived.stderr
     assert {"pull", "down", "proof"} <= set(lived.machine.calls)

@@ -116,7 +116,7 @@ def test_c55_a_run_taken_up_at_its_adapter_is_a_rewind_where_it_was_ever_ready(
     def no_further() -> None:
         raise PreflightError("no further", "the test has seen enough", None)
 
-    machine = PretendMachine(tmp_path / "machine", {"seed": no_further})
+    machine = PretendMachine(tmp_path / "machine", {"upload_checkpoints": no_further})
     begun = settings()
     taken_up = resume.ResumePoint(record, 0, rewinds=True)
     request = RunRequest(begun, make_plan(begun), "/nowhere", ("true",), resumed=taken_up)

@@ -19,7 +19,7 @@ import pytest
 
 from launcher.base.errors import CapacityError, JobFailed, LaunchError, NotPulled, NotStarted, PreflightError
 from launcher.base.home import Home
-from launcher.console.output import Output
+from launcher.console.output import Output, phase_name
 from launcher.records.records import RecordStore, RunRecord
 from launcher.run.summary import Summary
 from launcher.types.durability import DurabilityStatus
@@ -44,7 +44,7 @@ def test_a_run_goes_through_its_phases_in_order_and_ends_verified(live) -> None:
     assert lived.machine.calls == IN_ORDER
     assert lived.record.state == "verified"
     assert lived.record.ended_by == "launch"
-    assert not lived.record.attended or lived.record.guardian is None or not lived.record.guardian.alive()
+    assert not lived.record.is_attended or lived.record.guardian is None or not lived.record.guardian.alive()
     begun = [item["phase"] for item in lived.objects if item["event"] == "phase" and item["state"] == "begin"]
     assert begun == ["arm", "push", "setup", "serve", "connect", "pull", "down"]
     assert {item["schema"] for item in lived.objects} == {1}
@@ -287,7 +287,7 @@ def test_what_falls_behind_the_bound_of_durability_is_said_once_and_when_it_is_o
         def make_durable() -> None:
             machine.standing = DurabilityStatus(5, 5 if caught_up.exists() else 2)
 
-        machine.acts["secure"] = make_durable
+        machine.acts["make_durable"] = make_durable
 
     lived = live(_program("catch_up.py", caught_up), prepare=fall_behind)
     warned = [item["text"] for item in lived.objects if item["event"] == "warning"]
@@ -337,7 +337,7 @@ def test_g06_a_limit_is_kept_while_a_phase_on_the_way_up_takes_its_time(live, ph
     assert lived.code == 7
     assert time.monotonic() - begun < 55
     assert lived.machine.calls[-2:] == ["down", "proof"]
-    assert "the deadline of" in lived.stderr and f"still at: {phase}" in lived.stderr
+    assert "the deadline of" in lived.stderr and f"still at: {phase_name(phase)}" in lived.stderr
 
 
 def test_a_runtime_that_fails_ends_the_run_and_says_which_part(live) -> None:
