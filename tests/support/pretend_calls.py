@@ -18,6 +18,7 @@ import pytest
 from launcher.records import endpoint
 from launcher.records.records import RecordStore
 from launcher.teardown import guardian
+from launcher.types.machine import Machine
 from tests.support.waiting import wait_until
 
 # By the states of a record; "writing" is its last word, and what is asked for the last lines.
@@ -35,6 +36,11 @@ Place = tuple[str, str]
 def calls_of(kind: type) -> frozenset[str]:
     """Every call, and all that may be asked for, of a class or of a protocol."""
     return frozenset(name for base in kind.__mro__ for name in vars(base) if not name.startswith("_"))
+
+
+def machine_calls() -> frozenset[str]:
+    """Those of a machine. `PretendMachine` has a phase by its key, which records on disk have."""
+    return calls_of(Machine) - {"provision"} | {"arm"}
 
 
 @dataclass(frozen=True)

@@ -41,10 +41,10 @@ from launcher.run.resume import ResumePoint
 from launcher.run.run import Run
 from launcher.run.run_request import RunRequest
 from launcher.teardown import guardian
-from launcher.types.machine import Machine, Proof
+from launcher.types.machine import Proof
 from launcher.types.plan import RentedGpus, make_plan
 from tests.support import pretend_machine
-from tests.support.pretend_calls import Calls, Fault, Place, calls_of
+from tests.support.pretend_calls import Calls, Fault, Place, machine_calls
 from tests.support.pretend_machine import PretendMachine
 from tests.support.waiting import WAIT_SECONDS, wait_until
 
@@ -254,7 +254,7 @@ class PretendLife:
             if life == "troubled" and asked_why[0] in ("connect", "work"):
                 wait_until(lambda: calls.over or asked_why in calls.made, what="somebody asks why")
 
-        acts = {name: functools.partial(calls, f"machine.{name}") for name in calls_of(Machine)}
+        acts = {name: functools.partial(calls, f"machine.{name}") for name in machine_calls()}
         return acts | {"pull": pull, "make_durable": make_durable, "status": status}
 
     def _seen(self, calls: Calls, code: int, begun: bool, objects: list[dict[str, Any]], stderr: str) -> Seen:

@@ -18,9 +18,8 @@ import pytest
 from launcher.base.errors import JobFailed, LaunchError
 from launcher.base.home import Home
 from launcher.records.records import RecordStore
-from launcher.types.machine import Machine
 from tests.support.environment import REPOSITORY
-from tests.support.pretend_calls import NAMES, OF_THEIR_OWN, PHASES, Fault, Place, calls_of
+from tests.support.pretend_calls import NAMES, OF_THEIR_OWN, PHASES, Fault, Place, calls_of, machine_calls
 from tests.support.pretend_life import PretendLife, Seen
 
 pytestmark = pytest.mark.process
@@ -74,8 +73,6 @@ COMES_TO = {"plain": OK, "rewound": OK, "troubled": LEFT_THERE}
 NOBODYS = frozenset({"of_record", "unreadable"})
 # A new record's, before there is one.
 FIRST_OF_ALL = frozenset({"record.create", "record.check_name", "record.list"})
-# `PretendMachine` goes by a phase's key, which records on disk have.
-PHASE_OF = {"provision": "arm"}
 # Made beside the run, by a thread of its own or at its end.
 BESIDE = frozenset({"machine.make_durable", "machine.committed", "record.load"})
 WAY_UP = PHASES[: PHASES.index("pull")]
@@ -103,7 +100,7 @@ def after(phase: str, other: str) -> bool:
 
 
 def test_g27_every_call_of_a_machine_and_of_the_record_is_made_to_raise() -> None:
-    calls = {f"machine.{PHASE_OF.get(name, name)}" for name in calls_of(Machine)}
+    calls = {f"machine.{name}" for name in machine_calls()}
     calls |= {f"record.{name}" for name in calls_of(RecordStore) - NAMES - NOBODYS}
     assert {call for life in MADE for _, call in places(life)} == calls | {
         "token.keep",
