@@ -22,7 +22,7 @@ import psutil
 from launcher.base import process_location
 
 _POLL_SECONDS = 0.02
-# Every look reads what all processes of the computer say of themselves: soon at first, then more rarely.
+# Every look reads the state of all processes of the computer: often at first, then more rarely.
 _MAX_POLL_SECONDS = 0.25
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36

@@ -18,7 +18,7 @@ _ANSWERS = "answers.json"
 
 
 def is_interactive() -> bool:
-    """Whether a user would see a question and could answer it."""
+    """Whether there is a user at a terminal who could answer a question."""
     return sys.stdin.isatty() and sys.stderr.isatty()
 
 

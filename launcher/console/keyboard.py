@@ -27,10 +27,10 @@ class RawKeyboard:
         self._before: list[Any] | None = None
 
     def __enter__(self) -> Self:
-        """Discard what was typed before: it answers no question of ours."""
+        """Discard keys that were typed before: they answer no question of ours."""
         try:
             self._enter_raw_mode()
-        except BaseException:  # a signal: nobody else gives the terminal back
+        except BaseException:  # a signal: nothing else gives the terminal back
             self._restore()
             raise
         return self

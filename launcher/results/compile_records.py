@@ -45,7 +45,7 @@ class Compile:
             case "step":
                 self.done = int(line["step"])  # a rewound one takes some of them again
                 self.reward = line["reward"]
-                if not line.get("late"):  # of such a step nobody knows how long it took
+                if not line.get("late"):  # the duration of such a step is unknown
                     self.seconds += float(line["rollout_seconds"]) + float(line["train_seconds"])
             case "validation":
                 self.score = line["score"]
