@@ -1,9 +1,9 @@
 """Refuses files beside a program that Python would import instead of this package.
 
 Under `--arbor` the name `arbor` is ours too, first on the PYTHONPATH: a file beside the program hides it.
-Neighbours: `preflight.py` asks for a program here, `remote_verbs.py` for one on a machine, `main.py` where
-launch itself has met one (a PYTHONPATH). A folder without an `__init__.py` hides nothing: Python goes on
-looking for a package.
+Neighbours: `preflight.py` asks for a program here, `remote_verbs.py` for one on a machine, `main.py` when
+launch itself imported one (through PYTHONPATH). A folder without an `__init__.py` hides nothing: Python goes
+on looking for a package.
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ from pathlib import Path, PurePath
 
 from launcher.base.errors import PreflightError
 
-# What a program imports of ours: `launcher.client`, and what that and the runtime's own programs need.
+# Our packages that a program imports: `launcher.client` and its imports, and those of the runtime's own
+# programs.
 PACKAGES = ("launcher", "runtime")
 # Where they are, side by side.
 _OURS = Path(__file__).resolve().parents[2]
 _ARBOR = "arbor"
-# `uv run --with x python my.py`: the program is among the first words, what follows is its own.
+# `uv run --with x python my.py`: the program is among the first words, the later ones are its own.
 _MAX_COMMAND_WORDS = 6
 _PYTHON = re.compile(r"python[\d.]*")
 
@@ -63,7 +64,7 @@ def shadowed_import(error: BaseException) -> PreflightError | None:
 
 
 def script_of(command: Sequence[str]) -> str | None:
-    """The Python file a command runs, as far as its words say so; None for a module, code or no Python."""
+    """The Python file that a command runs, as far as its words tell; None for a module, code or no Python."""
     return next((word for word in command[:_MAX_COMMAND_WORDS] if word.endswith(".py")), None)
 
 
@@ -77,12 +78,12 @@ def _script_folder(command: Sequence[str], folder: Path) -> list[Path]:
 
 
 def _on_path(folder: Path, environ: Mapping[str, str]) -> list[Path]:
-    """Where it looks before it comes to what is installed."""
+    """The folders that Python searches before the installed packages."""
     return [folder / entry for entry in environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
 
 
 def _is_ours(found: Path, package: str) -> bool:
-    """Whether it is the one beside this very package: also that of a checkout one works in, and a copy."""
+    """Whether the found file is this very package's, also in the checkout that is in use, or a copy of it."""
     home = _OURS
     if package == _ARBOR:
         from launcher.records import endpoint  # psutil, which help does without

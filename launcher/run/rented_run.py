@@ -89,7 +89,7 @@ def runtime_overrides(gpus: GpuSplit) -> dict[str, Any]:
     told: dict[str, Any] = {"dtype": gpus.dtype}
     told |= {"engines": gpus.infer_gpus, "train_processes": gpus.train_gpus}
     if gpus.memory is None:
-        # vLLM takes nine tenths of a GPU where nobody says otherwise, and the trainer needs the other half.
+        # vLLM takes nine tenths of a GPU by default, and the trainer needs the other half.
         return told | ({"engine.memory_fraction": SHARED_FRACTION} if gpus.is_one_gpu else {})
     planned = (
         gpus.memory.activation_checkpointing,
