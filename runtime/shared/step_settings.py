@@ -56,7 +56,7 @@ class SettingsError(Exception):
 
 @dataclass(frozen=True)
 class ResolvedSettings:
-    """One step's settings: `train` is resolved, `place` is where in the schedule the step is, from 0."""
+    """One step's settings: `train` is resolved, `schedule_step` is the step's place in the schedule, from 0."""
 
     train: TrainConfig
     schedule_step: int

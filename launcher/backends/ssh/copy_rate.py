@@ -40,7 +40,7 @@ class CopyRate:
         return self._rate
 
     def learn(self, moved: int, seconds: float) -> None:
-        """A copy at `rate` moved so many bytes in so many seconds."""
+        """Adapt the limit: a copy under it moved so many bytes in so many seconds."""
         if self._fixed is not None or seconds < _MIN_MEASURED_SECONDS:
             return
         reached = moved / seconds

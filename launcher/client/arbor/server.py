@@ -71,7 +71,7 @@ def start_server(model: str | None = None, **named: Any) -> dict[str, Any]:
 
 
 def shutdown() -> None:
-    """Nothing ends: the run is `launch`'s. A line says how to end it."""
+    """Ends nothing: the run is `launch`'s. A line tells how to end it."""
     global _info, _session
     with _lock:
         run, _info, _session = _session, None, None

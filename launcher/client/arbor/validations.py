@@ -14,7 +14,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class ArborValidations:
-    """`history`: what the loop noted, in order. `run_dir`: where checkpoints come home to."""
+    """`history`: the loop's records, in order. `run_dir`: the folder where checkpoints come home."""
 
     history: Sequence[dict[str, Any]]
     run_dir: Path | None = None

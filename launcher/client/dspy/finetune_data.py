@@ -1,7 +1,7 @@
 """The examples of an imitation under way, kept in the run's folder for a program that is started again.
 
-DSPy makes them by running the program, and the policy that answers it then is another one half-way through: a
-restarted job goes on with the very examples that it began with.
+DSPy makes them by running the program, and half-way through a job the policy's answers differ: a restarted
+job goes on with the very examples that it began with.
 Neighbours: `training_job.py` alone. Knows nothing of steps.
 """
 

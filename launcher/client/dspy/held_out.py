@@ -1,7 +1,7 @@
-"""The held-out set of one training: scored when it is due, the best policy on it served at the end.
+"""The held-out set of one training: scores it when due, and serves the best policy at the end.
 
-Neighbours: `training.py` says when, `validation.py` scores, `score_comparison.py` says what is better,
-`training_place.py` keeps what was found. Knows nothing of rollouts, groups or steps.
+Neighbours: `training.py` decides when, `validation.py` scores, `score_comparison.py` compares,
+`training_place.py` keeps the results. Knows nothing of rollouts, groups or steps.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class HeldOutSet:
     last: tuple[Validated, Scores] | None = None
 
     def needs_score(self, place: Place, step: int) -> bool:
-        """Whether the policy after `step` steps is still to be scored."""
+        """Whether the policy after `step` steps still has no score."""
         return bool(self.examples) and place.validated(step) is None
 
     def score(self, model: str | None = None) -> ValidationResult:
@@ -119,7 +119,7 @@ class HeldOutSet:
             )
 
     def last_is_comparable(self) -> bool:
-        """Whether the last validation says enough to be compared."""
+        """Whether the last validation has enough scores to be compared."""
         return self.last is not None and is_comparable(self.last[1])
 
     def restore_best(self, place: Place) -> StepStatus | None:

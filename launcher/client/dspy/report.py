@@ -1,7 +1,7 @@
 """An optimizer's report: every rollout is trained or counted with its reason.
 
-Neighbours: `training.py` tells it each step and validation. Writes lines to stderr and `grpo.jsonl` into the
-run's folder, of all compiles, each line with its own's id. Knows nothing of how training is done.
+Neighbours: `training.py` reports each step and validation to it. Writes lines to stderr, and `grpo.jsonl`
+into the run's folder: of all compiles, each line with its compile's id. Knows nothing of the training itself.
 """
 
 from __future__ import annotations
@@ -243,7 +243,7 @@ class Journal:
 
 
 def _is_of(line: StepLine, compile_id: str, found: dict[str, Any]) -> bool:
-    """Whether it is that step's line, and not one of a lost machine's that had its number."""
+    """Whether it is that step's line, and not one from a lost machine with the same number."""
     known = {"kind": "step", "compile": compile_id, "step": line.step, "version": line.version}
     return found.items() >= known.items() and found.get("metrics") == line.metrics
 
@@ -270,7 +270,7 @@ def _staleness_text(lags: Mapping[str, int]) -> list[str]:
 
 
 def _excluded_text(outcomes: dict[str, int]) -> list[str]:
-    """The runs of a validation that say nothing about the policy."""
+    """The runs of a validation that tell nothing about the policy."""
     excluded = ("unscored", "lost", "outside", "overdue")
     found = [f"{outcomes[name]} {name}" for name in excluded if outcomes.get(name)]
     return [f"left out: {', '.join(found)}"] if found else []

@@ -1,6 +1,6 @@
-"""Steps in vain: when a training that learns nothing gives up, and what to do about it.
+"""The no-progress guard: decides when a training that learns nothing gives up, with a hint.
 
-Neighbour: `training.py` tells it each step's runs. Knows nothing of programs or of the wire.
+Neighbour: `training.py` reports each step's runs to it. Knows nothing of programs or of the wire.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ _BY_HAND = "run the program once by hand: does it call the policy, and does the 
 
 @dataclass
 class Vain:
-    """Counts steps in a row of which nothing came, by the reason. Each method raises TrainingFailed."""
+    """Counts the steps in a row without progress, by the reason. Each method raises TrainingFailed."""
 
     report: Report
-    # Whether a run has come to an end before, in an earlier life of this training too.
+    # Whether a run has come to an end before, also in an earlier life of this training.
     has_run: bool = False
     _crashed: int = 0
     _unparsed: int = 0

@@ -1,6 +1,6 @@
-"""A judge's scores in its answer: by the ids that it was given, never by their place; all of them or none.
+"""Reads a judge's scores in its answer: by the given ids, never by their place; all of them or none.
 
-Neighbours: `judge_prompt.py` gave the ids, `judge_retries.py` asks again where this raises. Knows nothing of
+Neighbours: `judge_prompt.py` gave the ids, `judge_retries.py` asks again if this raises. Knows nothing of
 trajectories.
 """
 
@@ -14,7 +14,7 @@ from typing import Any
 
 from launcher.client.ruler.judge_failures import AnswerUnusable
 
-# What models put around JSON.
+# The fences that models put around JSON.
 _FENCED = re.compile(r"```(?:json)?\s*(\{.*?)```", re.DOTALL)
 _MAX_CANDIDATES = 32
 _NO_JSON = "it holds no JSON object with the key scores"

@@ -1,7 +1,7 @@
 """Judgements by their content: the same trajectories under the same rubric are judged once.
 
 In memory, the newest so many; in a folder too where one is given, a file for each. Neighbours:
-`score_group.py` asks here first. Knows nothing of judges but their identity.
+`score_group.py` asks here first. Of judges it knows only their identity.
 """
 
 from __future__ import annotations

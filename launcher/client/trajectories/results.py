@@ -1,7 +1,7 @@
 """The results of training and logging trajectories, awaited or not; and the settings of a step.
 
 Neighbours: `train_groups.py` and `log_groups.py` make these, `session.py` hands them to the program. Knows
-nothing of how.
+nothing of their making.
 """
 
 from __future__ import annotations

@@ -36,8 +36,8 @@ Reload = Callable[[int, list[EngineClient]], Awaitable[bool]]
 
 
 class EnginePool:
-    """All engines. `reload_after_restart` loads the versions that a fresh engine lacks, `reload` a version
-    that a request names."""
+    """All engines. `reload_after_restart` loads the versions that a fresh engine lacks,
+    `reload_on_demand` a version that a request names."""
 
     def __init__(
         self,

@@ -50,7 +50,7 @@ class EpochCheckpoint(BaseModel):
 
 
 class Job(BaseModel):
-    """One job. `steps` is how many it has come to, `versions` the policy's first and newest of it."""
+    """One job. `steps`: the number of its steps so far."""
 
     id: str
     created_at: int

@@ -36,7 +36,7 @@ class SampleOwnership:
         return sample in self._owners
 
     async def select(self, groups: list[Group], number: int | None) -> Selection:
-        """In a thread: it reads every token, and the gateway answers meanwhile. `sorting` is held.
+        """Select in a thread: it reads every token, and the gateway answers meanwhile. The caller holds `sorting`.
 
         `number`: the step whose samples are its own; None for one that has none yet.
         """

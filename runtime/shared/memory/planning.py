@@ -32,8 +32,8 @@ _CENT = 100
 
 @dataclass(frozen=True)
 class Overrides:
-    """The settings that the user set and the plan keeps; None for the others. `dtype` has two bytes or
-    four."""
+    """The settings that the user set and the plan keeps; None for the others. `number_bytes`: two or four, by
+    the dtype."""
 
     rank: int = 16
     names: tuple[str, ...] | None = None
@@ -100,7 +100,7 @@ class MemoryPlan:
 
 
 def plan(shape: ModelShape, split: MachineGpus, overrides: Overrides) -> MemoryPlan | None:
-    """The first choice that fits, else the one that asks for least, with `short`. None for an unknown GPU."""
+    """The first choice that fits, else the one that needs least, with `short` set. None for an unknown GPU."""
     listed = split.listed_bytes or gpu_memory.memory_bytes(split.gpu)
     if listed is None:
         return None
