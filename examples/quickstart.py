@@ -35,7 +35,7 @@ def letters(example, prediction, trace=None):
 
 
 REWARDS = {"right": right, "letters": letters}
-# What each needs on the tiny model: few of its first answers are right, so more of them are asked for.
+# Steps and examples on the tiny model: few of its first answers are right, so "right" takes more examples.
 STEPS = {"right": 30, "letters": 40}
 EXAMPLES_PER_STEP = {"right": 16, "letters": 8}
 

@@ -16,8 +16,7 @@ def check_integers(**values: int) -> None:
 
 
 def check_staleness(staleness: int, max_staleness: int | None) -> None:
-    """Raise TrainingFailed if the run leaves out answers of this age; a `max_staleness` of None
-    is unknown."""
+    """Raise TrainingFailed if the run leaves out answers of this age. `max_staleness` None: unknown."""
     if max_staleness is not None and staleness > max_staleness:
         raise TrainingFailed(
             f"This run cannot train with staleness={staleness}",

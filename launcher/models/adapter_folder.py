@@ -46,8 +46,7 @@ def find_adapter(model: str) -> Adapter | None:
         folder = Path(model).expanduser().absolute()
         if not (folder / CONFIG).is_file() or any(folder.glob("model*.safetensors")):
             return None
-    # no name of a folder: the caller that looks for the model reports it
-    except (OSError, RuntimeError, ValueError):
+    except (OSError, RuntimeError, ValueError):  # no name of a folder: the search for the model reports it
         return None
     said = _read(folder)
     rank, alpha = said.get("r"), said.get("lora_alpha")

@@ -32,7 +32,7 @@ from runtime.shared.start_adapter import FILES, START
 
 FOLDER = "durable"
 REWOUND = "rewound.json"
-# A runtime's files about its steps and samples; they are void for a machine that begins again from checkpoints.
+# A runtime's files about its steps and samples; void for a machine that begins again from checkpoints.
 JOURNALS = ("metrics.jsonl", "publications.jsonl", "validations.jsonl")
 UPLOADING = ".seeding"
 STEP_STATE = ("steps", "samples", "checkpoints", "serving.json", *JOURNALS)

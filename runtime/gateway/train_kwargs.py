@@ -17,7 +17,7 @@ from runtime.shared.train_kwargs import RunContext, TrainKwargs, TrainKwargsRead
 
 
 def train_kwargs_routes(config: RuntimeConfig, context_tokens: Callable[[], int | None]) -> APIRouter:
-    """The router. `context_tokens`: the longest sequence that every engine takes; None while nobody knows."""
+    """The router. `context_tokens`: the longest sequence that every engine takes; None if unknown."""
     router = APIRouter(prefix="/slipway")
 
     # Not async: the model's config.json is read from the disk.

@@ -21,7 +21,7 @@ from typing import Any
 class LiveSampling:
     """The sampling of one job. Copies of its LM made meanwhile share it; BestOfN makes some within a rollout.
 
-    `overrides` replace the LM's settings: trained answers are sampled from the policy's own distribution (C9).
+    `overrides` replace the LM's settings: trained answers come from the policy's own distribution (C9).
     """
 
     overrides: Mapping[str, Any] = field(default_factory=dict)

@@ -25,7 +25,7 @@ _Awaited = TypeVar("_Awaited")
 
 @dataclass(frozen=True)
 class Bounds:
-    """A training's steps, the examples of each, the extra ones in place of zero-variance ones, and the age."""
+    """A training's steps, the examples of each, the extra ones for zero-variance ones, and the age."""
 
     steps: int
     per_step: int

@@ -27,8 +27,7 @@ RunInBackground = Callable[[Callable[[], ValidationResult]], BackgroundCall[Vali
 
 @dataclass
 class ValidationSchedule:
-    """Validations of a training of `steps` steps, every `every` of them. `on_result` gets the
-    entry of each."""
+    """Validations of a training of `steps` steps, every `every` steps. `on_result` gets each entry."""
 
     steps: int
     every: int

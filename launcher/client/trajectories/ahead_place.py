@@ -13,8 +13,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Place:
-    """After `steps` steps all groups up to number `next` are taken or left out, except for those
-    of `again`."""
+    """After `steps` steps all groups up to number `next` are taken or left out, except those of `again`."""
 
     steps: int = 0
     next: int = 0

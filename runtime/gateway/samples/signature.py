@@ -1,4 +1,4 @@
-"""Reads the fields of a task from a system message of DSPy's, whichever adapter wrote it.
+"""Reads the fields of a task from a system message of any of DSPy's adapters.
 
 The chat, the XML, the JSON and the BAML adapter begin it alike, with the fields and their types, and end it
 alike, with the instructions; between them each shows its own form (dspy 3.4.1, adapters/*.py:
@@ -97,7 +97,7 @@ def _adapter(structure: str) -> Adapter:
 
 
 def _shown(signature: Signature) -> dict[str, Any]:
-    """What the form shows in the place of each output."""
+    """The form's example value of each output."""
     if signature.adapter == "json":
         shown = _decoded(signature.structure.partition(_JSON_PART)[2])
         return shown if isinstance(shown, dict) else {}

@@ -1,7 +1,8 @@
-"""Finds an answer by the conversation that it ended (conversations.py), and knows which questions were asked.
+"""Finds an answer by the conversation that it ended (conversations.py), and knows the questions that were
+asked.
 
-Only the newest are kept: who goes on from an answer does so soon.
-Neighbours: samples.py notes what the journal has. The gateway's event loop is its only user.
+Only the newest are kept: a request that goes on from an answer comes soon.
+Neighbours: samples.py notes the journal's entries. The gateway's event loop is its only user.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Every step that the run has taken in: by its number, by its key, and after a restart from what is on disk.
+"""Every step that the run has taken in: by its number, by its key, and after a restart from the disk.
 
-Neighbours: queue.py decides what is taken in and drives it; step_records.py has each step on disk;
-sample_ownership.py is told which samples they have. Knows nothing of a step's outcome.
+Neighbours: queue.py takes steps in and drives them; step_records.py has each step on disk;
+sample_ownership.py gets their samples. Knows nothing of a step's outcome.
 """
 
 from __future__ import annotations
