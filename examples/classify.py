@@ -44,7 +44,7 @@ OWNERS = ("the", "a", "my", "this")
 
 
 def right(example, prediction, trace=None):
-    """1 for the right label alone; where it stands among other words, its share of them."""
+    """1 for the right label alone; if it stands among other words, its share of them."""
     said = prediction.label.strip().lower()
     return float(said == example.label) or said.split().count(example.label) / max(2, len(said.split()))
 

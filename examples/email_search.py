@@ -156,7 +156,7 @@ def overlap(text, answer):
 
 
 def reward_of(fact, answer, called, turns, most):
-    """`called`: the answer came by its tool. `answer` is None where the turns ran out."""
+    """`called`: the answer came by its tool. `answer` is None if the turns ran out."""
     if answer is None:
         return NO_CALL
     if not called:

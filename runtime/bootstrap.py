@@ -102,7 +102,7 @@ def ensure_environment(
     environ: Mapping[str, str] | None = None,
     requirements: Path = REQUIREMENTS,
 ) -> Path:
-    """The python of the environment under `root`, built first where it is missing or broken.
+    """The python of the environment under `root`, built first if it is missing or broken.
 
     `extras` adds further pinned sets (`test`); `environ`: variables for uv beside this process's environment.
     Raises BootstrapError.
@@ -180,8 +180,8 @@ def _build(environment: Environment, progress: Callable[[str], None], environ: d
 def _install(
     uv: str, environment: Environment, python: Path, progress: Callable[[str], None], environ: dict[str, str]
 ) -> None:
-    """Install exactly what the lock files pin. torch's CPU build is not on PyPI: a configured folder of
-    wheels has it, or PyTorch's own index."""
+    """Install exactly the pinned packages of the lock files. torch's CPU build is not on PyPI: a configured
+    folder of wheels has it, or PyTorch's own index."""
     command = [uv, "pip", "sync", "--python", str(python), *map(str, environment.lock_files)]
     places = find_links(environ)
     for place in places:

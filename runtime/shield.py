@@ -81,7 +81,7 @@ def _run(command: list[str]) -> str | None:
 
 
 def _become(command: list[str], trouble: str | None) -> None:
-    """Say it when a service answers, then be the command."""
+    """Print a line if a service answers, then become the command."""
     if found := reached():
         why = trouble or f"the firewall lets group {grp.getgrgid(os.getgid()).gr_name} through"
         print(f"{REACHABLE} ({', '.join(found)}): {why}", file=sys.stderr, flush=True)  # noqa: T201 - its one message

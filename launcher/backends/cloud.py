@@ -145,7 +145,7 @@ class CloudMachine:
         machine._order.unsure.extend(description.get("unsure", []))  # older versions did not know
         machine._order.accounts.update(description.get("accounts", {}))
         machine.unarmed_seconds = description.get("unarmed_seconds")
-        # Older versions wrote down that somebody was asked, and not where.
+        # Older versions recorded that a provider was asked, without the place.
         machine._tried = description.get("tried") or (plain["infra"] if description["asked"] else [])
         machine._teardown.standby = standby
         return machine
@@ -330,7 +330,7 @@ class CloudMachine:
     # -------------------------------------------------------------- down
 
     def down(self) -> None:
-        """See machine.py. Also ends a launch that is under way."""
+        """See machine.py. Also ends a launch that is in progress."""
         try:
             if self._link is not None:
                 self._link.close()

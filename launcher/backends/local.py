@@ -226,7 +226,7 @@ class LocalMachine:
         return whole_checkpoints.newest_whole_step(self._folder / "checkpoints")
 
     def make_durable(self, into: Path, stopped: Stopped = never_stopped) -> DurabilityStatus:
-        """See machine.py. Linked where the disk can: the same bytes under a second name."""
+        """See machine.py. Linked if the disk can: the same bytes under a second name."""
         return self._securing.look(into)
 
     def upload_checkpoints(self, results: Path, progress: Progress = no_progress) -> int:

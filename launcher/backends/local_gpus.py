@@ -72,7 +72,7 @@ def variables(chosen: list[Gpu]) -> dict[str, str]:
 def _visible(listed: list[Gpu], environ: Mapping[str, str]) -> list[tuple[int, Gpu]]:
     """Those this user may use, with nvidia-smi's numbers; CUDA's own variable names them by number or UUID.
 
-    Raises HostError where it leaves none.
+    Raises HostError if it leaves none.
     """
     numbered = list(enumerate(listed))
     if environ.get(gpus.VISIBLE) is None:

@@ -89,7 +89,7 @@ class RuntimeStart:
         return body.get("phase") == "ready"
 
     def _check_admitted(self, status: dict[str, Any]) -> None:
-        """Raise PreflightError where engine and trainer were seen to disagree on the model (C58)."""
+        """Raise PreflightError if engine and trainer were seen to disagree on the model (C58)."""
         found = status.get("admission") or {}
         if found.get("admitted") is False:
             raise PreflightError(
@@ -115,7 +115,7 @@ class RuntimeStart:
         return said["children"]
 
     def _slowest(self) -> str:
-        """The child that is not ready, or the supervisor where it started none."""
+        """The child that is not ready, or the supervisor if it started none."""
         return next((c["name"] for c in self._children() if c["state"] != "ready"), "supervisor")
 
     def _ended(self, code: int) -> NotStarted:

@@ -38,7 +38,7 @@ NAMES = (
     "cli.pulled",  # all are home, nothing is down
     "cli.downed",  # everything is down and proven, the record does not have it yet
     "durable.seeding",  # the same of a run on this computer, for which its folder is a new machine
-    "relay.opened",  # the door is open, the heart does not beat yet
+    "relay.opened",  # the relay is open, the heartbeat has not begun
     "relay.read",  # a program's request is in our hands
     "relay.forwarded",  # the gateway begins to answer it
     "relay.answered",  # its answer is in our hands, the program has nothing of it

@@ -29,7 +29,7 @@ Visibility = Literal["here", "rebooted", "elsewhere"]
 @dataclass(frozen=True)
 class ProcessLocation:
     """`computer` is a digest that a reboot does not change; `boot` and `pids` (the PID namespace) are as the
-    kernel names them, None where it does not. `host` is for people."""
+    kernel names them, None if it does not. `host` is for people."""
 
     computer: str
     boot: str | None
@@ -83,7 +83,7 @@ def boot_id() -> str | None:
 
 
 def pid_namespace(pid: int | str) -> str | None:
-    """"pid:[4026531836]"; None if the system has none, or it may not be read."""
+    """As "pid:[4026531836]"; None if the system has none, or it may not be read."""
     try:
         return os.readlink(_PID_NAMESPACE.format(pid))
     except OSError:

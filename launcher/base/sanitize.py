@@ -1,11 +1,11 @@
 """Escapes control sequences in text from a machine or a model before a terminal shows it.
 
-Text of every language is kept, with its newlines and tabs. A log (`LogStream`) also keeps colours: whole SGR
-sequences (`ESC [ 31 m`), except those that conceal text. A single text loses its colours. Everything else
-that could act is shown as Python writes it (`\\x1b]52;`, `\\x9b`, `\\u202e`): the other control characters, C0 and
-C1, so that no cursor moves and no title, clipboard or mode is set; the marks that reverse the direction of
-text; the halves of characters that no terminal can be given. A carriage return becomes a new line, because it
-could overwrite the line.
+Text of every language is kept, with its newlines and tabs. A log (`LogStream`) also keeps colours: whole
+SGR sequences (`ESC [ 31 m`), except those that conceal text. A single text loses its colours. Everything
+else that could act is shown as Python writes it (`\\x1b]52;`, `\\x9b`, `\\u202e`): the other control
+characters, C0 and C1, so that no cursor moves and no title, clipboard or mode is set; the marks that
+reverse the direction of text; the halves of characters that no terminal can be given. A carriage return
+becomes a new line, because it could overwrite the line.
 Neighbours: `console/output.py` and all that prints ask here; a user's own program, and `launch ssh`, write
 for themselves.
 """

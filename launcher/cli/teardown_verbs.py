@@ -185,7 +185,7 @@ def _record_abandoned_results(output: Output, store: RecordStore, record: RunRec
 def _find_at_providers(
     output: Output, home: Home, infra: Sequence[str]
 ) -> tuple[list[leftovers.Leftover], OrphanReport | None]:
-    """Machines at providers, and the providers that answered. Nobody is asked if nothing was ever rented."""
+    """Machines at providers, and the providers that answered. None is asked if nothing was ever rented."""
     from launcher.teardown import rented_leftovers
 
     asked = [*rented_leftovers.clouds(home), *infra]

@@ -98,7 +98,7 @@ class Observed:
     # The share of the trained answers that have a masked token.
     masked_answers: float | None = None
     ratio_max: float | None = None
-    # By how many steps old they are; nothing where no answer is older than the policy.
+    # By how many steps old they are; nothing if no answer is older than the policy.
     lags: Mapping[int, StalenessBucket] = field(default_factory=dict)
 
 
@@ -113,7 +113,7 @@ class Alarm:
 
 @dataclass
 class Alarms:
-    """Holds what has been observed so far. `raised`: all alarms, in order."""
+    """Holds the observations so far. `raised`: all alarms, in order."""
 
     thresholds: Thresholds = field(default_factory=Thresholds)
     raised: list[Alarm] = field(default_factory=list)

@@ -28,7 +28,7 @@ class Connection:
 
     endpoint: Endpoint
     patience: Patience = field(default_factory=Patience.of_run)
-    # For requests whose answers somebody else reads, refusals too.
+    # For requests whose answers other code reads, refusals too.
     wire: Wire = field(init=False, repr=False)
     _served_name: str | None = field(default=None, init=False, repr=False)
     _run_id: str | None = field(default=None, init=False, repr=False)
@@ -36,7 +36,7 @@ class Connection:
     def __post_init__(self) -> None:
         self.wire = Wire(self.endpoint, self.patience)
 
-    # ------------------------------------------------------------- where it answers
+    # ------------------------------------------------------------- address
 
     @property
     def api_key(self) -> str:

@@ -95,7 +95,7 @@ class Session:
         self._state = ProgramState(self._steps)
         self._traced_run = TracedRun(self.connection)
 
-    # ------------------------------------------------------------- where it answers
+    # ------------------------------------------------------------- address
 
     @property
     def api_key(self) -> str:

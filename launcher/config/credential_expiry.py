@@ -87,7 +87,7 @@ def _section(told: str | None, usual: Path, name: str, user_home: Path) -> Mappi
 
 
 def _seconds(text: str) -> float | None:
-    """Of an ISO time, with UTC where it names no zone, or of seconds."""
+    """Of an ISO time, with UTC if it names no zone, or of seconds."""
     try:
         return float(text)
     except ValueError:

@@ -33,7 +33,7 @@ def forms_of(package: str) -> tuple[str, str]:
 
 
 def refuse(command: Sequence[str], folder: Path, environ: Mapping[str, str], *, arbor: bool = False) -> None:
-    """Raise PreflightError where `command`, begun in `folder`, would import another package than ours."""
+    """Raise PreflightError if `command`, begun in `folder`, would import another package than ours."""
     beside, on_path = _script_folder(command, folder), _on_path(folder, environ)
     looked_in = [(place, PACKAGES) for place in (*beside, *on_path)]
     if arbor:
@@ -47,7 +47,7 @@ def refuse(command: Sequence[str], folder: Path, environ: Mapping[str, str], *, 
 
 
 def shadowing_error(package: str, found: PurePath) -> PreflightError:
-    """The error for a file that stands in the way, by its folder where it is a package's."""
+    """The error for a file that stands in the way, by its folder if it is a package's."""
     path = found.parent if found.name == "__init__.py" else found
     return PreflightError(
         f"{path} hides the package {package} that comes with launch",
@@ -57,7 +57,7 @@ def shadowing_error(package: str, found: PurePath) -> PreflightError:
 
 
 def shadowed_import(error: BaseException) -> PreflightError | None:
-    """The refusal where `error` is an import of ours that came upon another package in this very process."""
+    """The refusal if `error` is an import of ours that came upon another package in this very process."""
     package = (error.name or "").partition(".")[0] if isinstance(error, ImportError) else ""
     found = getattr(sys.modules.get(package), "__file__", None) if package in PACKAGES else None
     return None if found is None or _is_ours(Path(found), package) else shadowing_error(package, Path(found))

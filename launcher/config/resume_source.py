@@ -148,7 +148,7 @@ def _kind(machine: Mapping[str, Any]) -> str:
 
 
 def cannot_change(label: str, wanted: str, was: str) -> UsageError:
-    """The error for a setting that would change what is trained."""
+    """The error for a setting that would change the trained policy."""
     return UsageError(
         f"{label} cannot be resumed with {wanted}",
         f"it was started with {was}, and its checkpoints hold that policy",

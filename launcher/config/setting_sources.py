@@ -78,7 +78,7 @@ def load(
     folder: Path | None = None,
     home: Home | None = None,
 ) -> Settings:
-    """All sources merged. `flags` by key, None where not given; `sets` as `key=value` texts.
+    """All sources merged. `flags` by key, None if not given; `sets` as `key=value` texts.
 
     Raises UsageError for a flag, ConfigError for a file or the environment.
     """

@@ -1,6 +1,6 @@
 """Reads single keys from the terminal as they are pressed, without an echo.
 
-Neighbours: `consent.py` asks for whole answers. Knows nothing of what a key means.
+Neighbours: `consent.py` asks for whole answers. Knows nothing of the keys' meaning.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class RawKeyboard:
         self._restore()
 
     def read_key(self, seconds: float) -> str | None:
-        """The next key within so long, None without one; empty where none can come any more."""
+        """The next key within so long, None without one; empty if none can come any more."""
         if in_background(self._descriptor):
             time.sleep(seconds)
             return None

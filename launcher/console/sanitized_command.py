@@ -17,7 +17,7 @@ _POLL_SECONDS = 0.1
 
 
 def run(words: Sequence[str], stdout: int = 1, stderr: int = 2) -> int:
-    """Run it to its end with these descriptors; its exit code, negative where a signal ended it."""
+    """Run it to its end with these descriptors; its exit code, negative if a signal ended it."""
     terminals = {target: os.ttyname(target) for target in (stdout, stderr) if os.isatty(target)}
     # One way where both lead to one terminal, so that the output keeps its order.
     ways = {

@@ -53,7 +53,7 @@ class StatusLine:
                 self._write(f"\r{_CLEAR_LINE}{self._shown()}")
 
     def write(self, line: str) -> None:
-        """A lasting line, above the status line where that is inline."""
+        """A lasting line, above the status line if that is inline."""
         with self._lock:
             if self._inline:
                 self._write(f"\r{_CLEAR_LINE}{line}\n{self._shown()}")

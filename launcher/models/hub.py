@@ -72,7 +72,7 @@ def _check_content(model: str, content: bytes) -> None:
 
 
 def config_of(model: str, environ: Mapping[str, str], token: str | None) -> dict[str, Any] | None:
-    """A model's config.json, as `check` reads it; None where it cannot be had."""
+    """A model's config.json, as `check` reads it; None if it cannot be had."""
     try:
         cached = _cached_config(model, environ)
         if cached is None and not _is_online(environ):
@@ -85,7 +85,7 @@ def config_of(model: str, environ: Mapping[str, str], token: str | None) -> dict
 
 
 def downloaded_config(model: str, environ: Mapping[str, str]) -> dict[str, Any] | None:
-    """The config.json of a model that was downloaded before; None where none was, or it is damaged."""
+    """The config.json of a model that was downloaded before; None if none was, or it is damaged."""
     cached = _cached_config(model, environ)
     try:
         described = None if cached is None else json.loads(cached.read_bytes())

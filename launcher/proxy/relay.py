@@ -115,7 +115,7 @@ class Relay:
             raise
 
     def stop(self) -> None:
-        """Close the port; requests under way are abandoned. Bounded, and harmless when repeated."""
+        """Close the port; requests in progress are abandoned. Bounded, and harmless when repeated."""
         if not self._thread.is_alive():
             return
         with contextlib.suppress(TimeoutError):

@@ -134,7 +134,7 @@ def wanted_port(settings: Settings) -> int | None:
 
 
 def keyless_option(settings: Settings) -> str | None:
-    """The option by which this user's programs need no key; None where they do."""
+    """The option by which this user's programs need no key; None if they do."""
     return "--arbor" if settings.arbor else "--art" if settings.art else None
 
 

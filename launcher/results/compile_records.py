@@ -1,7 +1,7 @@
 """The DSPy compiles of a run, one entry each, read from `results/grpo.jsonl`.
 
 Neighbours: `client/dspy/report.py` writes the file, each line with its compile's id; `run_verbs.py` shows
-these in `launch status`. Reads only what is at home; a line that is cut short or damaged is passed over.
+these in `launch status`. Reads only files at home; a line that is cut short or damaged is passed over.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Compile:
     """One optimizer's work. Scores are the metric's means; None until there is one.
 
     `best`: of the validations, by the examples that both have scored; `best_checkpoint` holds that policy,
-    None where it is the model before the training. `seconds`: the sum of its steps' own times.
+    None if it is the model before the training. `seconds`: the sum of its steps' own times.
     """
 
     id: str

@@ -255,7 +255,7 @@ def _copy_checkpoints(there: Path, home: Path, newest: str) -> None:
 
 
 def _newest_to_restore(results: Path) -> str | None:
-    """The newest durable checkpoint; None where the adapter of the start is all. Raises PreflightError."""
+    """The newest durable checkpoint; None if the adapter of the start is all. Raises PreflightError."""
     home = results / FOLDER
     newest = whole_checkpoints.newest_whole(home)
     if newest is None and not (results / START).is_dir():
@@ -319,7 +319,7 @@ def _write_pins(home: Path, pins: list[str]) -> None:
 
 
 def _best_among(folder: Path, names: set[str]) -> Best | None:
-    """The one named best, where it is one of these."""
+    """The one named best, if it is one of these."""
     best = checkpoints.best(folder)
     return best if best is not None and best.checkpoint in names else None
 

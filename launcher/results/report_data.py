@@ -51,7 +51,7 @@ class Validation:
 
 @dataclass(frozen=True)
 class CompileScores:
-    """One compile's scores before, after and at best; the same where there was one validation alone."""
+    """One compile's scores before, after and at best; all the same if there was only one validation."""
 
     compile: str
     program: str

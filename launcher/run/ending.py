@@ -288,7 +288,7 @@ class Ending:
         if self._parts.machine is None:
             return DurabilityStatus()
         committed = self._parts.machine.committed()
-        if committed is None and self._pulled is not None:  # a rented machine is gone with what it had
+        if committed is None and self._pulled is not None:  # a rented machine is gone with its results
             committed = self._pulled.step
         return DurabilityStatus(committed, durable.newest_step(self._results))
 

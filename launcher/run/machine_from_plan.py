@@ -83,7 +83,7 @@ def local_machine(
     secrets: Mapping[str, str] | None = None,
     needs: Needs | None = None,
 ) -> Machine:
-    """The machine of a run on this computer, on its own GPUs where it `needs` them."""
+    """The machine of a run on this computer, on its own GPUs if it `needs` them."""
     from launcher.backends.local import LocalMachine
 
     return LocalMachine(

@@ -90,7 +90,7 @@ class _RetryPrompt:
         """A look at the keyboard, a little while long."""
         key = self._keys.read_key(_POLL_SECONDS)
         now = clock.boot_seconds()
-        if key is not None:  # somebody is there
+        if key is not None:  # a user is there
             self._until = now + self._idle_seconds
         left = self._until - now
         self._work.waits_for = f"Enter: run it again · q: end · {format_duration(max(left, 0))} left"

@@ -120,7 +120,7 @@ def why_of(failure: BaseException | None) -> str | None:
 
 
 def program_code_of(failure: BaseException | None, command: tuple[str, ...]) -> int | None:
-    """The program's own exit code; None where it did not come to its end."""
+    """The program's own exit code; None if it did not come to its end."""
     if isinstance(failure, JobFailed):
         return failure.job_exit_code
     return 0 if failure is None and command else None

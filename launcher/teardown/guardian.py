@@ -146,7 +146,7 @@ def _prepare_teardown(record: Path) -> tuple[ProcessId | None, StandbyHelper | N
 def _end(
     store: RecordStore, run_id: str, launch: ProcessId | None, standby: StandbyHelper | None = None
 ) -> int:
-    """End the run, unless somebody does already and proves it, or another launch has taken it up."""
+    """End the run, unless another process does already and proves it, or another launch has taken it up."""
     pause, until = _PAUSE_SECONDS, clock.boot_seconds() + _GIVE_UP_SECONDS
     asleep, copying = clock.asleep_seconds(), last_copy.SharedLease()
     while True:

@@ -39,7 +39,7 @@ class SharedLease:
         self._until: float | None = None
 
     def until(self, record: RunRecord) -> float:
-        """By `clock.boot_seconds`; from now on where this is the first one."""
+        """By `clock.boot_seconds`; from now on if this is the first one."""
         if self._until is None:
             self._until = clock.boot_seconds() + _lease(record)
         return self._until
@@ -68,7 +68,7 @@ def copy_results(
     def act() -> None:
         try:
             outcome.append(copy(over.is_set))
-        except Exception as error:  # noqa: BLE001 - raised again where somebody hears it
+        except Exception as error:  # noqa: BLE001 - raised again in the waiting thread
             failure.append(error)
 
     thread = threading.Thread(target=act, name="last-copy", daemon=True)

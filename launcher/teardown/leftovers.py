@@ -1,4 +1,4 @@
-"""Finds what local runs left behind, and removes it.
+"""Finds the leftovers of local runs, and removes them.
 
 `find_leftovers` finds, `remove` removes one find. Only ours: a process is ended when its environment names a
 run of this home and that run is over, unknown or left alone; processes and files of another home's run are

@@ -9,7 +9,7 @@ Its output goes straight to its own streams, or, with `--keep`, through here, wh
 n).
 
     SIGTERM  goes on to the command; after the grace everything is killed
-    SIGUSR1  sends the command a SIGINT, where no terminal did
+    SIGUSR1  sends the command a SIGINT, if no terminal did
     killed -9: the command dies with it (Linux)
 Neighbours: `run.py` starts it, `guardian.py` ends processes that it could not. Knows nothing of runs or
 machines.
@@ -41,7 +41,7 @@ GRACE_SECONDS = 5.0
 # After the command has ended: the time that its background processes get.
 LEFTOVER_SECONDS = 1.0
 _SLACK_SECONDS = 10.0
-# Whoever is not ours and still holds a stream open may be silent for ever: it is looked at so often.
+# A process that is not ours and still holds a stream open may be silent for ever: it is looked at so often.
 _REST_SECONDS = 0.25
 # In the command's environment (run.py puts it there): finds leftover processes after the minder itself was
 # killed.

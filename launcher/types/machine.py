@@ -166,7 +166,7 @@ class Machine(Protocol):
 
     def make_durable(self, into: Path, stopped: Stopped = never_stopped) -> DurabilityStatus:
         """Copy the committed step, complete, to this computer. Called often, so cheap when there is nothing
-        to do. A copy under way is aborted when it is `stopped`.
+        to do. A copy in progress is aborted when it is `stopped`.
 
         Raises NotPulled.
         """

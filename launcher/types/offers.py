@@ -37,7 +37,8 @@ class NoPricesError(PreflightError):
 
 @dataclass(frozen=True)
 class Offer:
-    """One kind of machine at one place, by SkyPilot's price catalog; its `infra` came of the entry `asked`.
+    """One kind of machine at one place, by SkyPilot's price catalog; its `infra` matched the requested entry
+    `asked`.
 
     `instance_type` is None on a cluster of one's own, which has no price either.
     """

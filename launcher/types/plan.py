@@ -114,7 +114,7 @@ class RentedGpus(GpuSplit):
 class Plan:
     """Where, for how long, and for how much. Prices in US dollars; that of a rented run is the cheapest
     candidate's until it is known which one it got. `candidates`: in the order they are tried. `prices_of`:
-    the day (ISO) of a snapshot that the prices are from; None where they are SkyPilot's catalogs'. `adapter`:
+    the day (ISO) of a snapshot that the prices are from; None if they are SkyPilot's catalogs'. `adapter`:
     the one that is trained on. `spent`: of the budget, in earlier lives of the run."""
 
     where: str
@@ -202,7 +202,7 @@ class Plan:
 
 
 def make_plan(settings: Settings, market: Market | None = None, model_bytes: int | None = None) -> Plan:
-    """The plan for these settings; `market` where GPUs are to be rented.
+    """The plan for these settings; `market` if GPUs are to be rented.
 
     Raises UsageError, CapacityError, and NoPricesError if there are no prices at hand.
     """

@@ -198,7 +198,7 @@ def variable_of(key: str) -> str:
 
 @dataclass(frozen=True)
 class Value:
-    """A value and where it came from, in words: "--max", "LAUNCH_MAX", "launch.toml", "default"."""
+    """A value and its source, in words: "--max", "LAUNCH_MAX", "launch.toml", "default"."""
 
     value: Any
     source: str

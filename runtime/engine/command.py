@@ -26,7 +26,7 @@ BASE_NAME = "base"
 # Probes of a publication go before rollouts (0), and find a place beside a full batch.
 SCORING_PRIORITY = -1
 _SEQUENCES_FOR_PROBES = 4
-# How long the engine leaves an idle connection open; vLLM's own 5 s are about what a training step takes.
+# How long the engine leaves an idle connection open; vLLM's own 5 s are about as long as a training step.
 KEEP_ALIVE_SECONDS = 600
 WORKER_MODULE = "runtime.engine.worker"
 WORKER_EXTENSION = f"{WORKER_MODULE}.WorkerExtension"
@@ -87,7 +87,7 @@ def arguments(config: RuntimeConfig, index: int) -> list[str]:
         words += ["--enforce-eager", "--kv-cache-memory-bytes", str(_kv_cache_bytes(config))]
         words += ["--block-size", str(_CPU_BLOCK_TOKENS)]
         words += ["--ir-op-priority", json.dumps({norm: [NORMS_PROVIDER] for norm in _NORMS})]
-        # Of the memory node, and checked at start even where the cache's size is given.
+        # Of the memory node, and checked at start even if the cache's size is given.
         words += ["--gpu-memory-utilization", str(engine.memory_fraction or 0.1)]
     else:
         words += ["--gpu-memory-utilization", str(engine.memory_fraction or 0.9)]
@@ -201,7 +201,7 @@ def _text(model: str, name: str) -> str:
 
 
 def _model_file(model: str, name: str) -> Path:
-    """A file of the model, from its folder or the hub. Raises FileNotFoundError where the hub has none."""
+    """A file of the model, from its folder or the hub. Raises FileNotFoundError if the hub has none."""
     folder = Path(model)
     if folder.is_dir():
         return folder / name

@@ -31,7 +31,7 @@ def install() -> None:
 
 
 def see_from(parser: Any, begins: int) -> Any:
-    """The parser, with the ids before `begins` left out where it asks for the end of a thought."""
+    """The parser, with the ids before `begins` left out when it looks for the end of a thought."""
     of_all = parser.is_reasoning_end
     parser.is_reasoning_end = lambda input_ids: of_all(input_ids[begins:])
     return parser

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 
 class Parsers(NamedTuple):
-    """vLLM's names of them; None where it has none for this model."""
+    """vLLM's names of them; None if it has none for this model."""
 
     tool_calls: str | None
     reasoning: str | None

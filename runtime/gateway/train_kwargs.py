@@ -30,7 +30,7 @@ def train_kwargs_routes(config: RuntimeConfig, context_tokens: Callable[[], int 
 
 
 def _layers(model_path: str) -> tuple[str, ...] | None:
-    """The names of the model's layers that LoRA is on by default; None where its config.json is not here."""
+    """The names of the model's layers that LoRA is on by default; None if its config.json is not here."""
     from huggingface_hub import try_to_load_from_cache
 
     found = Path(model_path) / "config.json"

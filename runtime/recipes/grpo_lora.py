@@ -312,7 +312,7 @@ class GRPOLoRARecipe(FTRecipeInterface):
         self.crashes.on_sigterm()
 
     def _record_failure(self, step: int, error: Exception) -> None:
-        """Say so where the gateway looks, and never take this step again. Any process may know why."""
+        """Report it where the gateway looks, and never take this step again. Any process may know why."""
         _log.error("step %d failed", step, exc_info=error)
         if not isinstance(error, _RefusedByOtherRankError):
             write_json(

@@ -130,7 +130,7 @@ def positions(config: Mapping[str, Any]) -> int | None:
 
 
 def checked_context(config: Mapping[str, Any], asked: int | None) -> int | None:
-    """The model's own context in tokens. Raises PolicyError where a longer one is asked for."""
+    """The model's own context in tokens. Raises PolicyError if a longer one is asked for."""
     longest = positions(config)
     if asked is not None and longest is not None and asked > longest:
         raise PolicyError(

@@ -107,7 +107,7 @@ class Batch:
 
     @functools.cached_property
     def sampled_by(self) -> NDArray[np.int64]:
-        """The policy version that sampled each token [N]; -1 where none did."""
+        """The policy version that sampled each token [N]; -1 if none did."""
         listed = self.meta.get("samples") or [{}] * self.sequences
         by_answer = [
             turn.get("version", int(self.version[row]))

@@ -5,7 +5,7 @@ nothing of models, torch or serving.
 
     checkpoints/step-000007/
         adapter/adapter_model.safetensors  adapter/adapter_config.json     PEFT form
-        optimizer.safetensors  rng.safetensors  probe.safetensors         for resume, verification
+        optimizer.safetensors  rng.safetensors  probe.safetensors          for resume, verification
         state.json                                                         step, key, counters, client_state
         manifest.json                                                      sha256 and size of every file above
     checkpoints/pinned.json                                                the pins, the next to go first

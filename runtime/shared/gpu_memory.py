@@ -53,6 +53,6 @@ def memory_bytes(gpu: str) -> int | None:
 
 
 def named_bytes(gpu: str) -> int:
-    """The "80GB" of a type's name; 0 where it has none."""
+    """The "80GB" of a type's name; 0 if it has none."""
     named = _NAMED.search(gpu)
     return int(named.group(1)) * 10**9 if named and not gpu.upper().startswith("G") else 0

@@ -25,8 +25,8 @@ _POINTERS_TO_CAUSE = ("See root cause above", "for the root cause")
 def final_error(log: Path) -> list[str]:
     """The lines up to the error that a process ended with; else its last ones. At most `LINES`.
 
-    Of a process of vLLM's that is its first, in the log's last life: others come of it. Of a traceback it is
-    the last.
+    Of a process of vLLM's that is its first, in the log's last life: others follow from it. Of a traceback it
+    is the last.
     """
     lines = tail(log, _END_BYTES)
     errors = [(place, who) for place, line in enumerate(lines, 1) if (who := _cause(line)) is not None]

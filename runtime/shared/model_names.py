@@ -19,7 +19,7 @@ _TAG = re.compile(r":[\w.-]+$")
 
 @dataclass(frozen=True)
 class ModelNames:
-    """`own` is the model's hub name, or of a local folder its last part; `path` is where the run has it."""
+    """`own` is the model's hub name, or of a local folder its last part; `path` is its place in the run."""
 
     own: str
     path: str

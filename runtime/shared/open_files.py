@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import resource
 
-# A request under way holds two in the relay, one in ssh and two in the gateway.
+# A request in progress holds two in the relay, one in ssh and two in the gateway.
 WANTED = 16384
 # The most a Mac allows, whatever hard limit it reports.
 _MACOS_MAX = 10240

@@ -35,7 +35,7 @@ class WandbLog:
     """The run on Weights & Biases; offline runs lie in `logs` until `wandb sync`.
 
     The run's id is ours, so a resumed run goes on in the same one. A service that cannot be reached at the
-    start costs the live page, not the training: the run is then kept offline, and the log says so. It ends
+    start costs the live page, not the training: the run is then kept offline, and the log reports it. It ends
     with the trainer, or as soon as the file CLOSE is there. `name`: the run's name for people. `output`: the
     run's folder. `committed`: its newest step. `completions`: the number shown for each step. `is_first`:
     whether this is the first of the trainer's processes; the others log nothing, and do not handle OPEN and

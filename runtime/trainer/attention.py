@@ -205,7 +205,7 @@ class BlockSparseMask:
 
 @functools.cache
 def _kernel(device: str) -> Any:
-    """FlexAttention, compiled where it has kernels."""
+    """FlexAttention, compiled if it has kernels."""
     return compiled() if device == "cuda" else flex_attention
 
 

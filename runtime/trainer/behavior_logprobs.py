@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from runtime.trainer.policy import Policy
     from runtime.trainer.settings import UpdateSettings
 
-# A token that was nearly certain (above 0.9) is nearly certain to anybody, and shows nothing.
+# A token that was nearly certain (above 0.9) is nearly certain to any policy, and proves nothing.
 _INFORMATIVE_BELOW = -0.1
 _MIN_INFORMATIVE_TOKENS = 16
 

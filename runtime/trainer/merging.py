@@ -47,7 +47,7 @@ class MergeReport:
 
     @property
     def rounding_loss(self) -> float:
-        """The rounding error over the adapter's whole change, both as norms; 0 where nothing is rounded."""
+        """The rounding error over the adapter's whole change, both as norms; 0 if nothing is rounded."""
         return math.sqrt(self._lost / self._wanted) if self._wanted else 0.0
 
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PolicyHistory:
-    """The version the policy is now, and the adapters of others; None where one is not kept any more."""
+    """The version the policy is now, and the adapters of others; None if one is not kept any more."""
 
     version: int
     adapter_of: Callable[[int], Path | None]

@@ -56,7 +56,7 @@ class Pack:
     sequence_T: Tensor
 
     def mask_BLL(self) -> Tensor:
-        """True where place i sees place j: same tree, the trunk or its own branch, and j not after i."""
+        """True if place i sees place j: same tree, the trunk or its own branch, and j not after i."""
         same_tree = self.tree_BL[:, :, None] == self.tree_BL[:, None, :]
         branch_i, branch_j = self.branch_BL[:, :, None], self.branch_BL[:, None, :]
         visible = same_tree & ((branch_j == 0) | (branch_i == branch_j))

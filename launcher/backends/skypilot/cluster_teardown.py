@@ -196,7 +196,7 @@ class ClusterTeardown:
         self._standby_home = None
 
     def listed(self, cluster_status: ClusterStatus | None) -> list[str]:
-        """The cluster's machines by the provider's list. Raises LaunchError where it cannot be asked."""
+        """The cluster's machines by the provider's list. Raises LaunchError if it cannot be asked."""
         if cluster_status is None or not self._home.folder.exists():
             raise LaunchError("there is no cluster to ask for", "it is not rented yet, or already down", None)
         ((_, found),) = self._ask([cluster_status["provider"]]).complete()

@@ -29,7 +29,7 @@ LABEL = "slipway-home"
 # For listing, where the provider knows patterns; then for judging.
 _PATTERN = "slip-????????-????????"
 _OURS = re.compile(r"(slip-([0-9a-f]{8}))-\2")
-# Nobody waits long for a cloud that cannot be reached: importing SkyPilot takes 2 to 4 s, a list some more.
+# A cloud that cannot be reached is not waited for long: importing SkyPilot takes 2 to 4 s, a list some more.
 LIST_SECONDS = 60.0
 _END_SECONDS = 120.0
 _USER_ID = "00000000"

@@ -140,7 +140,7 @@ class Provisioning:
             raise error
 
     def _refuse_denied(self, step: _Step) -> None:
-        """Raises _DeniedError where the account may not have it there: SkyPilot trips over that, and the next
+        """Raises _DeniedError if the account may not have it there: SkyPilot trips over that, and the next
         place may do."""
         word = None
         if step.instance_type is not None:

@@ -25,7 +25,7 @@ _TEMPLATE = "aws-ray.yml.j2"
 
 def regions(near: Iterable[str] = ()) -> set[str] | None:
     """The regions this account has: in another one neither it nor its list answers. Asked in one that is
-    `near`, else in any: an account may be denied the one that usually answers. None where all refuse."""
+    `near`, else in any: an account may be denied the one that usually answers. None if all refuse."""
     from sky.adaptors import aws
 
     for region in _all_regions(near):

@@ -60,7 +60,7 @@ def launch(
         infra = _within(max_price_per_hour, infra, gpus)
     task = sky.Task.from_yaml(task_file)
     wanted: Json = {"accelerators": gpus, "disk_size": disk_gb, "max_hourly_cost": max_price_per_hour}
-    wanted["labels"] = labels  # where a provider has none, they are left out
+    wanted["labels"] = labels  # if a provider has none, they are left out
     wanted["instance_type"] = instance_type
     choices = [sky.Resources(infra=one, **wanted) for one in infra]
     task.set_resources(set(choices))

@@ -151,7 +151,7 @@ class SkyHome:
         return self._choose_port()
 
     def _reuse_port(self) -> int:
-        """The port it had, unless somebody has it now."""
+        """The port it had, unless another process has it now."""
         with contextlib.suppress(FileNotFoundError, ValueError):
             port = int((self.folder / _PORT).read_text())
             if not _is_port_taken(port):
@@ -194,7 +194,7 @@ class SkyHome:
             why = self._start_server(bound_seconds, spared)
             if not why:
                 return
-            if not _is_port_taken(port):  # else somebody took it before us: another one
+            if not _is_port_taken(port):  # else another process took it first: try another one
                 break
         raise NoServerError(
             "SkyPilot's API server did not start", why, f"less {self.folder / 'api-server.log'}"

@@ -21,7 +21,7 @@ _SELF_HOSTED = ("kubernetes", "slurm", "ssh")
 def offers(gpu: str, count: int, infra: list[str]) -> Json:
     """The machines with `count` GPUs of a type in the catalogs at hand, the cheapest first.
 
-    Reads files: asks neither the API server nor a provider, and fetches nothing where `.meta` is not beside
+    Reads files: asks neither the API server nor a provider, and fetches nothing if `.meta` is not beside
     the catalogs. "types": every GPU type there and how many of it a machine has. "elsewhere": other
     clouds that have the type, by SkyPilot's own list. "without_prices": the clouds asked for
     that have no catalog here.
@@ -112,7 +112,7 @@ def _types(clouds: list[str]) -> dict[str, list[int]]:
 
 
 def _clouds_with(gpu: str) -> list[str]:
-    """The clouds that rent out a type, by SkyPilot's list of all types, where that is at hand."""
+    """The clouds that rent out a type, by SkyPilot's list of all types, if that is at hand."""
     from sky.catalog import common
 
     if not os.path.exists(common.get_catalog_path(_ALL_TYPES)):

@@ -154,7 +154,7 @@ class Link:
 
     def start(self) -> None:
         """Start to supervise, without waiting: the other end may not be up yet."""
-        open_files.raise_limit()  # before the first ssh, which has a descriptor for each request under way
+        open_files.raise_limit()  # before the first ssh, which has a descriptor for each request in progress
         self._heard_at = time.monotonic()
         self._supervisor = threading.Thread(target=self._supervise, name="link", daemon=True)
         self._supervisor.start()
@@ -222,7 +222,7 @@ class Link:
 
     def _start_ssh(self) -> subprocess.Popen[bytes]:
         parent = os.getpid()
-        # Whoever sweeps out /tmp must not cost the run its door.
+        # A cleaner of /tmp must not cost the run its socket.
         self._local.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         flags = (
             "-N", "-n", "-T",

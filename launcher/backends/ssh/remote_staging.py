@@ -80,7 +80,7 @@ def _pinned() -> set[str]:
 
 
 def _link_all(path: str) -> bool:
-    """Give a file, or all in a folder, a second name in `.home`; False where it went meanwhile."""
+    """Give a file, or all in a folder, a second name in `.home`; False if it went meanwhile."""
     target = os.path.join(OUT, path)
     try:
         if os.path.isdir(path) and not os.path.islink(path):

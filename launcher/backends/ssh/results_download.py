@@ -89,7 +89,7 @@ class ResultsDownload:
         if rest > _AT_ONCE_BYTES:
             self._copy(_WEIGHTS, weights, total, alive)
             self.weights_home()
-        if of_steps:  # also where nothing is missing: of one size is not the same
+        if of_steps:  # also if nothing is missing: an equal size does not prove equal content
             self._copy(_STEPS, weights + rest, total, alive)
         if self.logs:
             self._copy(_LOGS, logs, total, alive, "--inplace")

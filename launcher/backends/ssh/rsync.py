@@ -69,7 +69,7 @@ class TransferProgress:
 
 
 def ignore_progress(moved: TransferProgress) -> None:
-    """Nobody looks how far it is."""
+    """No progress is read."""
 
 
 @dataclass(frozen=True)

@@ -172,7 +172,7 @@ class ArborGRPO(GRPO):
         return ArborValidations(history, run_dir)
 
     def _best_checkpoint(self) -> str | None:
-        """That of the best validation, or of the last step where nothing was validated; None: of none."""
+        """That of the best validation, or of the last step if nothing was validated; None: of none."""
         if self._validations.scores:
             return self._validations.best_checkpoint
         version = self.summary.get("version")

@@ -18,7 +18,7 @@ class _JobCancelled(Exception):  # noqa: N818 - names the event
 
 
 class StoppableTraining(Training):
-    """Ends after the step under way once its `job` is cancelled: validated, the best served, no failure."""
+    """Ends after the step in progress once its `job` is cancelled: validated, the best served, no failure."""
 
     job: Job | None = None
 

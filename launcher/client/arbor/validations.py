@@ -38,7 +38,7 @@ class ArborValidations:
 
     @property
     def best_checkpoint(self) -> str | None:
-        """The checkpoint of the best; None where that is the model before this training."""
+        """The checkpoint of the best; None if that is the model before this training."""
         best = self._best()
         return best["checkpoint"] if best is not None else None
 

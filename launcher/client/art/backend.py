@@ -77,7 +77,7 @@ class SlipwayBackend:
     async def register(self, model: Any) -> None:
         """Let the run know the model by its name. One that is only asked needs no run.
 
-        Raises Refused where the run trains another model, or another policy already, and TrainingFailed where
+        Raises Refused if the run trains another model, or another policy already, and TrainingFailed if
         the model's own configuration asks for another LoRA.
         """
         if _is_trainable(model):

@@ -18,7 +18,7 @@ from launcher.client.trajectories.members import get_field, histories_of, is_cho
 def look_up_samples(session: Session, trajectory_groups: Sequence[Any]) -> dict[int, str]:
     """The sample of each nameless choice that the run has served, by the choice's `id()`. Raises Refused.
 
-    Nothing is asked where every choice has its name.
+    No request is made if every choice has its name.
     """
     histories = [*_histories(trajectory_groups)]
     asked = [history for history in histories if any(map(_has_no_sample, history))]

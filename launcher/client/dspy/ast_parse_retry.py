@@ -27,7 +27,7 @@ _Result = TypeVar("_Result")
 def install() -> None:
     """Have this process's `ast.parse`, which `ast.literal_eval` calls, begin anew where that failed it.
 
-    Nothing is done from Python 3.12 on, or where it was done before.
+    Nothing is done from Python 3.12 on, or if it was done before.
     """
     if sys.version_info < _FIXED_IN and not hasattr(ast.parse, "__wrapped__"):
         ast.parse = with_retries(ast.parse)

@@ -37,7 +37,7 @@ _compiles: defaultdict[str, list[_CompileRecord]] = defaultdict(list)
 
 
 class NoteLog(Protocol):
-    """Says a line to people: an optimizer's journal, for one."""
+    """Logs a line for people: an optimizer's journal, for one."""
 
     def note(self, text: str) -> Any: ...
 
@@ -53,7 +53,7 @@ class CompileStart:
 
 
 def begin_compile(start: CompileStart, session: Session, journal: NoteLog) -> Place:
-    """The place to begin at, which is logged. Raises TrainingFailed where nothing can be resumed."""
+    """The place to begin at, which is logged. Raises TrainingFailed if nothing can be resumed."""
     fresh = _first_place(start, _compiles[session.endpoint.root])
     _compiles[session.endpoint.root].append(_CompileRecord(start.work.digest))
     status = session.settle()

@@ -69,7 +69,7 @@ def installed_version() -> str:
 
 
 def log_warnings() -> None:
-    """Say it, once a process: modules are loaded once."""
+    """Log the warnings, once a process: modules are loaded once."""
     for line in compatibility_warnings(installed_version()):
         sys.stderr.write(f"slipway: {line}\n")
     sys.stderr.flush()

@@ -190,7 +190,7 @@ class PolicyEngine:
 
     @property
     def untagged_requests(self) -> int:
-        """Requests so far that came from where no rollout is known, nor meant to be."""
+        """Requests so far outside any rollout that were not meant to be so."""
         return self._translator.untagged_requests
 
     def complete(self, request: lm15.Request) -> lm15.Response:

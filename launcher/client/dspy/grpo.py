@@ -175,9 +175,7 @@ class GRPO(Teleprompter):
         check_parameters(self)
         check_train_kwargs(self.train_kwargs)
         self._thresholds = Thresholds.of(alarms)
-        self._resolved = (
-            ResolvedTrainKwargs()
-        )  # the resolved train_kwargs of the compile in progress
+        self._resolved = ResolvedTrainKwargs()  # the resolved train_kwargs of the compile in progress
 
     def compile(  # pyright: ignore[reportIncompatibleMethodOverride] - positional too, as dspy.GRPO's is
         self,

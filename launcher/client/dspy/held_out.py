@@ -31,7 +31,7 @@ _REPORTED_FIGURES = ("standard_error", "parse_rate", "cut_off_rate")
 
 @dataclass(frozen=True)
 class ValidationResult:
-    """One validation, before it is compared. `train_score`: of the trainset, where that was asked for."""
+    """One validation, before it is compared. `train_score`: of the trainset, if requested."""
 
     evaluation: Evaluation
     train_score: float | None
@@ -40,7 +40,7 @@ class ValidationResult:
 
 @dataclass
 class HeldOutSet:
-    """`train` is scored as well where that was asked for; `evaluate` runs the program greedily."""
+    """`train` is scored as well if requested; `evaluate` runs the program greedily."""
 
     examples: Sequence[dspy.Example]
     train: Sequence[dspy.Example]
@@ -56,7 +56,7 @@ class HeldOutSet:
         return bool(self.examples) and place.validated(step) is None
 
     def score(self, model: str | None = None) -> ValidationResult:
-        """Of the newest version, or the one of this name. Raises TrainingFailed where nothing has a score."""
+        """Of the newest version, or the one of this name. Raises TrainingFailed if nothing has a score."""
         began = time.monotonic()
         evaluation = self._evaluate_or_raise(model)
         train_score = self.evaluate(self.train, model).score if self.train else None

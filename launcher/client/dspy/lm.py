@@ -113,7 +113,7 @@ class PolicyLM(dspy.LM):
         return copied
 
     def infer_provider(self) -> Any:
-        """The provider for DSPy's own weight optimizers: its run, where this DSPy has their classes."""
+        """The provider for DSPy's own weight optimizers: its run, if this DSPy has their classes."""
         if not dspy_compat.has_training_jobs():
             return super().infer_provider()
         from launcher.client.dspy.provider import SlipwayProvider

@@ -155,7 +155,7 @@ def is_by_lm(given: Any) -> bool:
 def value_for_policy(name: str, given: Any, session: Session) -> Any:
     """The value given; of values given by LM, the common one: all these LMs are one policy.
 
-    Raises ValueError where one of them is another model, or the values differ.
+    Raises ValueError if one of them is another model, or the values differ.
     """
     if not is_by_lm(given):
         return given

@@ -128,7 +128,7 @@ class Pool:
         return Taken(tickets, stale, self._outstanding(done + 1))
 
     def end(self) -> list[Ticket]:
-        """No run is under way from here on: the tickets that were begun, and are in no step."""
+        """No run is in progress from here on: the tickets that were begun, and are in no step."""
         with self.workers.changed:
             self.workers.stop()
             left = [*self._open.values(), *self._stale]
@@ -192,7 +192,7 @@ class Pool:
         self._fill()
 
     def _is_stale(self, ticket: Ticket, newest: int | None) -> bool:
-        # At 0 nothing is trained while a rollout is under way.
+        # At 0 nothing is trained while a rollout is in progress.
         if newest is None or not self._bounds.staleness:
             return False
         oldest = ticket.oldest()

@@ -18,7 +18,7 @@ from launcher.client.schema import CALL_HEADER, PREDICTOR_HEADER, PURPOSE_HEADER
 
 
 class RolloutEnded(BaseException):
-    """Raised where a program asks on in a run that is over. No Exception: programs swallow those."""
+    """Raised if a program sends requests in a run that is over. No Exception: programs swallow those."""
 
 
 @dataclass(frozen=True)

@@ -174,7 +174,7 @@ class SlipwayReinforceJob(ReinforceJob):
     def step(self, train_data: Sequence[Mapping[str, Any]], train_data_format: Any = None) -> None:
         """Train one step on all fresh groups; the LM asks the new version once it is served.
 
-        Raises StepFailed, EndpointLost, and TrainingFailed where nothing can be trained again and again.
+        Raises StepFailed, EndpointLost, and TrainingFailed if nothing can be trained again and again.
         """
         with self._failing_on_error():
             if train_data_format not in (None, TrainDataFormat.GRPO_CHAT):

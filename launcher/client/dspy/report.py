@@ -157,7 +157,7 @@ class StepLine:
 
 
 class Journal:
-    """Says each thing once: a line for people, an object for programs."""
+    """Reports each thing once: a line for people, an object for programs."""
 
     def __init__(self, folder: Path | None, steps: int, stream: TextIO | None = None) -> None:
         self._path = folder / "grpo.jsonl" if folder is not None and folder.is_dir() else None
@@ -203,7 +203,7 @@ class Journal:
         self._write("step", asdict(line))
 
     def backfill_step(self, line: StepLine) -> None:
-        """A step that was committed after its program had died; nothing where its line is there."""
+        """A step that was committed after its program had died; nothing if its line is there."""
         if self._path is not None and not any(map(partial(_is_of, line, self._compile), self._lines())):
             self.note(f"step {line.step}/{self._steps} was committed after its program had died: noted now")
             self._write("step", {**asdict(line), "late": True})
@@ -263,7 +263,7 @@ def _masked_text(metrics: Mapping[str, float]) -> str:
 
 
 def _staleness_text(lags: Mapping[str, int]) -> list[str]:
-    """How many answers an older version has sampled, where one has."""
+    """The number of answers that older versions sampled, if any."""
     older = sum(count for lag, count in lags.items() if lag != "0")
     oldest = max((int(lag) for lag in lags), default=0)
     return [f"{older} of {sum(lags.values())} up to {plural(oldest, 'step')} old"] if older else []

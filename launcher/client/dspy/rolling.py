@@ -194,7 +194,7 @@ class Rolling:
         self._pool = Pool(bounds, workers, self._ticket, done, outstanding)
 
     def end(self) -> None:
-        """No run is under way any more; those in no step are counted."""
+        """No run is in progress any more; those in no step are counted."""
         pool, self._pool = self._pool, None
         if pool is not None:
             self.report.rollouts_unused += sum(it.begun for it in pool.end())

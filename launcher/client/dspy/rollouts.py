@@ -106,7 +106,7 @@ class RolloutLimits:
     places: int | None = None
 
     def concurrency(self, runs: int, of_a_step: int = 0) -> int:
-        """How many of so many runs are under way at a time; a step's own may all be."""
+        """How many of so many runs are in progress at a time; a step's own may all be."""
         return self.threads or min(runs, self.places or DEFAULT_CONCURRENCY, max(of_a_step, MAX_CONCURRENCY))
 
 

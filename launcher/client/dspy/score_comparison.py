@@ -30,7 +30,7 @@ def is_comparable(scores: Scores) -> bool:
 
 
 def mean_gain(scores: Scores, baseline: Scores) -> float | None:
-    """The mean difference on the examples that both have scored; None where those are too few."""
+    """The mean difference on the examples that both have scored; None if those are too few."""
     pairs = [
         (here, there)
         for here, there in zip(scores, baseline, strict=True)

@@ -27,7 +27,7 @@ _MAX_REWARD = 3.4e38
 
 @dataclass(frozen=True)
 class MetricScore:
-    """`value` for the whole program; `predictors` where the metric judges some of them by themselves."""
+    """`value` for the whole program; `predictors` if the metric judges some of them one by one."""
 
     value: float
     predictors: Mapping[str, float] = field(default_factory=dict)
@@ -84,7 +84,7 @@ class Metric:
 
 
 def metric_arity(function: Callable[..., Any]) -> int:
-    """How many positional arguments to call with: three as DSPy does, fewer or more where it must be so."""
+    """The number of positional arguments: three as DSPy does, fewer or more if the metric requires it."""
     name = getattr(function, "__name__", None) or repr(function)
     if not callable(function):
         raise TypeError(f"metric {name} is not a function: it must take (example, prediction, trace=None)")

@@ -50,7 +50,7 @@ class ServedVersion:
         return self.version == self.committed
 
     def check_runs(self, finished: Sequence[FinishedRun], predictors: Predictors) -> None:
-        """Raise Rewound where an older version answers than was served before."""
+        """Raise Rewound if an older version answers than was served before."""
         own = predictors.names - predictors.frozen
         versions = {version for it in finished for version in it.run.rollout.versions_of(own)}
         if versions and min(versions) < self._seen:
@@ -58,7 +58,7 @@ class ServedVersion:
         self._seen = max(self._seen, *versions, 0)
 
     def check_still_served(self) -> None:
-        """Raise Rewound where the version of before is not served any more."""
+        """Raise Rewound if the version of before is not served any more."""
         if self._seen:
             self._raise_if_rewound(self._seen)
 

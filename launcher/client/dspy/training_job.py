@@ -38,7 +38,7 @@ _last: threading.Event | None = None
 
 
 class SlipwayTrainingJob(TrainingJob):
-    """`result()` is the trained LM, or raises; `cancel()` ends it after the step under way."""
+    """`result()` is the trained LM, or raises; `cancel()` ends it after the step in progress."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

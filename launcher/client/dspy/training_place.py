@@ -58,7 +58,7 @@ class OptimizerWork:
         return hashlib.sha256(json.dumps(self.to_dict()).encode()).hexdigest()[:16]
 
     def differences(self, other: dict[str, Any]) -> list[str]:
-        """In words, where the work of a state is another: `examples 12 -> 240`."""
+        """The difference between two works, in words: `examples 12 -> 240`."""
         mine = self.to_dict()
         return [
             f"{name} {other.get(name)!r} -> {mine[name]!r}" for name in mine if other.get(name) != mine[name]
@@ -77,7 +77,7 @@ class Validated:
 
 @dataclass(frozen=True)
 class PendingValidation:
-    """A validation under way: of the policy after so many steps, by its version and its weights' hash."""
+    """A validation in progress: of the policy after so many steps, by its version and its weights' hash."""
 
     step: int
     version: int
@@ -142,7 +142,7 @@ class Place:
         return ahead is not None and ahead > 0
 
     def gain(self, scores: Scores) -> float | None:
-        """How far these scores are above the best's; None where too few examples have both."""
+        """How far these scores are above the best's; None if too few examples have both."""
         return mean_gain(scores, self.best_scores) if self.best_scores is not None else None
 
     # ------------------------------------------------------------- on a step, and back

@@ -93,7 +93,7 @@ class Vain:
 
 
 def unparsed(cut_off_rate: float) -> str:
-    """Advice where no answer parses. `cut_off_rate`: the share of runs cut off at their length limit."""
+    """Advice if no answer parses. `cut_off_rate`: the share of runs cut off at their length limit."""
     cut_off = f" ({cut_off_rate:.0%} of the runs were cut off)" if cut_off_rate else ""
     return (
         "try another adapter (GRPO(adapter=dspy.JSONAdapter()), evaluate(adapter=…)), "
@@ -102,7 +102,7 @@ def unparsed(cut_off_rate: float) -> str:
 
 
 def _outside(report: Report) -> str | None:
-    """For runs that other models failed; None where none did."""
+    """For runs that other models failed; None if none did."""
     if not report.outside:
         return None
     named = ", ".join(f"{name} {plural(count, 'time')}" for name, count in report.outside.most_common())

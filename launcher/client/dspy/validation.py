@@ -63,7 +63,7 @@ class Evaluation:
 
     @property
     def scores(self) -> list[float | None]:
-        """The score of each example, in their order; None where it has none."""
+        """The score of each example, in their order; None if it has none."""
         return [
             _score(it, self.failure_score) if it.outcome in _SCORED_OUTCOMES else None for it in self.finished
         ]

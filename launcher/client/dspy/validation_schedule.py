@@ -44,7 +44,7 @@ class ValidationSchedule:
         return step in (0, self.steps) or step % self.every == 0
 
     def run_if_due(self, place: Place) -> None:
-        """Validate where it is due after the steps that are done."""
+        """Validate if it is due after the steps that are done."""
         step = place.step
         if not self.is_due(step):
             return
@@ -63,7 +63,7 @@ class ValidationSchedule:
             self._record(place, place.step, self.held_out.score())
 
     def restart(self, place: Place) -> None:
-        """The one that was under way at this place, if any."""
+        """The one that was in progress at this place, if any."""
         left = place.validating
         if left is None:
             return
@@ -77,7 +77,7 @@ class ValidationSchedule:
             self.wait(place)
 
     def collect(self, place: Place) -> None:
-        """Before a step is sent: note the one under way where it is over, wait where it would fall behind."""
+        """Before a step is sent: note the one in progress if it is over, wait if it would fall behind."""
         if self._under_way is None or place.validating is None:
             return
         if self._under_way.is_over or place.step - place.validating.step >= self.staleness:
@@ -102,7 +102,7 @@ class ValidationSchedule:
         self._record(place, left.step, found)
 
     def end(self) -> None:
-        """No run of one is under way any more, once its workers were stopped."""
+        """No run of one is in progress any more, once its workers were stopped."""
         under_way, self._under_way = self._under_way, None
         if under_way is not None:
             under_way.join()

@@ -43,7 +43,7 @@ def parse_version(model: str) -> str | None:
 def pin_version(session: Session, version: int, weights: str | None = None) -> str:
     """Have a version kept (see `Session.pin`); the name that means it alone.
 
-    `weights`: their hash, where it is known. Raises Refused where these weights are not kept any more.
+    `weights`: their hash, where it is known. Raises Refused if these weights are not kept any more.
     """
     plain = f"{session.model}@v{version}"
     if not version:

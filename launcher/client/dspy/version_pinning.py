@@ -1,10 +1,10 @@
 """Pins copies of a program that were made before a training to the version they used (C55).
 
-DSPy keeps copies of what it compares: BetterTogether's candidates, an optimizer's best so far, a user's
-`before = program.deepcopy()`. A copy that was scored with one version would answer with another once the
-policy is trained. So a training begins with giving such copies the name of the present version. An LM that
-the user made keeps meaning the newest. Neighbours: `lm.py` reports each copy of an LM, `grpo.py` and the jobs
-of `provider.py` call it.
+DSPy keeps copies of the programs it compares: BetterTogether's candidates, an optimizer's best so far, a
+user's `before = program.deepcopy()`. A copy that was scored with one version would answer with another once
+the policy is trained. So a training begins with giving such copies the name of the present version. An LM
+that the user made keeps meaning the newest. Neighbours: `lm.py` reports each copy of an LM, `grpo.py` and the
+jobs of `provider.py` call it.
 """
 
 from __future__ import annotations

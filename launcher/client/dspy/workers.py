@@ -104,7 +104,8 @@ class Workers(Generic[Result]):
         return [cast("Result | NoResult", job.result) for job in jobs]
 
     def abandon(self, jobs: Collection[WorkerTask[Result]]) -> None:
-        """Nobody waits for these any more: they get no result, and those under way give up their place."""
+        """These are not waited for any more: they get no result, and those in progress give up
+        their place."""
         with self.changed:
             dropped = set(jobs)
             self._waiting = [it for it in self._waiting if it[2] not in dropped]

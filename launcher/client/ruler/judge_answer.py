@@ -30,7 +30,7 @@ class JudgeScore:
 
 
 def parse_scores(text: str, ids: Sequence[str]) -> dict[str, JudgeScore]:
-    """The score of each id. Raises AnswerUnusable where one is missing, doubled, unknown or no such number.
+    """The score of each id. Raises AnswerUnusable if one is missing, doubled, unknown or no such number.
 
     Around the JSON there may be prose, and in that a draft: the last that is whole counts.
     """

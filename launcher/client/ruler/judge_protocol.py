@@ -114,13 +114,13 @@ def _host_and_port(url: str | None) -> tuple[str | None, int | None]:
 def headers_for(base_url: str | None) -> dict[str, str]:
     """The headers a judge's request has: on a run's endpoint it is never training material (X17).
 
-    Nobody else gets our headers.
+    No other server gets our headers.
     """
     return {PURPOSE_HEADER: "eval"} if is_own_run(base_url) else {}
 
 
 def cache_identity(place: str, model: str, extra_params: Mapping[str, Any]) -> str:
-    """A judge whose answers may be kept: where it is, its name, how it samples; no key."""
+    """A judge whose answers may be kept: its address, name and sampling; no key."""
     settings = {name: value for name, value in extra_params.items() if name != "api_key"}
     return json.dumps([place, model, settings], sort_keys=True, default=repr)
 

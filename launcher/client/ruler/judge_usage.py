@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Usage:
-    """`cost` in dollars; None where any of it has no known price."""
+    """`cost` in dollars; None if any of it has no known price."""
 
     requests: int = 0
     prompt_tokens: int = 0

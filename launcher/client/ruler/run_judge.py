@@ -20,7 +20,7 @@ from launcher.client.wire import AsyncWire
 
 @dataclass
 class RunJudge:
-    """Raises EndpointLost as well, where the run is gone."""
+    """Raises EndpointLost as well, if the run is gone."""
 
     connection: Connection
     model: str = "base"

@@ -1,7 +1,7 @@
 """A group as RULER gives it back: a copy of the same type with scores as rewards, or one that is left out.
 
 Ours, openpipe-art's of any release, or the JSON of either. Neighbours: `score_group.py` has the scores;
-`launcher/client/trajectories/members.py` counts what is in the group. Knows nothing of judges.
+`launcher/client/trajectories/members.py` counts the group's content. Knows nothing of judges.
 """
 
 from __future__ import annotations

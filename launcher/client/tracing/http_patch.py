@@ -45,7 +45,7 @@ class HttpRequest(Protocol):
 
 
 class _Patch:
-    """A method of ours in the place of theirs. Whoever has wrapped it since keeps one that does nothing."""
+    """A method of ours in the place of theirs. Code that has wrapped it since keeps one that does nothing."""
 
     def __init__(self, method: SendMethod, on_request: OnRequest) -> None:
         self._method = method
@@ -86,7 +86,7 @@ class HttpPatch:
         self._patches: list[_Patch] = []
 
     def acquire(self) -> None:
-        """Raises ClientError where a library is none that is known here; then nothing was touched."""
+        """Raises ClientError if a library is none that is known here; then nothing was touched."""
         with self._lock:
             if not self._users:
                 self._patches = [_Patch(method, self._on_request) for method in send_methods()]

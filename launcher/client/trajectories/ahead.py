@@ -116,7 +116,7 @@ class _Bounds:
     dynamic_sampling: bool | int
 
     def places(self, done: int) -> int:
-        """How many groups may be under way for the steps to come, where so many are done."""
+        """The number of groups that may be in progress after `done` steps."""
         most = done + 1 + self.staleness
         return (most if self.steps is None else min(most, self.steps)) * self.per_step - done * self.per_step
 
@@ -236,7 +236,7 @@ class _Ahead:
     # ------------------------------------------------------------- taking out
 
     async def _read_version(self) -> None:
-        """Which version is served now. Raises Rewound where it is an older one than there was."""
+        """Which version is served now. Raises Rewound if it is an older one than there was."""
         self._newest = await asyncio.to_thread(lambda: self._run.version)
         if self._newest < self._seen:
             raise _machine_lost(f"version {self._newest} is served, and version {self._seen} was before")
@@ -250,7 +250,7 @@ class _Ahead:
         self._unused["stale"] += len(stale)
 
     def _is_stale(self, begun: BegunGroup) -> bool:
-        # At 0 nothing is trained while a rollout is under way.
+        # At 0 nothing is trained while a rollout is in progress.
         if not self._bounds.staleness or self._newest is None:
             return False
         oldest = begun.oldest()

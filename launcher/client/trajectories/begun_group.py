@@ -71,7 +71,7 @@ class BegunGroup:
         return Counter(it for it in versions if it is not None and it >= (self.since or 0))
 
     def oldest(self) -> int | None:
-        """No answer in it is older than this version, as far as is known: under way, it may be as old."""
+        """No answer in it is older than this version, as far as is known: in progress, it may be as old."""
         answered = self.versions() if self.has_ended else ()
         return min(answered, default=self.since)
 

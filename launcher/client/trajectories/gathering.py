@@ -58,7 +58,7 @@ async def gather_trajectories(
 
 
 def expected_size(pending: Awaitable[TrajectoryGroup] | TrajectoryGroup) -> int:
-    """How many trajectories are to come of it, as far as is known."""
+    """The number of trajectories that it will return, if known."""
     return len(pending) if isinstance(pending, PendingGroup | TrajectoryGroup) else 1
 
 

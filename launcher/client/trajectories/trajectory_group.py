@@ -144,7 +144,7 @@ async def gather_or_cancel(awaited: Iterable[Awaitable[_Result]]) -> list[_Resul
     tasks = [asyncio.ensure_future(one) for one in awaited]
     try:
         return await asyncio.gather(*tasks)
-    except BaseException:  # a cancellation too leaves none of them under way
+    except BaseException:  # a cancellation too leaves none of them in progress
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

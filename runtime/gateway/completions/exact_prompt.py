@@ -1,4 +1,4 @@
-"""The prompt of a later turn: the earlier turn's ids as they were, then what the chat template adds.
+"""The prompt of a later turn: the earlier turn's ids as they were, then the chat template's additions.
 
 The added ids come from the template's own rendering of the conversation with a placeholder instead of the
 real answer: they are the ids after the token that ends the placeholder. The end of an answer is read once per
@@ -70,7 +70,7 @@ class ExactPrompts:
     async def continue_from(self, client: EngineClient, body: Body, earlier: EarlierTurn) -> tuple[Ids, Ids]:
         """The prompt that goes on from `earlier`, and the one that the template alone makes of `body`.
 
-        They are the same where the template shows the earlier turn as it was. Raises EngineError, and
+        They are the same if the template shows the earlier turn as it was. Raises EngineError, and
         NotExactError.
         """
         so_far = earlier.prompt + earlier.completion

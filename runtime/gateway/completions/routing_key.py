@@ -20,7 +20,7 @@ _DIGEST_BYTES = 16
 
 
 def routing_key_of(asked: ParsedRequest) -> RoutingKey:
-    """Digests are made only where they are asked for: a long conversation takes a while to read."""
+    """Digests are made only when needed: a long conversation takes a while to read."""
     return RoutingKey(asked.tags.rollout, lambda: _questions(asked))
 
 

@@ -38,7 +38,7 @@ _JSON = {"content-type": "application/json"}
 
 
 class EngineError(Exception):
-    """The engine refused or failed. `status` is the HTTP status, 0 where there was no answer."""
+    """The engine refused or failed. `status` is the HTTP status, 0 if there was no answer."""
 
     def __init__(self, engine: str, status: int, message: str) -> None:
         super().__init__(f"{engine}: {message}")
@@ -132,7 +132,7 @@ class EngineClient:
         return prefix_cache.read((await self._ask("GET", "/metrics", seconds=_HEALTH_SECONDS)).decode())
 
     async def load_adapter(self, name: str, path: Path) -> None:
-        """Load the PEFT folder `path` under `name`. Raises EngineError, also where the name is loaded."""
+        """Load the PEFT folder `path` under `name`. Raises EngineError, also if the name is loaded."""
         body = {"lora_name": name, "lora_path": str(path.absolute())}
         await self._ask("POST", "/v1/load_lora_adapter", body)
 

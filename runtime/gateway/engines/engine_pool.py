@@ -85,7 +85,7 @@ class EnginePool:
                 await self._wait_for_engine()
 
     async def _wait_for_engine(self) -> None:
-        """Or until it is time to look again. Raises ApiError where none can be hoped for."""
+        """Or until it is time to look again. Raises ApiError if none can be hoped for."""
         self._raise_if_failed_for_good()
         self._changed.clear()
         with_time_out = asyncio.wait_for(self._changed.wait(), POLL_SECONDS)

@@ -110,7 +110,7 @@ def _report(found: Measured) -> ParityReport:
 
 
 def _disagreement(proof: ParityReport, dtype: str) -> str | None:
-    """How the two differ by more than they may, in words; None where they agree. Nan agrees with nothing."""
+    """How the two differ by more than they may, in words; None if they agree. Nan agrees with nothing."""
     both = (proof.adapter, proof.base)
     if dtype == "float32" and not all(one.largest <= MAX_ERROR_FP32 for one in both):
         return (
@@ -144,7 +144,7 @@ def _logprob_error(errors: list[Floats], spread: float) -> LogprobError:
 
 
 def _worst(numbers: Iterable[float]) -> float:
-    """Of all engines; nan where any is."""
+    """Of all engines; nan if any is."""
     return float(np.max([*numbers]))
 
 

@@ -46,7 +46,7 @@ class RoutingKey:
 
 
 def max_in_flight(least: int) -> int:
-    """How much an engine may have in flight and be preferred, where the least busy one has `least`."""
+    """How much a preferred engine may have in flight when the least busy one has `least`."""
     return least + MARGIN + least // MARGIN_SHARE
 
 

@@ -109,7 +109,7 @@ class JobRunner:
         await self._succeed(job)
 
     async def _step(self, job: Job, batch: list[SupervisedExample], total: int) -> StepStatus | None:
-        """One step to its end; None where nothing of the batch can be learned, or the job was cancelled."""
+        """One step to its end; None if nothing of the batch can be learned, or the job was cancelled."""
         request = StepRequest(
             key=f"{job.id}/{job.steps}", examples=batch, settings=self._settings(job, total)
         )

@@ -87,7 +87,7 @@ def _too_large() -> ApiError:
 
 
 def _with_body(content: bytes, receive: Any) -> Any:
-    """`receive`, with the whole body as its first message; what comes later is the connection's own."""
+    """`receive`, with the whole body as its first message; later messages are the connection's own."""
     first = [{"type": "http.request", "body": content, "more_body": False}]
 
     async def whole() -> dict[str, Any]:

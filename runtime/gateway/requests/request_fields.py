@@ -46,7 +46,7 @@ class BadField(ValueError):  # noqa: N818 - the name of the thing, not of an eve
 
 @dataclass(frozen=True)
 class FieldRule:
-    """The handling of one field. `neutral`: values without an effect, dropped where others are refused."""
+    """The handling of one field. `neutral`: values without an effect, dropped while others are refused."""
 
     action: Action
     reason: str = ""

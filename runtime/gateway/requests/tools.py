@@ -45,7 +45,7 @@ def without_tool_grammar(body: Body) -> tuple[Body, tuple[str, ...]]:
 
 
 def with_strict_tools(body: Body) -> Body:
-    """The body with every tool strict where a call is forced. Raises NotAnObjectError, naming the tool."""
+    """The body with every tool strict if a call is forced. Raises NotAnObjectError, naming the tool."""
     tools = body.get("tools")
     if body.get("tool_choice") in _UNFORCED or not isinstance(tools, list):
         return body
@@ -53,7 +53,7 @@ def with_strict_tools(body: Body) -> Body:
 
 
 def _function(tool: Any) -> Body:
-    """A tool's function; empty where it has none, which the engine refuses in its own words."""
+    """A tool's function; empty if it has none, which the engine refuses in its own words."""
     function = tool.get("function") if isinstance(tool, dict) else None
     return function if isinstance(function, dict) else {}
 

@@ -103,7 +103,7 @@ def _unwrapped(text: str) -> str:
 
 
 def _read(text: str) -> Any:
-    """A text as JSON, or as Python writes the same; None where it is neither."""
+    """A text as JSON, or as Python writes the same; None if it is neither."""
     if fenced := _FENCE.fullmatch(text):
         text = fenced[1]
     try:

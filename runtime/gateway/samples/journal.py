@@ -36,7 +36,7 @@ class Sample:
     content: str | None = None
     # The digest of the white space around its text, which is not in the name, if it has such a name.
     around: str = ""
-    # Nobody sampled it: a client gave the text, and the engine these ids and logprobs of it.
+    # It was not sampled: a client gave the text, and the engine these ids and logprobs of it.
     retokenised: bool = False
     # The name of the conversation that it ends (conversations.py), where it is an answer of a chat.
     turn: str | None = None
@@ -105,7 +105,7 @@ class DeliveryConfirmed:
 
 @dataclass(frozen=True, slots=True)
 class DeliveryUncertain:
-    """The connection broke after this request's answer: where the same call comes again, that one counts."""
+    """The connection broke after this request's answer: if the same call comes again, that one counts."""
 
     doubt: str
 

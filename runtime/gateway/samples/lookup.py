@@ -48,7 +48,7 @@ class Lookup(Body):
 
 
 class Found(Answer):
-    """The sample of each answer, by conversation; None where none has its words."""
+    """The sample of each answer, by conversation; None if none has its words."""
 
     samples: list[list[str | None]]
 

@@ -75,7 +75,7 @@ def may_have(messages: Sequence[Any]) -> bool:
 
 
 def names(messages: Messages, answer: str) -> Names | None:
-    """The names of an exchange; None where no adapter of DSPy's can have written its question."""
+    """The names of an exchange; None if no adapter of DSPy's can have written its question."""
     texts = [text for message in messages if (text := _text(message)) is not None]
     if len(texts) < max(2, len(messages)) or sum(map(len, texts)) + len(answer) > MAX_CHARACTERS:
         return None
@@ -150,7 +150,7 @@ def _key(*said: Any) -> str:
 
 
 def _text(message: Mapping[str, Any]) -> str | None:
-    """A message's text; None where it has more than text."""
+    """A message's text; None if it has more than text."""
     content = message.get("content")
     if isinstance(content, list):
         parts = [part.get("text") if isinstance(part, Mapping) else None for part in content]
@@ -206,7 +206,7 @@ def _turn(task: Signature, message: Mapping[str, Any], text: str) -> Any:
 
 
 def _outputs(task: Signature, answer: str) -> list[Any] | None:
-    """The values of an answer in the order of the task's outputs; None where it does not have them."""
+    """The values of an answer in the order of the task's outputs; None if it does not have them."""
     read = {"chat": _of_chat, "json": _of_json, "xml": _of_xml}[task.adapter]
     try:
         values = read(task, answer)

@@ -23,7 +23,7 @@ _STRUCTURE = (
 )
 _OBJECTIVE = "\nIn adhering to this structure, your objective is:"
 _FIELD = re.compile(r"(\d+)\. `(\w+)` \(")
-# More fields are no task of anybody's.
+# No task has more fields.
 _MAX_FIELDS = 100
 _JSON_PART = "Outputs will be a JSON object with the following fields.\n\n"
 # Of the BAML adapter, which asks for JSON by a form like the chat adapter's.
@@ -65,7 +65,7 @@ def may_be_signature(system: str) -> bool:
 
 @lru_cache(maxsize=64)
 def read(system: str) -> Signature | None:
-    """The signature in a system message; None where no adapter wrote it."""
+    """The signature in a system message; None if no adapter wrote it."""
     if not system.startswith(_INPUTS):
         return None
     inputs, _, rest = system.partition(_OUTPUTS)

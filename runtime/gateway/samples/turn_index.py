@@ -29,7 +29,7 @@ class TurnIndex:
         self._bare: OrderedDict[str, None] = OrderedDict()
 
     def note(self, conversation: Conversation, answers: Iterable[tuple[str | None, SampleRef]]) -> None:
-        """An exchange that has come: where it stands, and its answers by their names."""
+        """A recorded exchange: its place, and its answers by their names."""
         self._put(self._questions, conversation.question, None)
         self._put(self._bare, conversation.bare, None)
         for name, ref in answers:

@@ -26,7 +26,7 @@ class Node:
 
 
 def parse(text: str) -> list[Node]:
-    """The elements of a text, one after another. Raises ValueError where it is anything else."""
+    """The elements of a text, one after another. Raises ValueError if it is anything else."""
     root = Node("")
     # Open elements, each with its tag.
     stack = [("", root)]

@@ -42,7 +42,7 @@ class NotTokenisedError(Exception):
 
 @dataclass(frozen=True)
 class TokenisedExample:
-    """One sequence to learn from: its ids, and where the answers lie in it (start, end)."""
+    """One sequence to learn from: its ids, and the spans of the answers in it (start, end)."""
 
     example: int
     tokens: list[int]

@@ -23,7 +23,7 @@ Way = tuple[str, Callable[[], list[SampleRef]]]
 
 
 async def match(members: list[Member], store: SampleStore, taken: Taken) -> list[SampleRef | None]:
-    """The sample of each member; None where no sample has its name. `taken`: whether a step has a sample."""
+    """The sample of each member; None if no sample has its name. `taken`: whether a step has a sample."""
     named: list[Names | None] = [None] * len(members)
     if any(parsed_fields.may_have(member.messages or ()) for member in members):
         await store.name_by_fields()

@@ -75,7 +75,7 @@ async def _split(client: EngineClient, rest: list[int], text: str) -> tuple[list
 
 
 def _only_text(said: Message) -> str | None:
-    """The text that is all of a message; None where there is more to it, or no text."""
+    """The text that is all of a message; None if there is more to it, or no text."""
     if any(value for name, value in said.items() if name not in ("role", "content", "name")):
         return None
     content = said.get("content")

@@ -43,7 +43,7 @@ class StepRegistry:
         self._remember(step)
 
     def find(self, key: str, digest: str) -> Step | None:
-        """The step that has the key. Raises KeyReusedError, QueueFullError where a new one has no place."""
+        """The step that has the key. Raises KeyReusedError, QueueFullError if a new one has no place."""
         step = self._by_key.get(key)
         if step is not None and step.digest != digest:
             raise KeyReusedError(f"key {key!r} belongs to step {step.id}, which had a different body")

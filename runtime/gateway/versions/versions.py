@@ -110,7 +110,7 @@ class Versions:
     def checkpoint(self, name: str) -> str:
         """The checkpoint that has the weights of `policy@v12`; any other name is a checkpoint's own.
 
-        Raises ApiError(409) where the name may mean other weights.
+        Raises ApiError(409) if the name may mean other weights.
         """
         version, weights = self._parsed(self._plain(name))
         if not version:
@@ -167,7 +167,7 @@ class Versions:
         return True
 
     def make_room(self) -> int | None:
-        """The version to unload before another is loaded again; None where there is room.
+        """The version to unload before another is loaded again; None if there is room.
 
         Of those no request uses, the one named least recently. Raises ApiError(503) when all are in use.
         """

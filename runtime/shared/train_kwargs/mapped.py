@@ -69,7 +69,7 @@ def _as_is(setting: str) -> Handler:
 
 
 def bounded(setting: str, value: Any) -> Any:
-    """The value, where the setting takes it. Raises UnsupportedValueError."""
+    """The value, if the setting takes it. Raises UnsupportedValueError."""
     try:
         return getattr(StepSettings.model_validate({setting: value}, strict=True), setting)
     except ValidationError as error:

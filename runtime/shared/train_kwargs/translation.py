@@ -95,7 +95,7 @@ def format_keyword(name: str, value: Any) -> str:
 
 
 def launch_option(config: RuntimeConfig, key: str, value: Any) -> str:
-    """The option of `launch` with which the run would have this value; empty where no run can."""
+    """The option of `launch` with which the run would have this value; empty if no run can."""
     values = config.model_dump()
     place = values
     *rooms, last = key.split(".")
