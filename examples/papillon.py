@@ -188,7 +188,7 @@ def main() -> None:
     print(f"held-out: {scores} over {len(test)} queries: {rise:+.3f} ± {error:.3f}")
     if rise <= 2 * error:
         print("that is no rise that could be told from chance")
-    print(f"groups {report.groups}, of which without variance {report.groups_without_variance}")
+    print(f"groups {report.groups}, without variance {report.groups_without_variance}")
     print(f"answers {report.samples}: trained {report.trained}, dropped {dict(report.dropped)}")
     if written:
         summary = {

@@ -26,7 +26,7 @@ _SLOWEST_BYTES_PER_SECOND = 8e6
 MAX_RESTARTS = 1
 # The keeper's words for why it ended the runtime.
 _REASONS = {
-    "lease": "nobody renewed its lease",
+    "lease": "its lease was not renewed",
     "deadline": "its deadline was reached",
     "signal": "it was told to end",
     "supervisor exited": "its supervisor ended",

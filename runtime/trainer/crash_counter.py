@@ -32,8 +32,8 @@ class CrashCounter:
         before = self._ranks.broadcast(self._count(step) if self._ranks.is_first else 0)
         if before >= MAX_CRASHES:
             raise TooManyCrashesError(
-                f"the trainer was ended {before} times while it computed this step, without a word: most "
-                f"likely for memory, of which a smaller train.pack_tokens needs less"
+                f"the trainer was ended {before} times while it computed this step, without a message: most "
+                f"likely it needs more memory than there is; a smaller train.pack_tokens needs less"
             )
         self._write({"step": step, "tries": before + 1})
 

@@ -132,9 +132,7 @@ def _groups(groups: Any) -> tuple[list[Group], Counter[str]]:
                 "train() needs groups that are there: `await gather_trajectory_groups(groups)` first"
             )
         if get_field(one, "messages_and_choices") is not None or isinstance(one, BaseException):
-            raise TypeError(
-                "train() needs groups: TrajectoryGroup([trajectory, …]), of which rewards are compared"
-            )
+            raise TypeError("train() compares rewards within a group: pass TrajectoryGroup([trajectory, …])")
         group, dropped = group_of(one, f"group-{place}")
         left_out += dropped
         made += [group] if group is not None else []
