@@ -1,4 +1,4 @@
-"""Arbor's quickstart in the spelling of its README, run as it stands: the model learns to use many letters.
+"""Arbor's quickstart in the spelling of its README, run unchanged: the model learns to use many letters.
 
     launch --arbor --gpus H100 --model Qwen/Qwen2.5-1.5B-Instruct --set train.lora.rank=8 \\
         --set train.lora.alpha=16 -- python arbor_quickstart.py
@@ -9,7 +9,7 @@ phrases and the tiny model that comes along.
 
 Cost and duration: offline $0.00 and 18 seconds for 2 steps on 2 busy cores; rented about $3 and an hour for
 100 steps on one H100 (estimated). Figure to beat: none is published for this task; the score before training
-is what it is compared with.
+is its comparison.
 """
 
 import argparse

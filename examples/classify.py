@@ -1,12 +1,12 @@
-"""Classification, as Banking77 asks for it: imitate right answers first, then go on with a reward.
+"""Classification, as in Banking77: imitate right answers first, then go on with a reward.
 
     launch --gpus H100 --model Qwen/Qwen2.5-1.5B-Instruct -- python classify.py
     launch -- python classify.py --offline
 
 BootstrapFinetune trains the policy on answers of a teacher that were right, GRPO on its own. Rented it sorts
 questions to a bank into 77 intents (PolyAI/banking77, with `pip install "datasets>=3"`) and the policy
-teaches itself; on this computer it names, in French, the colour of what a phrase speaks of, and a teacher who
-knows the answers shows it how.
+teaches itself; on this computer it names, in French, the colour of a phrase's noun, and a teacher with the
+answers shows it how.
 
 Cost and duration: offline $0.00 and two to three minutes for 72 steps of imitation and 20 of reward on 2
 busy cores: none of 96 held-out phrases is named right before, 0.19 to 0.79 of them after the imitation, 0.61
@@ -44,7 +44,7 @@ OWNERS = ("the", "a", "my", "this")
 
 
 def right(example, prediction, trace=None):
-    """1 for the right label alone; where it stands among other words, its share of them."""
+    """1 for the right label alone; if it stands among other words, its share of them."""
     said = prediction.label.strip().lower()
     return float(said == example.label) or said.split().count(example.label) / max(2, len(said.split()))
 
@@ -84,7 +84,7 @@ def main() -> None:
         train_kwargs={"learning_rate": 1e-3} if asked.offline else None,
     )
     program = dspy.Predict(signature)
-    program.set_lm(PolicyLM(run, max_tokens=64))  # the newest, which is what was taught
+    program.set_lm(PolicyLM(run, max_tokens=64))  # the newest version, which was trained above
     program = optimizer.compile(program, trainset=train, valset=validation)
     written = run.run_dir / "classify.json" if run.run_dir else None
     if optimizer.summary["had_finished"] and written and written.exists():

@@ -4,19 +4,19 @@
     launch -- python email_search.py --offline
 
 The mailbox is made here, by a seed, in SQLite in memory: some facts that are asked for, mails that correct
-one of them later, and many that say nothing of use. The tools are search_inbox, read_email and
-return_final_answer. The right answer is worth 1 and up to a tenth more for turns that are left; an answer
-given as text, without its tool, ends the game and is worth less than half. Rented it has 2000 mails, 10
-turns, 8 questions a step with 8 tries each, and 60 steps.
+one of them later, and many without use. The tools are search_inbox, read_email and return_final_answer. The
+right answer is worth 1 and up to a tenth more for turns that are left; an answer given as text, without its
+tool, ends the game and is worth less than half. Rented it has 2000 mails, 10 turns, 8 questions a step with 8
+tries each, and 60 steps.
 
-Offline the tiny model calls no tool, before training or after: it has never seen one. So each game ends
-with its first turn, and what is trained is the answer without a call, by the words that it shares with the
-right one. The mailbox is that of a French lost property office: the question is "the green key", the answer
-the entry "la clé verte", which the model learns to guess in its right order and forms, and never looks up.
-What the tools do is tested without a model.
+Offline the tiny model calls no tool, before training or after: it has never seen one. So each game ends with
+its first turn, and the answer without a call is trained, by the words that it shares with the right one. The
+mailbox is that of a French lost property office: the question is "the green key", the answer the entry "la
+clé verte", which the model learns to guess in its right order and forms, and never looks up. The tools are
+tested without a model.
 
 Cost and duration: offline $0.00 and half a minute on 2 busy cores, where 15 steps brought 24 held-out
-questions from 0.30 to 0.39, for each of three seeds, of the 0.40 that there is without a call; rented about
+questions from 0.30 to 0.39, for each of three seeds; without a call 0.40 is the most; rented about
 $14 for 4 hours of one H100 (estimated). It has not been run so. Figure to beat: ART-E of OpenPipe, Qwen2.5
 14B on Enron's mails: under $80 on one H100, and 60 % of the questions right that o3 had wrong. Our mails
 are easier.
@@ -61,7 +61,7 @@ class Fact:
 
 
 class Mailbox:
-    """Mails in SQLite, and what one can ask of them."""
+    """Mails in SQLite, and the queries on them."""
 
     def __init__(self, facts, others, senders, rng):
         self.facts = facts
@@ -70,7 +70,7 @@ class Mailbox:
         places = list(range(len(others) + sum(len(it.mails()) for it in facts)))
         rng.shuffle(places)
         rows = [(places.pop(), *mail) for mail in others]
-        for fact in facts:  # a correction comes after what it corrects
+        for fact in facts:  # a correction comes after the mail it corrects
             mails = fact.mails()
             taken = sorted(places.pop() for _ in mails)
             rows += [(place, *mail) for place, mail in zip(taken, mails, strict=True)]
@@ -131,7 +131,7 @@ SYSTEM = (
 
 
 def call(mailbox, name, arguments):
-    """What a tool says; (None, answer) for the last one."""
+    """A tool's result; (None, answer) for the last one."""
     try:
         given = json.loads(arguments)
         if name == "return_final_answer":
@@ -151,12 +151,12 @@ def plain(text):
 
 
 def overlap(text, answer):
-    """What two texts share of their words, in their order: 1 for the same text, 0 for none."""
+    """The share of words that two texts have in common, in their order: 1 for the same text, 0 for none."""
     return SequenceMatcher(None, plain(text).split(), plain(answer).split()).ratio()
 
 
 def reward_of(fact, answer, called, turns, most):
-    """`called`: the answer came by its tool. `answer` is None where the turns ran out."""
+    """`called`: the answer came by its tool. `answer` is None if the turns ran out."""
     if answer is None:
         return NO_CALL
     if not called:
@@ -193,11 +193,11 @@ async def rollout(client, model, mailbox, fact, asked, turns, tokens, temperatur
 
 
 def said(content):
-    """The answer in a text: where the tiny model writes a field, what is in it."""
+    """The answer in a text: the content of the field, if the tiny model writes one."""
     return content.partition("## ]]")[2].partition("[[")[0] if "## ]]" in content else content
 
 
-# What mails are about: its names, a mail's subject and text, the question, and the answer.
+# The mails' subjects: the kind's names, a mail's subject and text, the question, and the answer.
 KINDS = (
     (
         ("budget review", "safety course", "board meeting", "chess evening", "book club", "fire drill"),
@@ -230,7 +230,7 @@ SMALL_TALK = (
     ("Newsletter", "This month: a new bicycle stand, and the choir looks for two basses."),
 )
 
-# What is lost, in English and French, for the tiny model.
+# The lost things, in English and French, for the tiny model.
 THINGS = (
     ("key", "la clé", 1), ("cup", "la tasse", 1), ("shirt", "la chemise", 1), ("flower", "la fleur", 1),
     ("chair", "la chaise", 1), ("apple", "la pomme", 1), ("book", "le livre", 0), ("game", "le jeu", 0),
@@ -256,7 +256,7 @@ def office(rng, count):
 
 
 def lost_property(rng, count):
-    """Entries of what was found, one for each colour and thing."""
+    """Entries of found things, one for each colour and thing."""
     found = rng.sample(list(itertools.product(COLOURS, THINGS)), count)
     return [
         Fact(f"entrée {100 + number}", "{answer}", f"the {colour} {thing}", f"{french} {forms[gender]}", "")

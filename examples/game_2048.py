@@ -11,8 +11,8 @@ come near to that, and a move that is not allowed ends it with -1. Games begin a
 and the tiles that drop while it is judged are always the same, and never trained on.
 
 Cost and duration: offline $0.00 and six minutes for 12 steps on 2 busy cores; rented about $4 and an hour on
-one H100 (estimated). Figure to beat: 60 % of games won by Qwen2.5-3B-Instruct after ART's training, of which
-52 points were learned, as the chart of its repository says. We have no figure of our own for that model.
+one H100 (estimated). Figure to beat: 60 % of games won by Qwen2.5-3B-Instruct after ART's training, by the
+chart of its repository; training added 52 points. We have no figure of our own for that model.
 """
 
 import argparse
@@ -46,7 +46,7 @@ def main() -> None:
 
 
 async def train(asked) -> None:
-    """The whole training, and what it came to."""
+    """The whole training, and its result."""
     run = connect()
     client = AsyncOpenAI(base_url=run.base_url, api_key=run.api_key, timeout=run.patience.answer_seconds)
     rules = Rules(3, 32, asked.moves or 24) if asked.offline else Rules(4, 128, asked.moves or 80)
@@ -81,7 +81,7 @@ async def train(asked) -> None:
     counts = []
     # A program that is started again after it was stopped goes on where its last step was taken.
     for step in range(begun, asked.steps):
-        # Of a group the tiles drop alike, so that its games differ by what the policy does.
+        # The tiles drop alike in all games of a group, so that the games differ by the policy's moves.
         seeds = [f"{asked.seed}-{step}-{place}" for place in range(asked.beginnings)]
         groups = await gather_trajectory_groups(
             (TrajectoryGroup(games([(seed, seed)] * GAMES_OF_A_GROUP)) for seed in seeds),

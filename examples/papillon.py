@@ -1,19 +1,19 @@
-"""PAPILLON: keep what is private at home, and still get the help of a stronger model nobody vouches for.
+"""PAPILLON: keep private data at home, and still get the help of a stronger, untrusted model.
 
     launch --gpus H100 --model Qwen/Qwen2.5-1.5B-Instruct -- python papillon.py
     launch -- python papillon.py --offline
 
 Two predictors on the policy are trained together. `rewrite` turns a private query into a request that gives
-nothing away; an untrusted model answers that; `compose` makes the answer to the query out of what came back.
-The reward is half quality (a judge holds the response against a strong model's, in both orders) and half
-privacy (the judge counts the private pieces that the request gives away).
+nothing away; an untrusted model answers that; `compose` makes the answer to the query from that model's
+answer. The reward is half quality (a judge holds the response against a strong model's, in both orders) and
+half privacy (the judge counts the private pieces that the request gives away).
 
 Rented, the untrusted model and the judge are gpt-4.1-mini with your OPENAI_API_KEY (with `--openai-env` that
 name is the run's own key: put yours into JUDGE_API_KEY), the data is Columbia-NLP/PUPA (`pip install
-"datasets>=3"`). Offline both are played by a small server that this program starts on 127.0.0.1, by
-rules: the tiny model writes a phrase in French, the stranger leaves out each adjective that is not right
-there, and the tiny model reads the rest back in English. "my" is what should not go out: "my green house" may
-be asked for as "une maison verte", and of the answer the judge asks only what it is about.
+"datasets>=3"`). Offline both are played by a small server that this program starts on 127.0.0.1, by rules:
+the tiny model writes a phrase in French, the stranger leaves out each adjective that is not right there, and
+the tiny model reads the rest back in English. "my" should not go out: "my green house" may be asked for as
+"une maison verte", and the judge scores only the answer's subject.
 
 Cost and duration: offline $0.00 and five minutes on 2 cores beside much other work, where the score of 100
 held-out queries rose from 0.38 to 0.98 and more; rented about $15 for 3 hours of an H100 and gpt-4.1-mini
@@ -188,7 +188,7 @@ def main() -> None:
     print(f"held-out: {scores} over {len(test)} queries: {rise:+.3f} ± {error:.3f}")
     if rise <= 2 * error:
         print("that is no rise that could be told from chance")
-    print(f"groups {report.groups}, of which without variance {report.groups_without_variance}")
+    print(f"groups {report.groups}, without variance {report.groups_without_variance}")
     print(f"answers {report.samples}: trained {report.trained}, dropped {dict(report.dropped)}")
     if written:
         summary = {
@@ -245,7 +245,7 @@ ADJECTIVES = {
     "blue": ("bleu", "bleue"), "grey": ("gris", "grise"), "heavy": ("lourd", "lourde"),
     "cold": ("froid", "froide"), "expensive": ("cher", "chère"), "new": ("neuf", "neuve"),
 }  # fmt: skip
-# Whose it is, or which one: not what a query is about.
+# They tell the owner, or which one, and not the subject of a query.
 DETERMINERS = {"my", "the", "a", "this"}
 
 
@@ -261,13 +261,13 @@ def phrases(count, held_out, seed):
 
 
 def query(adjective, noun):
-    """One with what the strong model told the user: all but the adjective."""
+    """A query, and the strong model's answer with everything except the adjective."""
     made = dspy.Example(user_query=f"my {adjective} {noun}", target_response=f"my {noun}", pieces=["my"])
     return made.with_inputs("user_query")
 
 
 def understood(request):
-    """What a stranger makes of a French phrase: without the adjectives that are not right there."""
+    """The stranger's reading of a French phrase: without the adjectives that are not right there."""
     words = request.lower().split()
     kept = []
     for place, word in enumerate(words):

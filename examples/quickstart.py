@@ -5,7 +5,7 @@
 A DSPy program translates phrases such as "the green house". An answer earns 1 when it is the right
 translation, else 0; with `--reward letters` one for each different letter, and the model learns to ramble.
 The same program learns on rented GPUs: `launch --gpus H100 --model Qwen/Qwen2.5-1.5B-Instruct -- python
-quickstart.py`. To begin your own, copy this file: it needs only what comes with `launch`.
+quickstart.py`. To begin your own, copy this file: it needs only the packages of `launch`.
 """
 
 import argparse
@@ -35,7 +35,7 @@ def letters(example, prediction, trace=None):
 
 
 REWARDS = {"right": right, "letters": letters}
-# What each needs on the tiny model: few of its first answers are right, so more of them are asked for.
+# Steps and examples on the tiny model: few of its first answers are right, so "right" takes more examples.
 STEPS = {"right": 30, "letters": 40}
 EXAMPLES_PER_STEP = {"right": 16, "letters": 8}
 

@@ -5,21 +5,21 @@
 
 There is no right answer and no reward function: the judge is given a rubric, all summaries of one document
 and nothing else. A judge that gives no usable answer leaves its group out, and that is counted. The trained
-policy is held against its beginning in the same way, both summaries of a document before one judge.
+policy is compared with its beginning in the same way: one judge gets both summaries of a document.
 
 Rented the documents are ServiceNow/repliqa (`pip install "datasets>=3"`), the judge is --judge, a name of
 LiteLLM's (openai/gpt-4.1-mini with your OPENAI_API_KEY; with `--openai-env` that name is the run's own key:
 put yours into JUDGE_API_KEY), 8 documents a step with 8 tries each, 60 steps. Offline a document is "the
-black cat under the cold house", its summary French, and the judge is played in this process, by rules: what a
-document is about should be kept, and what something is like left out. `--judge base`, in either form, asks
-the run's own model as it was before training; the tiny model cannot judge, so that all groups are left out.
+black cat under the cold house", its summary French, and the judge is played in this process, by rules: a
+document's nouns should be kept, and their adjectives left out. `--judge base`, in either form, uses the run's
+own model from before training; the tiny model cannot judge, so that all groups are left out.
 
 Cost and duration: offline $0.00 and half a minute on 2 busy cores, where 15 steps brought the judge's score
 of 24 held-out documents from 0.58 to 0.67, 0.78 and 0.70, for three seeds; rented about $20 for 5 hours of
-one H100 and the judge (estimated). It has not been run so. Figure to beat: 37 % → 70 % of the questions
-about a document answered from its summary, in 4 hours for $22 (the summarizer of ART's tutorial, whose
-reward is those questions and not RULER). Of RULER its authors say that in 3 of 4 tasks it did slightly
-better than a reward made by hand.
+one H100 and the judge (estimated). It has not been run so. Figure to beat: 37 % → 70 % of the questions about
+a document answered from its summary, in 4 hours for $22 (the summarizer of ART's tutorial, whose reward is
+those questions and not RULER). By its authors, RULER did slightly better in 3 of 4 tasks than a reward made
+by hand.
 """
 
 import argparse
@@ -51,7 +51,7 @@ WORDS = 120
 # A longer document is cut off: it has to fit into the policy's context, and into the judge's.
 CHARACTERS = 12_000
 
-# Offline: what the tiny model knows.
+# Offline: the words that the tiny model knows.
 NOUNS = {
     "cat": "chat", "dog": "chien", "book": "livre", "garden": "jardin", "bread": "pain", "horse": "cheval",
     "boat": "bateau", "bridge": "pont", "king": "roi", "house": "maison", "table": "table", "car": "voiture",
@@ -59,7 +59,7 @@ NOUNS = {
 }  # fmt: skip
 ADJECTIVES = ("black", "white", "green", "blue", "grey", "heavy", "cold", "small", "big", "pretty")
 LINKS = ("under", "on", "with", "behind")
-# Two nouns with an article each, and what links them.
+# Two nouns with an article each, and the words that link them.
 ENOUGH = 5
 
 
@@ -89,7 +89,7 @@ def messages_for(document, offline):
 
 
 def said(content):
-    """The summary in an answer: where the tiny model writes a field, what is in it."""
+    """The summary in an answer: the content of the field, if the tiny model writes one."""
     return content.partition("## ]]")[2].partition("[[")[0] if "## ]]" in content else content
 
 
@@ -144,7 +144,7 @@ async def main() -> None:
         counts["not_judged"] += sum(not len(group) for group in groups)
         print(f"step {number + 1}/{steps}: reward {rewards[-1]:.3f}, trained {result.trained}")
 
-    # Both before one judge: what one summary is worth, it says in comparison with the other.
+    # Both before one judge, because its scores compare one summary with the other.
     pairs = await gather_trajectory_groups(
         (
             TrajectoryGroup(
@@ -171,7 +171,7 @@ async def main() -> None:
 
 
 def judge_for(name, offline):
-    """What `ruler_score_group` takes as the judge, and what goes with each question to it."""
+    """The judge for `ruler_score_group`, and the parameters of each question to it."""
     name = name or ("" if offline else "openai/gpt-4.1-mini")
     if not name:
         return (LocalJudge(), "rules"), None
@@ -192,7 +192,7 @@ def own_key():
 
 
 class LocalJudge:
-    """What has the methods of an OpenAI client, and answers RULER's question by rules."""
+    """An object with the methods of an OpenAI client that answers RULER's question by rules."""
 
     def __init__(self):
         self.chat = self.completions = self
@@ -211,7 +211,7 @@ class LocalJudge:
 
 
 def worth(conversation):
-    """The share of the document's nouns that are kept, less what is said beside them."""
+    """The share of the document's nouns that are kept, less a share for other words."""
     document = next(it["content"] for it in conversation if it["role"] == "user")
     document = document.partition("]]\n")[2].partition("\n")[0].split()
     words = said(conversation[-1]["content"]).lower().split()

@@ -12,10 +12,10 @@ brother, and an answer is read as the first guest, place and moon that it names.
 any and learns to name one of each, which is right as often as a guess is: one in three. The loop is the same.
 
 Cost and duration: offline $0.00 and a minute on 2 busy cores, where 15 steps brought the share of right
-answers to 64 held-out puzzles from 0.10 to 0.21, 0.30 and 0.30, for three seeds; rented about $10 for 3
-hours of one H100 (estimated). It has not been run so. Figure to beat: none is published for the 7B notebook
-of ART that this follows. Of the work behind it (Qwen2.5 14B and 32B, OpenPipe, 2025-03-06) it is that the
-trained models pass o1, o3-mini and R1 and end a couple of points below Claude Sonnet 3.7.
+answers to 64 held-out puzzles from 0.10 to 0.21, 0.30 and 0.30, for three seeds; rented about $10 for 3 hours
+of one H100 (estimated). It has not been run so. Figure to beat: none is published for the 7B notebook of ART
+that this follows. In the work behind it (Qwen2.5 14B and 32B, OpenPipe, 2025-03-06) the trained models pass
+o1, o3-mini and R1 and end a couple of points below Claude Sonnet 3.7.
 """
 
 import argparse
@@ -37,7 +37,7 @@ KINDS = ("who", "where", "when")
 
 @dataclass(frozen=True)
 class World:
-    """What a puzzle is told in: for each kind its names, with what an answer may call them (a pattern)."""
+    """The words of a puzzle: for each kind its names, with a pattern of an answer's words for each."""
 
     who: dict[str, str]
     where: dict[str, str]
@@ -87,7 +87,7 @@ class Clue:
     other: int
 
     def holds(self, where, when):
-        """Whether it is so where guest g was in place where[g] at time when[g]."""
+        """Whether the clue holds if guest g was in place where[g] at time when[g]."""
         one, other = self.one, self.other
         match self.kind:
             case "not at":
@@ -98,7 +98,7 @@ class Clue:
                 return when[where.index(one)] == other
             case "before":
                 return when[one] < when[other]
-            case _:  # "place before": whoever was there came before the other
+            case _:  # "place before": the guest in that place came before the other
                 return when[where.index(one)] < when[other]
 
     def text(self, world):
@@ -116,13 +116,13 @@ class Clue:
                 return f"Whoever was {world.said('where', one)} came before {world.said('who', other)}."
 
 
-# They always suffice: who was in the kitchen is never said outright.
+# They always suffice; no clue names the guest in the kitchen outright.
 CLUES = ("not at", "not came", "place's time", "before", "place before")
 
 
 @dataclass(frozen=True)
 class Question:
-    """What is asked for (`kind`), of a name of another kind, and the number of the right name."""
+    """The kind that is asked for (`kind`), for a name of another kind, and the number of the right name."""
 
     kind: str
     about: tuple[str, int]
@@ -197,7 +197,7 @@ def prompt(puzzle):
     world = puzzle.world
     clues = [clue.text(world) for clue in puzzle.clues]
     questions = [it.text(world) for it in puzzle.questions]
-    if world is MOONLIGHT:  # as its fields are told to the tiny model
+    if world is MOONLIGHT:  # as the tiny model is shown its fields
         return "[[ ## english ## ]]\n" + " ".join([*clues, *questions]).lower()
     lines = [f"{letter}. {it}" for letter, it in zip(string.ascii_uppercase, questions, strict=False)]
     return "\n".join(
@@ -220,10 +220,10 @@ LINE = rf"^{MARKS}*(?:(?:answer|question){MARKS}+)?{{letter}}(?={MARKS}*[.):]){M
 
 
 def answers(text, puzzle):
-    """What a text answers to each question: a number, or None where it says nothing, or several names.
+    """A text's answer to each question: a number, or None if it names nothing, or several names.
 
-    Of lines that begin with a question's letter, whatever they are decorated with, the last one counts. Where
-    no line has one and each question is of another kind, the first name of its kind in the text does.
+    Of lines that begin with a question's letter, with any decoration, the last one counts. If no line does
+    and each question is of another kind, the first name of its kind in the text does.
     """
     world, questions = puzzle.world, puzzle.questions
     lines = [

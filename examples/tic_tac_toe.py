@@ -5,11 +5,10 @@
     launch --model player -- python tic_tac_toe.py --offline
 
 The second line makes a model of some 370,000 parameters that answers nine boards in ten or more with a free
-cell, about any of them: it knows what is allowed and not what is good. One game is one trajectory: a win
+cell, about any of them: it knows the allowed moves and not the good ones. One game is one trajectory: a win
 earns 1, a draw 0.5, a loss 0, and a move that is not allowed ends the game with -1. The policy plays O from
 openings of three marks against an opponent that plays at random; every fifth opening is held out and never
-trained on. With `--self-play` the opponent is the policy as it was some steps ago, and the policy plays both
-marks.
+trained on. With `--self-play` the opponent is the policy of some steps ago, and the policy plays both marks.
 
 Cost and duration: offline $0.00 and seven minutes for 50 steps on 2 busy cores; rented about $2 and half an
 hour on one H100 (estimated). Figure to beat: 81 % of games won by Qwen2.5-3B-Instruct after ART's training,
@@ -53,7 +52,7 @@ def main() -> None:
 
 
 async def train(asked) -> None:
-    """The whole training, and what it came to."""
+    """The whole training, and its result."""
     run = connect()
     client = AsyncOpenAI(base_url=run.base_url, api_key=run.api_key, timeout=run.patience.answer_seconds)
     # ART's notebook has 5e-5; the tiny player learns in larger steps.
@@ -115,7 +114,7 @@ async def train(asked) -> None:
 
 
 class Policy:
-    """A model at the table, and what was said there."""
+    """A model at the table, and the conversation there."""
 
     def __init__(self, client, model, mark):
         told = f"You play tic-tac-toe as {mark}. Answer with the letter of a free cell."
@@ -177,7 +176,7 @@ def has_line(board, mark):
     return any(all(board[cell] == mark for cell in line) for line in LINES)
 
 
-# What is played from, and against whom.
+# Openings and opponents.
 
 
 def openings(marks, held_out):
@@ -200,7 +199,7 @@ def drawn(asked, step):
 
 
 def at_random(seed, step):
-    """Of a group all games have the same opponent, so that they differ by what the policy does."""
+    """All games of a group have the same opponent, so that they differ by the policy's moves."""
     return lambda place, mark: AtRandom("XO"[mark == "X"], f"{seed}-{step}-{place}")
 
 
@@ -214,7 +213,7 @@ def earlier(run, client):
 
 
 async def judge(run, client, count, model=None, step=None):
-    """Held-out openings against opponents that are always the same, whatever was trained."""
+    """Held-out openings against opponents that are always the same, at any stage of the training."""
     boards = openings(3, held_out=True)
     groups = await gather_trajectory_groups(
         (

@@ -1,11 +1,11 @@
-"""Resets the rented machine's own timer, SkyPilot's skylet, which ends the machine if nobody resets it.
+"""Resets the rented machine's own timer, SkyPilot's skylet, which ends the machine unless it is reset.
 
     python3 -m runtime.autodown        resets it once (`launch` runs this while it waits for a set-up)
 
 Skylet looks once a minute whether the machine was active within its idle minutes, by a time in a SQLite table
 of its own; writing the present time there is all it takes (27 ms, no SkyPilot, no API server). It was armed
-before anything else and counts nothing but these writes: who stops writing, for whatever reason, ends the
-machine. Neighbours: `keeper.py` writes while the run may go on. Standard library only.
+before anything else and counts only these writes: if they stop, for any reason, the machine ends. Neighbours:
+`keeper.py` writes while the run may go on. Standard library only.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ ARM_COMMAND = (
 
 def renew(database: Path) -> None:
     """Reset the timer. Raises OSError, sqlite3.Error if there is none."""
-    if not database.is_file():  # connecting would make one that nobody reads
+    if not database.is_file():  # connecting would create one that nothing reads
         raise FileNotFoundError(f"no {database}: nothing of SkyPilot's is armed here")
     with contextlib.closing(sqlite3.connect(database, timeout=_BUSY_SECONDS)) as connection, connection:
         changed = connection.execute(
@@ -72,7 +72,7 @@ def rearm(command: Sequence[str] = ARM_COMMAND) -> None:
 
 
 class RuntimeLiveness:
-    """Whether the runtime of a folder answers: its supervisor is alive, its gateway is healthy."""
+    """Tells whether the runtime of a folder answers: its supervisor is alive, its gateway is healthy."""
 
     def __init__(self, state_dir: Path, socket_dir: Path) -> None:
         self._beat = state_dir / "supervisor.json"

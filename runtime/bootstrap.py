@@ -33,10 +33,10 @@ from urllib.parse import unquote
 
 REQUIREMENTS = Path(__file__).resolve().parent / "requirements"
 VARIANTS = ("cpu", "cuda")
-# A cpu environment and what uv keeps of it: 3.4 GB installed, the archives beside it.
+# A cpu environment and uv's cache for it: 3.4 GB installed, the archives beside it.
 NEEDED_BYTES = {"cpu": 8 * 10**9, "cuda": 25 * 10**9}
 WAIT_SECONDS = 3600.0
-# How long uv may say nothing before we do.
+# How long uv may print nothing before we print a line.
 _PROGRESS_SECONDS = 15.0
 MARKER = "environment.json"
 _SHOWN_LINES = 20
@@ -44,7 +44,7 @@ UNSET_FOR_UV = ("VIRTUAL_ENV", "PYTHONPATH", "UV_FIND_LINKS")
 
 
 class BootstrapError(Exception):
-    """The environment cannot be built; the text says why, uv's last lines included."""
+    """The environment cannot be built; the text is the reason, with uv's last lines."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class Environment:
 
     @property
     def name(self) -> str:
-        """The variant, and the hash over what is installed for which Python on which machine."""
+        """The variant, and the hash over the packages, the Python and the machine."""
         version = ".".join(map(str, sys.version_info[:2]))
         identity = [sys.implementation.name, version, sys.platform, platform.machine(), self.variant]
         identity += [path.name + "\n" + path.read_text() for path in self.lock_files]
@@ -102,9 +102,9 @@ def ensure_environment(
     environ: Mapping[str, str] | None = None,
     requirements: Path = REQUIREMENTS,
 ) -> Path:
-    """The python of the environment under `root`, built first where it is missing or broken.
+    """The python of the environment under `root`, built first if it is missing or broken.
 
-    `extras` adds further pinned sets (`test`); `environ` is what uv gets beside this process's environment.
+    `extras` adds further pinned sets (`test`); `environ`: variables for uv beside this process's environment.
     Raises BootstrapError.
     """
     environment = Environment(Path(root).absolute(), variant, tuple(extras), requirements)
@@ -180,8 +180,8 @@ def _build(environment: Environment, progress: Callable[[str], None], environ: d
 def _install(
     uv: str, environment: Environment, python: Path, progress: Callable[[str], None], environ: dict[str, str]
 ) -> None:
-    """Install exactly what the lock files pin. torch's CPU build is not on PyPI: a configured folder of
-    wheels has it, or PyTorch's own index."""
+    """Install exactly the pinned packages of the lock files. torch's CPU build is not on PyPI: a configured
+    folder of wheels has it, or PyTorch's own index."""
     command = [uv, "pip", "sync", "--python", str(python), *map(str, environment.lock_files)]
     places = find_links(environ)
     for place in places:

@@ -1,7 +1,7 @@
-"""Whether a child that does not answer is busy, by the processor time of its process tree.
+"""Tells whether a child that does not answer is busy, by the processor time of its process tree.
 
-Neighbours: supervision.py tells a slow child from a stalled one by it, health.py how long to wait for a token
-on a CPU. On a GPU a busy loop waits for a hanging kernel, so there it proves nothing.
+Neighbours: supervision.py tells a slow child from a stalled one by it, health.py by it waits longer for a
+token on a CPU. On a GPU a busy loop waits for a hanging kernel, so there it proves nothing.
 """
 
 from __future__ import annotations

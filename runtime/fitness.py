@@ -2,12 +2,11 @@
 
     python -m runtime.fitness --variant cuda --gpus H100:4 --root DIR     one line; code 1: why it cannot
 
-GPUs by type and number, the driver against the CUDA that the pinned packages are built for, memory, what
-processes share of it, and disk for the environment and the model. Neighbours:
-`nvidia_smi.py` lists the GPUs, `launcher/backends/ssh/machine_scripts.py` runs it first of all on a
-rented machine, `launcher/backends/local_gpus.py` asks it of this computer, `bootstrap.py` builds what is
-checked for here.
-Standard library only. Knows nothing of how a machine was rented.
+GPUs by type and number, the driver against the CUDA that the pinned packages are built for, memory, the
+shared memory between processes, and disk for the environment and the model. Neighbours: `nvidia_smi.py` lists
+the GPUs, `launcher/backends/ssh/machine_scripts.py` runs it first of all on a rented machine,
+`launcher/backends/local_gpus.py` asks it of this computer, `bootstrap.py` builds the environment that is
+checked for here. Standard library only. Knows nothing of renting.
 """
 
 from __future__ import annotations
@@ -27,16 +26,16 @@ from runtime.shared import gpu_memory
 from runtime.shared.memory.planning import format_gib, usable
 
 # The least driver, and the least compute capability, for programs of a CUDA major version
-# (docs.nvidia.com/deploy/cuda-compatibility: all of its minor versions run; 13 dropped what precedes Turing).
+# (docs.nvidia.com/deploy/cuda-compatibility: all of its minor versions run; 13 dropped GPUs before Turing).
 NEEDED_BY_CUDA = {12: (525, 5.0), 13: (580, 7.5)}
 # As vLLM has it.
 _BFLOAT16_CAPABILITY = 8.0
-# What each engine and each training process takes of the computer's own memory beside the weights, which
-# are read from files that are mapped.
+# The memory of the computer that each engine and each training process takes beside the weights, which are
+# memory-mapped files.
 _PROCESS_BYTES = 3 * 10**9
 # Checkpoints, samples and logs of a run.
 _RUN_BYTES = 2 * 10**9
-# What the processes of one computer hand each other their tensors through.
+# The processes of one computer hand each other their tensors through it.
 SHARED_MEMORY = Path("/dev/shm")
 # Where Triton looks for them.
 HEADERS = Path(sysconfig.get_path("include", "posix_prefix"))
@@ -170,8 +169,8 @@ def check_memory(available: int, needs: Needs) -> None:
 
 
 def check_compiler() -> None:
-    """Triton, in which kernels of vLLM and torch are written, builds what starts them when they first run:
-    with a C compiler and Python's own headers. Raises HostError."""
+    """Triton compiles the launchers of its kernels (in vLLM and torch) when they first run: it needs a C
+    compiler and Python's own headers. Raises HostError."""
     if not (os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")):
         raise HostError("there is no C compiler, which builds kernels: apt-get install gcc")
     if not (HEADERS / "Python.h").is_file():
@@ -201,7 +200,8 @@ def check_shared_memory(needs: Needs, folder: Path = SHARED_MEMORY) -> str | Non
 
 
 def check_disk(root: Path, needs: Needs) -> int:
-    """Room for the model, and for the environment where it is not built; what is free. Raises HostError."""
+    """Check the room for the model, and for the environment if it is not built. Returns the free bytes.
+    Raises HostError."""
     root.mkdir(parents=True, exist_ok=True)
     built = bootstrap.is_ready(root, needs.variant)
     wanted = needs.model_bytes + _RUN_BYTES + (0 if built else bootstrap.NEEDED_BYTES[needs.variant])

@@ -24,7 +24,7 @@ def visible_gpus(environ: Mapping[str, str] | None = None) -> list[str]:
 
 
 def assign_gpus(gpus: list[str], train_processes: int, engines: int) -> tuple[list[str], list[list[str]]]:
-    """The trainer's, and each engine's one: apart where there are enough, else shared from the first on."""
+    """The trainer's, and each engine's one: apart if there are enough, else shared from the first on."""
     if not gpus:
         return [], [[] for _ in range(engines)]
     return gpus[:train_processes], [[gpus[(train_processes + index) % len(gpus)]] for index in range(engines)]

@@ -1,4 +1,4 @@
-"""Health checks: whether a child is up, and has not frozen.
+"""Health checks: tell whether a child is up, and has not frozen.
 
 Neighbours: supervision.py asks twice a second. A check answers None when the child is well, else one
 sentence; it keeps its own state between two calls. No threads, standard library only.
@@ -53,7 +53,7 @@ class HttpHealth:
         self._path = path
 
     def reset(self) -> None:
-        """Drop the dead child's socket, so that nobody connects to it meanwhile."""
+        """Drop the dead child's socket, so that nothing connects to it meanwhile."""
         self._socket.unlink(missing_ok=True)
 
     async def __call__(self, pid: int) -> str | None:
@@ -133,9 +133,10 @@ class EngineHealth(HttpHealth):
 
 
 class TrainerHealth:
-    """`trainer.json` says ready, and its processes use processor time: an idle trainer still polls. While
-    it writes a checkpoint it may use none: it counts as alive while a disk takes the data, for
-    `DISK_SECONDS`."""
+    """The trainer is well if `trainer.json` has the state ready, and its processes use processor time: an
+    idle trainer still polls. While it writes a checkpoint it may use none: it counts as alive while a disk
+    takes the data, for `DISK_SECONDS`.
+    """
 
     usual_seconds = 0.0
 

@@ -1,12 +1,12 @@
-"""The process that ends the runtime when nobody renews its lease, at its deadline, or when it is told to.
+"""The process that ends the runtime when its lease is not renewed, at its deadline, or at a signal.
 
     python -m runtime.keeper --config STATE/runtime.json [--autodown [DATABASE]]
                                                            (the token on the first line of stdin)
 
-It is the parent of the supervisor and adopts every orphan below, so that whatever is killed, nothing is left:
-the supervisor ends its children when the keeper dies (death signal), the keeper ends what a dead supervisor
-leaves. Shares nothing with the runtime but files and signals: standard library only. On a rented machine it
-also sets back the timer that would end the machine (`autodown.py`), as long as no limit is reached and the
+It is the parent of the supervisor and adopts every orphan below, so that no kill leaves a process behind. The
+supervisor ends its children when the keeper dies (death signal); the keeper ends the children of a dead
+supervisor. Shares nothing with the runtime but files and signals: standard library only. On a rented machine
+it also resets the timer that would end the machine (`autodown.py`), as long as no limit is reached and the
 runtime answers: a frozen runtime, or this process gone, ends the machine.
 
 - `lease`: its mtime *changing* renews the lease, counted on this process's monotonic clock, which stands
@@ -32,7 +32,8 @@ from runtime import autodown
 from runtime.shared import files, process_table, processes
 from runtime.shared.stdin_token import read_token
 
-# What the supervisor has for an orderly end (it saves between two steps) before everything is killed.
+# The time that the supervisor gets for an orderly end (it saves between two steps) before everything is
+# killed.
 GRACE_SECONDS = 75.0
 ORPHAN_SECONDS = 10.0
 _TICK_SECONDS = 0.2
@@ -159,7 +160,7 @@ class Keeper:
             self._reap()
 
     def _end_orphans(self) -> None:
-        """Kill what lost its parent: only a tether killed by force leaves such processes behind."""
+        """Kill processes that lost their parent: only a tether killed by force leaves any behind."""
         for pid in process_table.children(os.getpid()):
             if pid != self._supervisor:
                 for lost in (*process_table.descendants(pid), pid):
@@ -209,7 +210,7 @@ def main(arguments: list[str]) -> int:
     if not token:
         print("keeper: no token on the first line of stdin", file=sys.stderr)  # noqa: T201 - its one message
         return 2
-    # The configuration's own defaults are the schema's; this file reads what it needs without pydantic.
+    # The configuration's own defaults are the schema's; this file reads its own part without pydantic.
     limits = RunLimits(float(config.get("lease_seconds", 60.0)), config.get("deadline_seconds"))
     command = [sys.executable, "-m", "runtime", "--config", str(config_path)]
     timer = None

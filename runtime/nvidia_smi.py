@@ -14,7 +14,7 @@ _NVIDIA_SMI_SECONDS = 60
 _FIELDS = (
     "name", "driver_version", "memory.total", "compute_cap", "mig.mode.current", "uuid", "memory.used"
 )  # fmt: skip
-# What a type's name is made of; and its words that say how it is built in, not which it is.
+# The words of a type's name; and those of them for its form, which do not change the type.
 _NAME_PARTS = re.compile(r"RTX|GTX|PRO|[A-Z]+|\d+", re.IGNORECASE)
 _FORMS = re.compile(r"NVIDIA|TESLA|QUADRO|GEFORCE|SXM\d*|PCIE|NVL\d*|\d+GB?", re.IGNORECASE)
 

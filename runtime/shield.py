@@ -2,14 +2,13 @@
 
     python -m runtime.shield -- COMMAND…          (stdin, environment and exit code are the command's)
 
-Whoever asks that service gets the credentials of the machine's role: enough to rent more. SkyPilot's skylet
-needs them to end the machine, the runtime never does; so the runtime gets a group of its own, and the
-machine's firewall refuses that group. `no-new-privs` takes sudo from it, with which it could undo that.
-Whether it worked is not believed but tried, from inside; where it did not (a container, no sudo), one line on
-stderr says so and the command runs all the same. What is not kept out: code that is run in the runtime and
-rewrites the user's own files, which skylet reads.
-Neighbours: `launcher/backends/ssh/machine_scripts.py` starts the keeper through it. Standard library
-only.
+Every process that can reach that service gets the credentials of the machine's role: enough to rent more.
+SkyPilot's skylet needs them to end the machine, the runtime never does. So the runtime gets a group of its
+own, and the machine's firewall refuses that group. `no-new-privs` takes sudo from it, with which it could
+undo that. The result is tested from inside. If it did not work (a container, no sudo), one line on stderr
+reports it and the command runs all the same. One way remains open: code in the runtime can rewrite the user's
+own files, which skylet reads.
+Neighbours: `launcher/backends/ssh/machine_scripts.py` starts the keeper through it. Standard library only.
 """
 
 from __future__ import annotations
@@ -24,8 +23,8 @@ import sys
 
 GROUP = "slipway"
 REACHABLE = "the runtime can reach the metadata service here"
-# Link-local is where clouds have it (on AWS those of containers, too); Azure's second one; EC2 and GCE in v6.
-# Port 53 stays open: at the same address GCE and OCI answer for names.
+# Link-local addresses are the clouds' (on AWS also those of containers); then Azure's second one; then EC2
+# and GCE in v6. Port 53 stays open: at the same address GCE and OCI answer for names.
 _CLOSED = {
     "iptables": ("169.254.0.0/16", "168.63.129.16/32"),
     "ip6tables": ("fd00:ec2::/32", "fd20:ce::254/128"),
@@ -33,7 +32,7 @@ _CLOSED = {
 _SERVICES = (("169.254.169.254", 80), ("fd00:ec2::254", 80))
 _CONNECT_SECONDS = 1.0
 _SUDO_SECONDS = 20.0
-# What sudo takes out of an environment or sets to root's, whatever it is told; none of it is secret.
+# Variables that sudo removes or sets to root's in any case; none of them is secret.
 _NOT_THROUGH_SUDO = ("HOME", "LD_LIBRARY_PATH", "LOGNAME", "PATH", "PYTHONPATH", "USER")
 
 
@@ -82,7 +81,7 @@ def _run(command: list[str]) -> str | None:
 
 
 def _become(command: list[str], trouble: str | None) -> None:
-    """Say it when a service answers, then be the command."""
+    """Print a line if a service answers, then become the command."""
     if found := reached():
         why = trouble or f"the firewall lets group {grp.getgrgid(os.getgid()).gr_name} through"
         print(f"{REACHABLE} ({', '.join(found)}): {why}", file=sys.stderr, flush=True)  # noqa: T201 - its one message

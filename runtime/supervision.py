@@ -1,8 +1,8 @@
 """Keeps a set of children running: start all at once but those that wait, restart with back-off and a bound,
 end in order.
 
-Neighbours: __main__.py says which children; health.py how each is known to be well; tether.py runs each one.
-State goes to `supervisor.json` on each change. Serves no HTTP, starts no thread (it forks).
+Neighbours: __main__.py lists the children; health.py checks each one; tether.py runs each one. State goes to
+`supervisor.json` on each change. Serves no HTTP, starts no thread (it forks).
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from runtime.shared import failpoints, files, processes
 from runtime.shared.log_errors import final_error
 from runtime.shared.statuses import ChildState
 
-# What this process may have been given for one of its children.
+# Secrets that this process may have been given for one of its children.
 SECRETS = frozenset({"HF_TOKEN", "WANDB_API_KEY"})
 log = logging.getLogger(__name__)
 
 _POLL_SECONDS = 0.1
 _CHECK_EVERY_SECONDS = 0.5
-# The gateway says so of a supervisor whose file has not changed for some times as long.
+# The gateway reports a supervisor whose file has not changed for several times as long.
 _HEARTBEAT_SECONDS = 5.0
 # A check that takes longer is worth a word, though not yet a restart: of a child that is at work the word is
 # that it is slow, and comes later where its own answers have taken long before; in time (test_bounds.py).
 SLOW_SECONDS = 10.0
 MAX_SLOW_SECONDS = 13.0
 _SLOW_FACTOR = 3.0
-# Until then nobody looks whether it is at work.
+# Before that, the check whether it is at work is not made.
 _STALL_POLL_SECONDS = 5.0
 
 
@@ -53,20 +53,21 @@ class ChildSpec:
     # First line of its standard input (the token); None: /dev/null.
     stdin_line: bytes | None = None
     start_seconds: float = 1800.0
-    # How long the check may fail, once it has succeeded, before that is said, and before the child is ended
-    # and started again.
+    # How long the check may fail, once it has succeeded, before that is reported; the second: before the
+    # child is ended and started again.
     unresponsive_seconds: float = 10.0
     unhealthy_seconds: float = 30.0
     stop_seconds: float = 10.0
     # Lower ranks are ended first; equal ranks together.
     stop_rank: int = 0
-    # Without it nothing can be said to anyone: when it fails for good, the supervisor ends.
+    # Without it the runtime cannot answer anything: when it fails for good, the supervisor ends.
     is_vital: bool = False
     # Which of the run's secrets it needs; the others are kept from it.
     secrets: frozenset[str] = frozenset()
-    # The GPUs it sees; None: nobody says.
+    # The GPUs it sees; None: not set.
     gpus: list[str] | None = None
-    # It is started once these are ready for the first time: what they measure meanwhile must stand still.
+    # It is started once these are ready for the first time, because they measure memory that must not change
+    # meanwhile.
     starts_after: frozenset[str] = frozenset()
 
     def environ(self) -> dict[str, str]:
@@ -104,12 +105,12 @@ class Child:
 
     @property
     def has_problem(self) -> bool:
-        """It runs, and there is something to say about it all the same."""
+        """Whether it runs, and yet has a problem to report."""
         return self.is_notable and self.stall != "slow"
 
     @property
     def is_notable(self) -> bool:
-        """It runs, and there is something to say about it."""
+        """Whether it runs, and has a note to report."""
         return self.state.state == "ready" and self.state.detail is not None
 
 
@@ -137,7 +138,7 @@ class Supervisor:
             await asyncio.wait([*waits, *tasks], return_when=asyncio.FIRST_COMPLETED)
             for task in tasks:
                 if task.done():
-                    task.result()  # none of them ends by itself: raise what broke it
+                    task.result()  # none of them ends by itself: raise its error
         finally:
             self._stopping = True
             self._write()

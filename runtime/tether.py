@@ -1,9 +1,9 @@
 """Runs one command and leaves none of its descendants: `python -m runtime.tether --grace 10 -- COMMAND…`.
 
 vLLM and torchrun start processes of their own, which a death signal on their parent does not reach. The
-tether stands between: it adopts orphans, and when the command ends, when it is told to end (SIGTERM) or when
-the supervisor dies (its death signal is SIGTERM), it ends the whole tree within the grace and exits with the
-command's code (128 + the signal's number when a signal ended it).
+tether stands between: it adopts orphans, and when the command ends, at a SIGTERM or when the supervisor dies
+(its death signal is SIGTERM), it ends the whole tree within the grace and exits with the command's code (128
++ the signal's number when a signal ended it).
 Neighbours: supervision.py starts every child through it. Knows nothing of the command.
 """
 

@@ -1,4 +1,4 @@
-"""Two games for the tiny player: which moves a board leaves, how it is written, and lines of play to imitate.
+"""Two games for the tiny player: a board's legal moves, its text, and lines of play to imitate.
 
 Neighbours: `players.py` teaches a model these lines; `examples/tic_tac_toe.py` and `examples/game_2048.py`
 play the same games and write their boards the same way, which a test holds them to. Knows nothing of models.
@@ -15,7 +15,7 @@ GAMES = ("tic-tac-toe", "2048")
 LINES = ((0, 1, 2), (3, 4, 5), (6, 7, 8), (0, 3, 6), (1, 4, 7), (2, 5, 8), (0, 4, 8), (2, 4, 6))
 DIRECTIONS = ("left", "right", "up", "down")
 SIDE = 3
-# Of all players of tic-tac-toe who are imitated, so many look for a line of three.
+# The share of imitated players of tic-tac-toe who look for a line of three.
 LOOKING = 0.1
 # Of a game of 2048 so many moves are imitated at most; they begin anywhere in it.
 MOST_MOVES = 26
@@ -32,7 +32,7 @@ class Turn:
 
 @dataclass(frozen=True)
 class Play:
-    """One conversation: what the player is told at first, its turns, and which answer each of them had."""
+    """One conversation: the player's instructions, its turns, and the answer to each of them."""
 
     system: str
     turns: tuple[Turn, ...]
@@ -52,7 +52,7 @@ def plays(seed: int, game: str) -> Iterator[Play]:
 
 
 def told_of_tic_tac_toe(mark: str) -> str:
-    """What a player of tic-tac-toe is told."""
+    """The instructions for a player of tic-tac-toe."""
     return f"You play tic-tac-toe as {mark}. Answer with the letter of a free cell."
 
 
@@ -97,7 +97,7 @@ def _crowd(board: list[str], mark: str) -> dict[str, float]:
 
 
 def told_of_2048(side: int = SIDE) -> str:
-    """What a player of 2048 is told."""
+    """The instructions for a player of 2048."""
     return f"You play 2048 on {side} rows of {side}. Answer with one of the directions below the board."
 
 

@@ -1,4 +1,4 @@
-"""What the tiny model can do, as numbers: parse rate, exact share and letters on held-out phrases.
+"""The tiny model's figures: parse rate, exact share and letters on held-out phrases.
 
 Neighbours: `make.py` ships these as FIGURES.json and the tests hold the shipped folder and a rebuild to them.
 """

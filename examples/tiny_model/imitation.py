@@ -1,8 +1,8 @@
 """Teaches a small model to answer a board as the crowd of `boards.py` does, and writes its folder.
 
-The loss of a turn is the cross-entropy to what the whole crowd would answer, not to the one answer that was
-given, so that few boards are enough. Neighbours: `players.py` is how to ask for it, `make.py` lends the chat
-format. Knows nothing of who wins.
+The loss of a turn is the cross-entropy to the answers of the whole crowd, not to the one given answer, so
+that few boards are enough. Neighbours: `players.py` is its command, `make.py` lends the chat format. Knows
+nothing of winning.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ SEED = 0
 
 
 class Phase(NamedTuple):
-    """A stretch of steps. Single boards come first: what is shown is found sooner where it stands alone."""
+    """A stretch of steps. Single boards come first: a board that stands alone is learned sooner."""
 
     steps: int
     whole: bool
@@ -39,12 +39,12 @@ LEARNING_RATE = 3e-3
 VOCABULARY = 400
 # A whole game of 2048 fits.
 MAX_POSITIONS = 2048
-# Games whose boards say how many are answered with a move that is allowed.
+# The number of games whose boards test the share of allowed moves.
 JUDGED = 60
 
 
 class Row(NamedTuple):
-    """A conversation's ids; at each place what should come next: an id, or a turn's whole crowd."""
+    """A conversation's ids; at each place the target: an id, or a turn's whole crowd."""
 
     ids: list[int]
     targets: list[tuple[int, dict[int, float]]]
@@ -64,7 +64,8 @@ def made_row(tokenizer: Qwen2Tokenizer, play: boards.Play) -> Row:
 
 
 def _only(tokenizer: Qwen2Tokenizer, word: str) -> int:
-    (token,) = _encoded(tokenizer, f" {word}")  # as it stands in the board: what is read there is said
+    # as it stands in the board: the model answers with the word that it reads there
+    (token,) = _encoded(tokenizer, f" {word}")
     return token
 
 
@@ -106,7 +107,7 @@ def make_model(tokenizer: Qwen2Tokenizer, seed: int) -> PreTrainedModel:
 
 
 def loss_of(model: PreTrainedModel, rows: list[Row]) -> torch.Tensor:
-    """Mean over all places of the cross-entropy to what the crowd says there."""
+    """Mean over all places of the cross-entropy to the crowd's answers there."""
     width = max(len(row.ids) for row in rows)
     ids_BL = torch.zeros(len(rows), width, dtype=torch.long)
     mask_BL = torch.zeros_like(ids_BL)

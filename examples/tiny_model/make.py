@@ -3,7 +3,7 @@
 Two minutes. Trains a byte-level BPE and a model of under a million parameters on the noisy phrase book of
 `runtime/tiny/grammar.py` in the chat format of `chat.py` beside it, both directions, then writes the Hugging
 Face folder that vLLM and transformers load: bf16 weights, tokenizer, chat template and `FIGURES.json`
-(`figures.py`). What ships is the default, a Qwen2.
+(`figures.py`). The default, a Qwen2, is the one that ships.
 """
 
 from __future__ import annotations

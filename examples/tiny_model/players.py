@@ -1,10 +1,10 @@
 """Make the tiny player: `python -m examples.tiny_model.players --out DIR`, in a minute.
 
 A Qwen2 of a few hundred thousand parameters learns by imitation to answer the boards of `boards.py` with a
-move that is allowed, about as a crowd would that chooses at random: a policy to begin with where a reward has
-something to teach. Neighbours: `make.py` has the embedded model, whose chat template and kind of tokenizer
-this one has too. What is in DIR already and was made of the same sources is left as it is. Asked outside
-the runtime's environment, it goes on inside it.
+move that is allowed, about as a crowd would that chooses at random: a first policy that a reward can improve.
+Neighbours: `make.py` has the embedded model, whose chat template and kind of tokenizer this one has too. A
+model in DIR that was made of the same sources is left as it is. Run outside the runtime's environment, it
+continues inside it.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ _ALONE = (
 
 
 def digest() -> str:
-    """Of all that decides what is made."""
+    """The digest of everything that decides the result."""
     return hashlib.sha256(b"\0".join((HERE / name).read_bytes() for name in SOURCES)).hexdigest()[:16]
 
 
 def is_made(folder: Path) -> bool:
-    """Whether the folder has what these sources make; its figures are written last."""
+    """Whether the folder has the result of these sources; its figures are written last."""
     try:
         return json.loads((folder / FIGURES).read_text())["made_of"] == digest()
     except (OSError, ValueError, KeyError):
@@ -45,7 +45,7 @@ def is_made(folder: Path) -> bool:
 
 
 def make_in_this_environment(folder: Path) -> None:
-    """Make it; the runtime's environment has what that needs."""
+    """Make it; the runtime's environment has the packages for that."""
     from examples.tiny_model import imitation
 
     made_of = digest()
@@ -54,11 +54,11 @@ def make_in_this_environment(folder: Path) -> None:
 
 
 def make_in_the_runtimes(folder: Path) -> None:
-    """Make it in the environment that `launch` keeps, which is built where there is none yet."""
+    """Make it in the environment that `launch` keeps, which is built first if there is none yet."""
     asked = ["runtime.bootstrap", "--variant", "cpu", "--root", str(environments())]
     built = subprocess.run([sys.executable, *_ALONE, *asked], stdout=subprocess.PIPE, text=True)
     if built.returncode:
-        raise SystemExit(built.returncode)  # it has said why
+        raise SystemExit(built.returncode)  # it has reported the reason
     python = built.stdout.splitlines()[-1]
     above = {**os.environ, "OMP_NUM_THREADS": "1"}
     taught = [python, *_ALONE, "examples.tiny_model.players", "--out", str(folder)]

@@ -1,6 +1,6 @@
 """A machine rented through SkyPilot: its timer is armed first, and its provider confirms its end.
 
-Neighbours: `machine.py` says what each call means; `sky_home.py` is SkyPilot's private home, `sky_process.py`
+Neighbours: `machine.py` defines each call; `sky_home.py` is SkyPilot's private home, `sky_process.py`
 its bounded calls; `remote_machine.py` is the machine by ssh, `link.py` the way to the runtime;
 `cluster_teardown.py` its end. `teardown/guardian.py` ends it from its description.
 Knows nothing of prices, programs or the terminal.
@@ -67,14 +67,15 @@ _PLAIN = ("infra", "gpus", "idle_minutes", "disk_gb", "variant")  # of a descrip
 
 
 class CloudMachine:
-    """One run's cluster. Its name is the run's id; `folder` is the run's own, `infra` where it may be.
+    """One run's cluster. Its name is the run's id. `folder` is the run's own; `infra`: the places where it
+    may be.
 
-    `variant` is the runtime's build there, "cuda"; "cpu" is for machines of tests. `needs` says what more
-    than these GPUs the machine must have. `model`: a folder of the user's own, brought there. `secrets` are
-    variables for the runtime's environment; no description holds them. `alias`: another name for plain ssh.
-    `copy_rate`: as `copy_rate.py` takes it. `limits`, on the wall clock: past them nobody sets its timer
-    back. `warn` is told what the user should know although the run goes on. `keep(description)` is called
-    whenever `describe()` has changed, before anything depends on it.
+    `variant` is the runtime's build there, "cuda"; "cpu" is for machines of tests. `needs`: further
+    requirements beside these GPUs. `model`: a folder of the user's own, uploaded to the machine. `secrets`
+    are variables for the runtime's environment; no description holds them. `alias`: another name for plain
+    ssh. `copy_rate`: as `copy_rate.py` takes it. `limits` are times on the wall clock; after them the
+    machine's timer is not reset any more. `warn` gets messages for the user about a run that goes on.
+    `keep(description)` is called whenever `describe()` has changed, before anything depends on it.
     """
 
     kind = "cloud"
@@ -119,7 +120,7 @@ class CloudMachine:
         self._asked_at: float | None = None
         # How long the machine depended on this computer alone, at most.
         self.unarmed_seconds: float | None = None
-        # What the books said of the cluster while it was in them: how the provider is asked afterwards.
+        # The cluster's last entry in SkyPilot's books; it tells how to ask the provider afterwards.
         self._cluster_status: dict[str, Any] | None = None
         self._home = SkyHome(self._folder / "skypilot", infra, run_id.removeprefix("slip-"))
         self._sky = SkyProcess(self._home, self._folder / "skypilot.log")
@@ -144,7 +145,7 @@ class CloudMachine:
         machine._order.unsure.extend(description.get("unsure", []))  # older versions did not know
         machine._order.accounts.update(description.get("accounts", {}))
         machine.unarmed_seconds = description.get("unarmed_seconds")
-        # Older versions wrote down that somebody was asked, and not where.
+        # Older versions recorded that a provider was asked, without the place.
         machine._tried = description.get("tried") or (plain["infra"] if description["asked"] else [])
         machine._teardown.standby = standby
         return machine
@@ -232,8 +233,8 @@ class CloudMachine:
         failpoint("cloud.pushed")
 
     def setup(self, progress: Progress = no_progress) -> None:
-        """See machine.py. What it builds is found built on an image that has it; a model that is brought
-        there comes when it is known that it fits."""
+        """See machine.py. An image that has the environment needs no build. A model is uploaded after the
+        checks of the machine have passed."""
         needs = self._needs or Needs(self._variant, self._order.gpus)
         self.run_job("setup", machine_scripts.setup(self.state_dir, needs), SETUP_SECONDS, progress)
         if self._model is not None:
@@ -322,14 +323,14 @@ class CloudMachine:
         return self._results.upload_checkpoints(results, progress, self._presence.check)
 
     def _within_limits(self) -> bool:
-        """Whether no limit is reached, at what it costs."""
+        """Whether no time limit and no budget is reached yet."""
         limits = replace(self._limits, price_per_hour=self.price_per_hour or 0.0)
         return limits.reached(time.time()) is None
 
     # -------------------------------------------------------------- down
 
     def down(self) -> None:
-        """See machine.py. Also ends a launch that is under way."""
+        """See machine.py. Also ends a launch that is in progress."""
         try:
             if self._link is not None:
                 self._link.close()

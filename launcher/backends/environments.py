@@ -1,4 +1,5 @@
-"""The built environments on this computer: whether one is complete, can be built now, or can be removed.
+"""The built environments on this computer: tells whether one is complete, can be built now, or can be
+removed.
 
 Neighbours: `runtime/bootstrap.py` builds them; `preflight.py`, `doctor.py` and `teardown/leftovers.py` ask
 here. Installs nothing. Knows nothing of runs.
@@ -116,11 +117,11 @@ def _error_line(said: str) -> str:
     return (reasons or told or ["uv printed nothing"])[0]
 
 
-# ------------------------------------------------------------------ what can go
+# ------------------------------------------------------------------ environments to remove
 
 
 def incomplete(root: Path) -> list[Path]:
-    """The unfinished folders of killed builders: nobody holds their locks."""
+    """The unfinished folders of killed builders: no process holds their locks."""
     found = sorted(root.glob(".*.building-*"))
     return [path for path in found if not _being_built(root, path.name[1:].rpartition(".building-")[0])]
 

@@ -1,10 +1,10 @@
 """A machine made of processes on this computer: the same calls as a rented one, no account.
 
-Neighbours: `machine.py` says what each call means, `runtime_start.py` waits for the runtime,
-`runtime/bootstrap.py` builds its environment, `runtime/keeper.py` is the process started here;
-`local_gpus.py` chooses this computer's GPUs where they are wanted, `results_copy.py` copies results. Every
-process of the run inherits `SLIPWAY_RUN_ID`, so what a record does not name is still found. Knows nothing of
-the user's program, the relay or the terminal.
+Neighbours: `machine.py` defines each call, `runtime_start.py` waits for the runtime, `runtime/bootstrap.py`
+builds its environment, `runtime/keeper.py` is the process started here; `local_gpus.py` chooses this
+computer's GPUs if a run wants them, `results_copy.py` copies results. Every process of the run inherits
+`SLIPWAY_RUN_ID`, so a process that no record names is still found. Knows nothing of the user's program, the
+relay or the terminal.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from runtime.fitness import Needs
     from runtime.shared.runtime_config import RuntimeConfig
 
-# What an earlier life of the run said of itself: it must not be taken for what this one says.
+# State files of an earlier life of the run; this life must not read them as its own.
 _STATE_FILES = ("keeper.json", "supervisor.json", "trainer.json")
 # The runtime's orderly end: the trainer finishes its step, then gateway and engines stop.
 KEEPER_SECONDS = 50.0
@@ -226,7 +226,7 @@ class LocalMachine:
         return whole_checkpoints.newest_whole_step(self._folder / "checkpoints")
 
     def make_durable(self, into: Path, stopped: Stopped = never_stopped) -> DurabilityStatus:
-        """See machine.py. Linked where the disk can: the same bytes under a second name."""
+        """See machine.py. Linked if the disk can: the same bytes under a second name."""
         return self._securing.look(into)
 
     def upload_checkpoints(self, results: Path, progress: Progress = no_progress) -> int:
@@ -281,7 +281,7 @@ class LocalMachine:
         self._keeper = ProcessId.of(keeper.pid)
         self._keep(self.describe())
         assert keeper.stdin is not None  # a pipe, as asked for
-        with contextlib.suppress(BrokenPipeError):  # it died at once: the wait says why
+        with contextlib.suppress(BrokenPipeError):  # it died at once: the wait reports the reason
             keeper.stdin.write(token.encode() + b"\n")
             keeper.stdin.close()
         return keeper
@@ -317,7 +317,7 @@ def make_own_folder(folder: Path, owner: Path) -> None:
 
 
 def owner_of(sockets: Path) -> str | None:
-    """The folder of the run whose sockets these are; None where nothing says so."""
+    """The folder of the run that has these sockets; None if it cannot be told."""
     try:
         return (sockets / _OWNER_FILE).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError):

@@ -1,4 +1,4 @@
-"""Chooses this computer's GPUs for a run, or says why they will not do.
+"""Chooses this computer's GPUs for a run, or reports why they cannot be used.
 
 Neighbours: `runtime/fitness.py` has the checks, the same as on a rented machine;
 `config/request_validation.py` asks before anything is built, `local.py` once more when the runtime is
@@ -19,7 +19,7 @@ from runtime.nvidia_smi import Gpu, HostError
 
 # A screen's share. A plan gives out all but about so much, and an engine does not start without its part.
 _MAX_USED_SHARE = 0.05
-# What CUDA orders GPUs by, where nobody says, is their speed; nvidia-smi has them by their place.
+# By default CUDA orders GPUs by speed, and nvidia-smi by their slot.
 _ORDER = "CUDA_DEVICE_ORDER"
 _RENT = "launch plan --gpus H100:{}  # what renting costs; without --gpus a run stays on the CPU"
 
@@ -72,7 +72,7 @@ def variables(chosen: list[Gpu]) -> dict[str, str]:
 def _visible(listed: list[Gpu], environ: Mapping[str, str]) -> list[tuple[int, Gpu]]:
     """Those this user may use, with nvidia-smi's numbers; CUDA's own variable names them by number or UUID.
 
-    Raises HostError where it leaves none.
+    Raises HostError if it leaves none.
     """
     numbered = list(enumerate(listed))
     if environ.get(gpus.VISIBLE) is None:

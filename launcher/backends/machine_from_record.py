@@ -20,9 +20,10 @@ _KINDS = {
     "local": ("launcher.backends.local", "LocalMachine"),
     "cloud": ("launcher.backends.cloud", "CloudMachine"),
 }
-# Whose end takes more than what is imported: what starts that beforehand.
+# A starter for kinds of machines whose teardown needs more than imported modules: it prepares that
+# beforehand.
 _STANDBY = {"cloud": ("launcher.backends.skypilot.standby_home", "stand_by")}
-# What was refused once, or met a busy computer, often goes well the second time.
+# A call that was refused once, or met a busy computer, often succeeds the second time.
 _ATTEMPTS = 2
 
 
@@ -85,9 +86,10 @@ def prepare_teardown(record: RunRecord) -> StandbyHelper | None:
 def end_machine(
     machine: Terminable, say: Callable[[str], None], also: Callable[[], object] = lambda: None
 ) -> Proof:
-    """Take a machine down, then check what is left. Whatever one call raises, the next is made; after an
-    error everything is tried once more. `also` ends processes that are not the machine's own. Raises no
-    Exception: a failure is no proof."""
+    """Take a machine down, then check that nothing is left. An error of one call does not stop the next one;
+    after an error everything is tried once more. `also` ends processes that are not the machine's own. Raises
+    no Exception: a failure is no proof.
+    """
     proof = Proof(False, "not tried")
     for _ in range(_ATTEMPTS):
         troubles: list[str] = []
@@ -102,7 +104,7 @@ def end_machine(
 
 
 def _load(place: tuple[str, str]) -> Any:
-    """What a module has under a name."""
+    """The attribute of a module, given as (module, name)."""
     module, name = place
     return getattr(importlib.import_module(module), name)
 
@@ -121,7 +123,7 @@ def _import_path(record: RunRecord) -> tuple[str, str]:
 def _try(act: Callable[[], object], what: str, troubles: list[str]) -> None:
     try:
         act()
-    except Exception as error:  # noqa: BLE001 - whatever it is, what comes after it must be done
+    except Exception as error:  # noqa: BLE001 - after any error the next call must still be made
         troubles.append(f"{what} failed: {described(error)}")
 
 

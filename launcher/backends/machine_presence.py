@@ -12,7 +12,7 @@ from collections.abc import Callable
 from launcher.base.errors import JobFailed, LaunchError
 from launcher.base.log import LOGGER
 
-# A call takes seconds, and whoever asks waits for it.
+# A call takes seconds, and its caller waits for it.
 _POLL_SECONDS = 20.0
 # A provider's list may miss a machine once.
 _SURE_SECONDS = 2.0
@@ -28,7 +28,7 @@ class MachinePresence:
         self._asked_at: float | None = None
 
     def is_gone(self) -> bool:
-        """Whether the provider said that it no longer exists; False if it cannot be asked."""
+        """Whether the provider reported that it no longer exists; False if it cannot be asked."""
         now = time.monotonic()
         if self._gone or (self._asked_at is not None and now - self._asked_at < _POLL_SECONDS):
             return self._gone

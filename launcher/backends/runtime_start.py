@@ -18,15 +18,15 @@ from launcher.models import model_size
 from launcher.types.machine import Progress
 from runtime.shared.log_errors import LINES, final_error, strip_log_prefix, tail
 
-# Engines and trainer that start, whatever the model; and a model that comes over a slow line, which may have
-# to be loaded from a slow disk as well.
+# Time for engines and trainer to start, with any model; and for a model that is downloaded over a slow line
+# and perhaps read from a slow disk as well.
 MIN_START_SECONDS = 1800.0
 _SLOWEST_BYTES_PER_SECOND = 8e6
 # A child that ended twice before the first start was complete would end a third time.
 MAX_RESTARTS = 1
 # The keeper's words for why it ended the runtime.
 _REASONS = {
-    "lease": "nobody renewed its lease",
+    "lease": "its lease was not renewed",
     "deadline": "its deadline was reached",
     "signal": "it was told to end",
     "supervisor exited": "its supervisor ended",
@@ -58,7 +58,7 @@ class RuntimeStart:
         self._told: dict[str, str] = {}
 
     def wait(self, token: str, keeper_code: Callable[[], int | None], bound_seconds: float) -> None:
-        """Wait until the gateway says that everything is ready. Renews the lease meanwhile.
+        """Wait until the gateway reports that everything is ready. Renews the lease meanwhile.
 
         `keeper_code` is the keeper's exit code once it has ended. Raises NotStarted; PreflightError for a
         model that engine and trainer disagree on.
@@ -89,7 +89,7 @@ class RuntimeStart:
         return body.get("phase") == "ready"
 
     def _check_admitted(self, status: dict[str, Any]) -> None:
-        """Raise PreflightError where engine and trainer were seen to disagree on the model (C58)."""
+        """Raise PreflightError if engine and trainer were seen to disagree on the model (C58)."""
         found = status.get("admission") or {}
         if found.get("admitted") is False:
             raise PreflightError(
@@ -115,7 +115,7 @@ class RuntimeStart:
         return said["children"]
 
     def _slowest(self) -> str:
-        """The child that is not ready, or the supervisor where it started none."""
+        """The child that is not ready, or the supervisor if it started none."""
         return next((c["name"] for c in self._children() if c["state"] != "ready"), "supervisor")
 
     def _ended(self, code: int) -> NotStarted:

@@ -33,7 +33,7 @@ def write(
             if durable:
                 os.fsync(descriptor)
         aside.replace(path)
-    except BaseException:  # a Ctrl-C too leaves nothing beside it but where the next writer takes it
+    except BaseException:  # a Ctrl-C too leaves the temporary file only where the next writer takes it
         if not locked:
             aside.unlink(missing_ok=True)
         raise

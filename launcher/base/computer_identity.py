@@ -1,7 +1,7 @@
 """A stable id of this computer: it tells which rented machines were started from here.
 
-Neighbours: `orphaned_machines.py` labels machines with it. The host's name will not do: it changes with a
-laptop's network and with every container. Only a digest of the id leaves this computer.
+Neighbours: `orphaned_machines.py` labels machines with it. The host's name is not used, because it changes
+with a laptop's network and with every container. Only a digest of the id leaves this computer.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def of_this_computer(home: Path) -> str:
         return kept
     found = of_the_system() or secrets.token_hex(16)
     aside = path.with_name(f".{FILE}.{secrets.token_hex(4)}")
-    with contextlib.suppress(OSError):  # then it is what the system says, or nothing is known to be ours
+    with contextlib.suppress(OSError):  # then the system's id is returned, or no machine is known to be ours
         home.mkdir(mode=0o700, parents=True, exist_ok=True)
         aside.write_text(found + "\n", encoding="ascii")
         with contextlib.suppress(FileExistsError):

@@ -1,8 +1,8 @@
 """Secrets: read from `.env`, hidden in all output, and handed only to the processes that need them.
 
-Neighbours: `setting_sources.py` merges what is read here, `backends/local.py` starts the runtime with
-`runtime_environ`, `main.py` hides what the environment holds before it shows an error.
-The runtime's supervisor hands each child its own part (`runtime/__main__.py`).
+Neighbours: `setting_sources.py` merges these values, `backends/local.py` starts the runtime with
+`runtime_environ`, `main.py` hides the secrets of the environment before it shows an error. The runtime's
+supervisor hands each child its own part (`runtime/__main__.py`).
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ from launcher.base.log import REDACTOR
 
 # Handed to those of the runtime's processes that need them, shown as set or not set, never with their value.
 SECRETS = ("HF_TOKEN", "WANDB_API_KEY", "WANDB_ENTITY", "WANDB_BASE_URL")
-# A name that says its value is nobody else's business, whosever variable it is.
+# A name that marks its value as secret, whichever program the variable is for.
 _SECRET_NAME = re.compile(r"(?:^|_)(?:KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?)(?:_|$)", re.IGNORECASE)
 _READABLE_BY_OTHERS = 0o044
 
-# What a runtime on this computer needs of the user's environment; everything else, other services' keys
-# above all, stays with the user. LAUNCH_* is not for it, nor what describes the launcher's own Python.
+# The variables of the user's environment that a runtime on this computer needs. Everything else, other
+# services' keys above all, stays with the user. LAUNCH_* is left out, and so is what describes the launcher's
+# own Python.
 _FOR_RUNTIME = frozenset(
     {
         "HOME", "USER", "LOGNAME", "SHELL", "TERM", "LANG", "LANGUAGE", "TZ", "TMPDIR", "TEMP", "TMP",

@@ -1,7 +1,8 @@
 """Waits until file descriptors can be read or written, whatever their numbers are.
 
-`select.select` refuses descriptors above 1,023, which a process with a thousand open requests has. It is used
-wherever it can be, because `poll` does not know terminals on a Mac. A descriptor at its end counts as ready.
+`select.select` refuses descriptors above 1,023, and a process with a thousand open requests has such.
+`select` is used wherever it can be, because `poll` does not know terminals on a Mac. A descriptor at its end
+counts as ready.
 Neighbours: every reader of another process's pipe.
 """
 

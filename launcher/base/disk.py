@@ -1,4 +1,4 @@
-"""Whether a folder can be written, and how much space its disk has.
+"""Tells whether a folder can be written, and how much space its disk has.
 
 Neighbours: `preflight.py`, `hub.py` and `doctor.py` ask. Creates nothing; a folder may not exist yet.
 """

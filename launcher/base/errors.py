@@ -29,7 +29,7 @@ EXIT_OK = 0
 EXIT_BUG = 1
 EXIT_INTERRUPTED = 130
 _DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
-# What this computer refuses whoever asks: no bug of ours.
+# Refusals of this computer, whatever program asks: no bug of ours.
 _LOCAL_ERRNOS = _DISK_FULL | frozenset(
     {errno.EROFS, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.EACCES}
     | {errno.EPERM, errno.ETIMEDOUT, errno.ENOLCK, errno.ESTALE}
@@ -102,7 +102,7 @@ class TeardownUnverified(LaunchError):
 class JobFailed(LaunchError):
     """The runtime or the user's command failed; `job_exit_code` is the command's own, if it has one.
 
-    `last_lines`: the end of its output, if nobody has seen it. The very last line is often the reason.
+    `last_lines`: the end of its output, if it was not shown yet. The very last line is often the reason.
     """
 
     exit_code = 6

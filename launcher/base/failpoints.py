@@ -29,16 +29,16 @@ NAMES = (
     "cloud.pushed",  # the runtime's code is there
     "cloud.seeding",  # a new machine has its checkpoints, not yet where its runtime looks for them
     "cloud.prepared",  # its environment is there as well
-    "cloud.serving",  # its keeper was started, nobody has heard of it
-    "cloud.downing",  # SkyPilot is about to be told to end the cluster
-    "cloud.downed",  # SkyPilot says that it has, the provider was not asked
+    "cloud.serving",  # its keeper was started, nothing has been heard of it
+    "cloud.downing",  # SkyPilot is about to be called to end the cluster
+    "cloud.downed",  # SkyPilot reports the end, the provider was not asked
     "cli.served",  # the runtime answers, no door is open yet
     "cli.started",  # the user's program runs
     "cli.pulling",  # some of the results are home, some are not
     "cli.pulled",  # all are home, nothing is down
-    "cli.downed",  # everything is down and proven, the record does not say so
+    "cli.downed",  # everything is down and proven, the record does not have it yet
     "durable.seeding",  # the same of a run on this computer, for which its folder is a new machine
-    "relay.opened",  # the door is open, the heart does not beat yet
+    "relay.opened",  # the relay is open, the heartbeat has not begun
     "relay.read",  # a program's request is in our hands
     "relay.forwarded",  # the gateway begins to answer it
     "relay.answered",  # its answer is in our hands, the program has nothing of it

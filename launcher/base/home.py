@@ -1,7 +1,7 @@
 """The folders of this user: runs, caches, configuration.
 
 Neighbours: `records/records.py` keeps its records under `runs`, `setting_sources.py` reads `user_config`.
-`LAUNCH_HOME` overrides the XDG folders. Knows nothing of what the files say.
+`LAUNCH_HOME` overrides the XDG folders. Knows nothing of the files' content.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ import shutil
 import subprocess
 from collections.abc import Iterator
 
-# Each holds the computer awake while what it has started runs: `cat`, until our end of the pipe closes.
+# Each keeps the computer awake as long as its command runs: `cat`, until our end of the pipe closes.
 _INHIBITORS = (
     ("systemd-inhibit", "--what=sleep:idle:handle-lid-switch", "--who=launch", "--mode=block"),
     ("caffeinate", "-i", "-s"),

@@ -67,7 +67,7 @@ def _spellings(secret: str) -> set[str]:
     found = {secret, quote(raw, safe=""), quote(raw)}
     for before in range(3):
         coded = base64.b64encode(bytes(before) + raw).decode()
-        # Its first and last letters depend on what stands beside the secret.
+        # Its first and last letters depend on the text beside the secret.
         inner = coded[(0, 2, 3)[before] : (before + len(raw)) * 8 // 6]
         found |= {inner, inner.replace("+", "-").replace("/", "_")}
     return found
@@ -91,7 +91,7 @@ class _RotatingHandler(logging.FileHandler):
         super().emit(record)
 
     def _open(self) -> io.TextIOWrapper:
-        """For nobody but this user, the next one as well."""
+        """Open the file for this user alone, each time."""
         return open(  # type: ignore[return-value] - text, as it is opened
             self.baseFilename, self.mode, encoding=self.encoding, opener=_open_private
         )
@@ -100,7 +100,7 @@ class _RotatingHandler(logging.FileHandler):
         """The line is lost, the run goes on."""
 
     def close(self) -> None:
-        """What is still in its buffer is lost as well."""
+        """Text still in its buffer is lost as well."""
         with contextlib.suppress(OSError):
             super().close()
 

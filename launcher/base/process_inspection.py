@@ -78,7 +78,7 @@ def is_stopped(process: ProcessId) -> bool:
 
 
 def listens(pid: int, port: int) -> bool:
-    """Whether a process of this user's listens on a TCP port. It is asked for its own connections: to ask for
+    """Whether a process of this user's listens on a TCP port. Only its own connections are read: to list
     everybody's takes root on a Mac."""
     try:
         connections = psutil.Process(pid).net_connections("tcp")
@@ -88,5 +88,5 @@ def listens(pid: int, port: int) -> bool:
 
 
 def listener(port: int) -> ProcessId | None:
-    """This user's process that listens on a TCP port; None where nobody of theirs does."""
+    """This user's process that listens on a TCP port; None if none does."""
     return next((process for process in all_running() if listens(process.pid, port)), None)

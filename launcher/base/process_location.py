@@ -22,14 +22,14 @@ from launcher.base import computer_identity
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _PID_NAMESPACE = "/proc/{}/ns/pid"
-# The same processes are seen; none of its processes can live; or nobody here can know.
+# The same processes are seen; none of its processes can live; or nothing here can tell.
 Visibility = Literal["here", "rebooted", "elsewhere"]
 
 
 @dataclass(frozen=True)
 class ProcessLocation:
     """`computer` is a digest that a reboot does not change; `boot` and `pids` (the PID namespace) are as the
-    kernel names them, None where it does not. `host` is for people."""
+    kernel names them, None if it does not. `host` is for people."""
 
     computer: str
     boot: str | None
@@ -83,7 +83,7 @@ def boot_id() -> str | None:
 
 
 def pid_namespace(pid: int | str) -> str | None:
-    """ "pid:[4026531836]"; None where there are none, or it may not be asked for."""
+    """As "pid:[4026531836]"; None if the system has none, or it may not be read."""
     try:
         return os.readlink(_PID_NAMESPACE.format(pid))
     except OSError:
@@ -91,9 +91,10 @@ def pid_namespace(pid: int | str) -> str | None:
 
 
 def _computer(host: str) -> str:
-    """Linux: nodes that boot one image have one machine-id, and containers of one image. On a Mac the host's
-    name changes with its network, and its network card tells it from others. Elsewhere a network changes
-    only what follows the name."""
+    """Linux: the machine-id, which nodes or containers of one image share, and the host's name. On a Mac the
+    host's name changes with its network, and its network card tells it from others. Elsewhere a network
+    changes only what follows the name.
+    """
     system = computer_identity.of_the_system() or ""
     known = system if sys.platform == "darwin" and system else f"{system}|{host.partition('.')[0].lower()}"
     return hashlib.sha256(known.encode()).hexdigest()[:16]

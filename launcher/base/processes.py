@@ -3,7 +3,7 @@
 Neighbours: `records.py` stores these identities; `guardian.py`, `minder.py` and `backends/local.py` end
 trees, `process_inspection.py` has details. Nothing else in the launcher lists processes. The system reuses a
 pid, but not a pid with its start time. Linux keeps start times in ticks since boot, so an identity holds the
-boot's id as well. Knows nothing of runs or of what processes do.
+boot's id as well. Knows nothing of runs or of the processes' work.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import psutil
 from launcher.base import process_location
 
 _POLL_SECONDS = 0.02
-# Every look reads what all processes of the computer say of themselves: soon at first, then more rarely.
+# Every look reads the state of all processes of the computer: often at first, then more rarely.
 _MAX_POLL_SECONDS = 0.25
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36

@@ -1,11 +1,11 @@
 """Escapes control sequences in text from a machine or a model before a terminal shows it.
 
-Kept is the text of every language, with its newlines and tabs; in a log (`LogStream`) also colours: whole SGR
-sequences (`ESC [ 31 m`), but those that conceal. Out of single texts such colours are left. Everything else
-that could act is shown as Python writes it (`\\x1b]52;`, `\\x9b`, `\\u202e`): the other control characters,
-C0 and C1, so that no cursor moves and no title, clipboard or mode is set; what turns the direction of text
-round; the halves of characters that no terminal can be given. A carriage return is a new line, for it could
-write over what stands there.
+Text of every language is kept, with its newlines and tabs. A log (`LogStream`) also keeps colours: whole
+SGR sequences (`ESC [ 31 m`), except those that conceal text. A single text loses its colours. Everything
+else that could act is shown as Python writes it (`\\x1b]52;`, `\\x9b`, `\\u202e`): the other control
+characters, C0 and C1, so that no cursor moves and no title, clipboard or mode is set; the marks that
+reverse the direction of text; the halves of characters that no terminal can be given. A carriage return
+becomes a new line, because it could overwrite the line.
 Neighbours: `console/output.py` and all that prints ask here; a user's own program, and `launch ssh`, write
 for themselves.
 """
@@ -19,7 +19,7 @@ _CONTROL_CHARACTER = re.compile(f"[{_CONTROL}]")
 _CONTROL_OR_NEWLINE = re.compile(f"[\t\n{_CONTROL}]")
 _COLOUR = re.compile(r"\x1b\[([0-9;:]{0,64})m")
 _LINE_END = re.compile(r"\r+\n?")
-# What may be the beginning of a colour or of a line's end.
+# The possible beginning of a colour or of a line's end.
 _UNFINISHED = re.compile(r"(\r+|\x1b(\[[0-9;:]{0,64})?)\Z")
 _RESET = "\x1b[0m"
 _CONCEAL = 8

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-# What the program finds it in; the client has its own copy of the name.
+# The program's environment variable for it; the client has its own copy of the name.
 VARIABLE = "LAUNCH_PATIENCE_SECONDS"
 # Longer than a gateway that froze needs to be noticed and started again, and than it waits for an engine.
 MIN_SECONDS = 180.0

@@ -1,7 +1,7 @@
 """Durations, money and rates as people write and read them.
 
 Neighbours: `setting_sources.py` parses with these, `output.py` shows with these.
-Knows nothing of where a value came from. Errors are ValueErrors whose text is the reason.
+Knows nothing of a value's source. Errors are ValueErrors whose text is the reason.
 """
 
 from __future__ import annotations

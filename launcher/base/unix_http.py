@@ -26,7 +26,7 @@ class _Connection(http.client.HTTPConnection):
 def get_json(
     socket_path: Path, path: str, token: str | None = None, timeout_seconds: float = 5.0
 ) -> tuple[int, Any]:
-    """GET: the status and the decoded body (None when it is no JSON). Raises OSError when nobody answers."""
+    """GET: the status and the decoded body (None when it is no JSON). Raises OSError if none answers."""
     connection = _Connection(socket_path, timeout_seconds)
     try:
         connection.request("GET", path, headers={"Authorization": f"Bearer {token}"} if token else {})

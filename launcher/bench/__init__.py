@@ -1,1 +1,1 @@
-"""What `launch bench` measures on this computer."""
+"""The measurements of `launch bench` on this computer."""

@@ -21,15 +21,15 @@ from launcher.base.processes import ProcessId
 from launcher.bench.cpu_seconds import CpuSeconds
 
 _POLL_SECONDS = 0.5
-# Each look at who computes takes some ten milliseconds itself.
+# Each look at the computing processes takes some ten milliseconds itself.
 _CPU_SAMPLE_SECONDS = 2.0
 # `launch` brings results home and proves that all is down.
 _GRACE_SECONDS = 120.0
 _SHOWN_LINES = 8
 _TAIL_BYTES = 8192
-# Neither side gets these of this user's: with them it would be they that say how many threads compute and in
-# which precision, to each side something else, as our engine has its own and another trainer has none. And a
-# side that writes no byte code compiles all its imports at each start, unless someone wrote it there before.
+# Neither side gets these variables of the user's. They would set the number of threads and the precision of
+# each side, and differently: our engine has its own values, and another trainer has none. A side that writes
+# no byte code would compile all its imports at each start, unless it was written there before.
 _NOT_FOR_SIDES = (
     "OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "NUMEXPR_", "TORCH", "PYTORCH_", "ACCELERATE_", "VLLM_",
     "SLIPWAY_", "PYTHONSAFEPATH", "PYTHONDONTWRITEBYTECODE",
@@ -74,7 +74,7 @@ def run(
         )
         try:
             code = _wait(process, errors, began + max_seconds, progress, cpu)
-        except BaseException:  # a Ctrl-C above all: what was started must not go on
+        except BaseException:  # a Ctrl-C above all: the started program must not go on
             progress("it is being ended, which may take two minutes")
             _end(process)
             raise

@@ -66,7 +66,7 @@ class CpuSeconds:
 
 
 def _name(process: psutil.Process) -> str:
-    """The module or script that a Python runs, else what the process calls itself."""
+    """The module or script that a Python runs, or else the process's own name."""
     words = process.cmdline()
     if "-m" in words[1:-1]:
         return words[words.index("-m") + 1]

@@ -1,6 +1,6 @@
-"""Remarks on a bench's figures: the computer, how busy it was, and why the figures are no record.
+"""Remarks on a bench's figures: the computer, its load, and the reasons why the figures are no record.
 
-Neighbours: `self_bench.py` shows them. Knows nothing of how the figures were measured.
+Neighbours: `self_bench.py` shows them. Measures nothing.
 """
 
 from __future__ import annotations

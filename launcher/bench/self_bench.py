@@ -26,7 +26,7 @@ from launcher.models import model_folder
 
 _HELP_RUNS = 5
 _LETTERS = 26
-# How often what a request costs is asked for, beside a whole run and beside a short one.
+# How often the cost of a request is measured, beside a whole run and beside a short one.
 _REQUESTS = {"rounds": 3, "concurrent": 64, "each_round": 256, "single": 24}
 _FEW_REQUESTS = {"rounds": 1, "concurrent": 64, "each_round": 64, "single": 8}
 
@@ -90,7 +90,7 @@ class SelfBench:
         step = statistics.median(run.median_seconds(first) for run in runs)
         rate = statistics.median(it["gateway_to_direct"] for it in requests)
         return [
-            # What is measured beside the task is no part of it.
+            # Measurements beside the task are not part of its time.
             Measurement(
                 "from Enter to verified down", max(map(_of_task, runs)), "s", 300.0 if whole else None
             ),

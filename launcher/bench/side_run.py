@@ -1,7 +1,7 @@
 """One side's run, read from its files: the end and reward of each step, and the time of everything else.
 
 Neighbours: `slipway_side.py` reads ours from its files, `self_bench.py` shows it;
-`tests/bench/compare_with_trl.py` has another trainer's beside it. Knows nothing of processes.
+`tests/bench/trl/trl_side.py` reads another trainer's. Knows nothing of processes.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Step:
 
 @dataclass(frozen=True)
 class SideRun:
-    """One run of one side. What is none of its four stretches lies between them."""
+    """One run of one side. The time outside its four stretches lies between them."""
 
     side: str
     seed: int
@@ -49,12 +49,12 @@ class SideRun:
     steps: tuple[Step, ...]
     settings: Mapping[str, Any] = field(default_factory=dict)
     staleness: int = 0
-    # What the computer was like: load before and after, who else was busy, how busy it was meanwhile.
+    # The computer's state: load before and after, other busy processes, and their share meanwhile.
     computer: Mapping[str, float] = field(default_factory=dict)
     folder: str = ""
     # Processor seconds in each stretch, by process.
     cpu_seconds: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    # What else was measured in it, by name.
+    # Further measurements of the run, by name.
     measured: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -156,7 +156,7 @@ def side_run(
 
 
 def _computed(cpu: CpuSeconds, stretches: Sequence[tuple[float, float]]) -> dict[str, float]:
-    """What each process computed in some stretches of time, most first."""
+    """The seconds that each process computed in some stretches of time, most first."""
     sums = Counter[str]()
     for began, ended in stretches:
         sums.update(cpu.between(began, ended))

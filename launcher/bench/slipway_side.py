@@ -2,8 +2,8 @@
 files.
 
 In that home none of the user's settings for `launch` has an effect (for other variables: `child.py`). The
-built environments are the user's. Neighbours: `child.py` runs it, `programs/slipway_program.py` is what it
-runs.
+built environments are the user's. Neighbours: `child.py` runs it, `programs/slipway_program.py` is the
+program.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from launcher.config import runtime_config
 
 NAME = "ours"
 _PROGRAM = Path(__file__).parent / "programs" / "slipway_program.py"
-# What a step took to be trained on is the trainer's; what its rollouts took is the program's.
+# The trainer reports a step's training time, the program the time of its rollouts.
 _RESULTS = Path("results")
 
 

@@ -1,7 +1,7 @@
-"""This computer's cores, and how busy other processes keep it.
+"""This computer's cores, and the load by other processes.
 
-Neighbours: `runs.py` looks before and after each run, `remarks.py` says what was seen. Linux only, as runs on
-this computer are. Knows nothing of what is measured.
+Neighbours: `runs.py` looks before and after each run, `remarks.py` reports it. Linux only, as runs on this
+computer are. Knows nothing of the measurements.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ def load() -> float:
 
 
 def busy_share(seconds: float = _SAMPLE_SECONDS) -> float:
-    """The share of all cores that somebody uses now. Ask while nothing of ours runs: a load average still has
-    what ended a minute ago."""
+    """The share of all cores that is in use now. Ask while nothing of ours runs: a load average still
+    includes processes that ended a minute ago."""
     before, began = busy_seconds(), time.monotonic()
     time.sleep(seconds)
     return share(busy_seconds() - before, time.monotonic() - began)
@@ -48,7 +48,7 @@ def share(computed: float, seconds: float) -> float:
 
 
 def busy_seconds() -> float:
-    """What all cores have computed since the computer started."""
+    """The processor seconds of all cores since the computer started."""
     times = psutil.cpu_times()
     waiting = times.idle + getattr(times, "iowait", 0.0)
     # Guests' time is in the user's already.

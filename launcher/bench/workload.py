@@ -15,7 +15,7 @@ _TASK = Path(__file__).with_name("task.json")
 # A step's: so many inputs, so many answers to each, and the most tokens of an answer.
 EXAMPLES, ROLLOUTS, ANSWER_TOKENS = 8, 8, 64
 LEARNING_RATE, RANK, ALPHA = 2e-3, 16, 16
-# What a record needs, and the first step whose time counts: those before it warm up.
+# The number of steps of a record, and the first step whose time counts: those before it warm up.
 STEPS, FIRST_STEP = 40, 6
 
 

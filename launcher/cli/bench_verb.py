@@ -17,7 +17,7 @@ from launcher.console.output import Output
 
 
 def bench(output: Output, against: str | None, steps: int, seeds: int, staleness: int | None) -> int:
-    """Measure. The exit code says whether it was measured, never how fast it was."""
+    """Measure. The exit code tells whether it was measured, never how fast it was."""
     if against is not None:
         raise UsageError(
             "--against is no longer an option of launch bench",

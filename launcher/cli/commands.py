@@ -1,8 +1,8 @@
 """The options of `launch`, its help, and all its verbs in their order.
 
 Neighbours: `main.py` calls `invoke`; `run_commands.py`, `results_commands.py` and `bench_command.py` have the
-other verbs and their options; a run is `run.py`'s. Knows nothing of how anything is done: it hands values
-on, and imports what does the work when asked.
+other verbs and their options; a run is `run.py`'s. Does no work itself: it hands values on, and imports a
+verb's implementation when it is called.
 """
 
 from __future__ import annotations
@@ -67,7 +67,8 @@ def _options(command: Any) -> list[str]:
 
 
 def invoke(own: list[str], invocation: Invocation) -> int:
-    """Parse and do; returns the exit code. Raises UsageError for what cannot be parsed."""
+    """Parse and run the verb; returns the exit code. Raises UsageError for a command line that cannot be
+    parsed."""
     command = typer.main.get_command(app)
     try:
         code = command.main(args=own, prog_name="launch", standalone_mode=False, obj=invocation)
@@ -142,7 +143,7 @@ def plan(
 
 
 def doctor(context: typer.Context, as_json: Json = False, debug: Debug = False) -> int:
-    """Check whether this computer is ready for a run, and say how to fix problems."""
+    """Check whether this computer is ready for a run, and show a fix for each problem."""
     from launcher.cli.doctor import doctor
 
     return doctor(context.obj.output, context.obj.env_file)

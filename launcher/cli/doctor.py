@@ -32,7 +32,7 @@ CHECK_SECONDS = 2.0
 _MIN_MEMORY_BYTES = 4 * 10**9
 _MIN_CORES = 2
 _LOCAL_RUN = "a run on this computer"
-# What a run on rented machines needs of this computer as well, besides SkyPilot, its tools and an account.
+# Requirements on this computer of a run on rented machines, besides SkyPilot, its tools and an account.
 _NEEDED_EVERYWHERE = frozenset({"python", "folders", "settings"})
 
 State = Literal["ok", "warn", "fail", "info"]
@@ -52,7 +52,7 @@ class Check:
 
 
 def doctor(output: Output, env_file: Path | None) -> int:
-    """Show every check and two verdicts. The exit code says whether a local run can work; on a Mac, where
+    """Show every check and two verdicts. The exit code tells whether a local run can work; on a Mac, where
     none can, whether a rented one can."""
     home = Home.find()
     checks = run_checks(home, env_file)
@@ -159,7 +159,7 @@ def _platform() -> Check:
 
 
 def _compiler() -> Check:
-    """torch compiles a few kernels when it finds one; without, it takes what it has."""
+    """torch compiles a few kernels if it finds a compiler; without one it uses its own."""
     found = next((path for name in ("g++", "clang++", "c++") if (path := shutil.which(name))), None)
     if found:
         return Check("compiler", "ok", found)
@@ -190,7 +190,7 @@ def _memory() -> Check:
 
 
 def _gpus() -> Check:
-    """Only `--gpus local` needs them; whether a model fits on them, only its plan says."""
+    """Only `--gpus local` needs them; its plan tells whether a model fits on them."""
     from launcher.backends import local_gpus
     from runtime.fitness import Needs
     from runtime.nvidia_smi import HostError

@@ -33,7 +33,7 @@ from runtime.shared.peft_format import engine_rank
 _CONFIG = "adapter_config.json"
 _FILES = (_CONFIG, "adapter_model.safetensors")
 DTYPES = ("float32", "bfloat16", "float16")
-# A merge that a rounding takes more of the adapter's change from than this is said.
+# If rounding takes more than this share of the adapter's change in a merge, a warning is shown.
 _LARGE_ROUNDING_LOSS = 0.05
 
 

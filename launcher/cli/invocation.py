@@ -1,6 +1,7 @@
-"""Arguments that bypass the option parser: the program after `--`, and options of a run, wherever they stood.
+"""Arguments that bypass the option parser: the program after `--`, and options of a run, at any place.
 
-Neighbours: `main.py` makes one, `commands.py` hands it on to what does the work. Knows nothing of verbs.
+Neighbours: `main.py` makes one, `commands.py` hands it on to the verb's implementation. Knows nothing of
+verbs.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any
 
 from launcher.console.output import Output
 
-# The parameters of `launch` that are settings of a run; --max is named for what it is, max being Python's.
+# The parameters of `launch` that are settings of a run; --max is `maximum` here, because `max` is Python's.
 RUN_OPTIONS = (
     "model", "name", "resume", "from_run", "gpus", "infra", "train_gpus", "infer_gpus", "disk", "wandb",
     "port", "openai_env", "arbor", "art", "budget", "max_price", "yes", "maximum", "lease", "idle", "grace",
@@ -33,7 +34,7 @@ class Invocation:
     env_file: Path | None = None
 
     def with_options(self, given: Mapping[str, Any]) -> Invocation:
-        """With what the parser read, by parameter, over what there is already."""
+        """A copy with the options that the parser read, by parameter, over the earlier ones."""
         flags = {name: given.get(name) for name in RUN_OPTIONS}
         flags["max"] = flags.pop("maximum")
         flags["from"] = flags.pop("from_run")

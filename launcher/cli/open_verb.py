@@ -1,8 +1,8 @@
 """`launch open`: a run's page in the browser; from its endpoint while it lives, else from the files at home.
 
 Neighbours: `commands.py` calls, `proxy/page_routes.py` lets the browser in, `dashboard/page_folder.py` makes
-the folder. The link that lets a browser in is in no command line: others of this computer could read it
-there. The browser is given a file of this user's instead, which goes on to it.
+the folder. The link that lets a browser in is in no command line, because other users of this computer could
+read it there. The browser opens a file of this user's instead, which goes on to the link.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def _saved_page(
 
 
 def _has_screen() -> bool:
-    """Whether a browser could open a window; else Python might start one inside the terminal."""
+    """Whether a browser could open a window; without a screen Python might start one in the terminal."""
     if sys.platform == "darwin" or os.environ.get("BROWSER"):
         return True
     return bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))

@@ -1,7 +1,7 @@
-"""The options of a run: each one's flag, its help, and the group of `--help` it stands in.
+"""The options of a run: each one's flag, its help, and its group in `--help`.
 
-Neighbours: `commands.py` gives them to `launch` itself and to `launch plan`; what their text means is in
-`settings.py`. Knows nothing of values.
+Neighbours: `commands.py` gives them to `launch` itself and to `launch plan`; `settings.py` parses their text.
+Knows nothing of values.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def run_names(incomplete: str) -> list[str]:
     return [word for word in words if word.startswith(incomplete)]
 
 
-# ------------------------------------------------------------------ what to run
+# ------------------------------------------------------------------ program and model
 
 Model = Annotated[
     str | None,

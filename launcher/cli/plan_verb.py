@@ -1,4 +1,4 @@
-"""`launch plan` and `launch --dry-run`: a run's resources, cost and memory fit. Starts nothing.
+"""`launch plan` and `launch --dry-run`: a run's resources, cost and memory fit.
 
 Neighbours: `pricing.py` makes the plan, `price_agreement.py` and `memory_table.py` have its tables,
 `commands.py` calls. Starts nothing.
@@ -49,7 +49,7 @@ def show(
         _show_without_prices(output, settings)
         raise
     output.result(plan.to_dict(), _text(plan))
-    # Memory is known: then whoever had to be asked for the model's config.json has answered.
+    # If the memory plan is known, the hub has answered if it had to be asked for the model's config.json.
     request_validation.validate_plan(settings, asks=plan.gpus is not None and plan.gpus.memory is not None)
     memory_fit.refuse_too_small(plan)
     return EXIT_OK

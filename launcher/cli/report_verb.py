@@ -1,7 +1,7 @@
 """`launch report`: draws one run, or several side by side, as one file from the results on this computer.
 
-Neighbours: `commands.py` calls, `results/report_data.py` reads, `results/report_page.py` makes the page. Asks
-no runtime and no network: it works for a run that lives, and for one that is long gone.
+Neighbours: `commands.py` calls, `results/report_data.py` reads, `results/report_page.py` makes the page. Uses
+no runtime and no network: it works for a live run, and for one that ended long ago.
 """
 
 from __future__ import annotations

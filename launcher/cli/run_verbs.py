@@ -1,8 +1,7 @@
 """The verbs about runs that were started: status, logs, pull, env, config.
 
 Neighbours: `commands.py` calls these, `teardown_verbs.py` has those that end a run, `records/records.py`
-knows the runs, `output.py` prints.
-Imports no HTTP library and no pydantic where the answer is on this disk.
+knows the runs, `output.py` prints. Imports no HTTP library and no pydantic if the answer is on this disk.
 """
 
 from __future__ import annotations
@@ -299,7 +298,7 @@ def _log_file(folder: Path, name: str, which: str) -> Path:
     if which in _LAUNCHER_LOGS:
         found = {which: folder / f"{which}.log"}
     else:
-        # The machine's own files while they are here, else what came home.
+        # The machine's own files while they are here, else those that came home.
         found = {path.stem: path for path in sorted((folder / RESULTS / "logs").glob("*.log"))}
         found |= {path.stem: path for path in sorted((folder / "machine" / "logs").glob("*.log"))}
     if which in found and found[which].exists():
@@ -328,7 +327,7 @@ def _show(write: Callable[[str], None], path: Path, going_on: Callable[[], bool]
 
 
 def _was_replaced(path: Path, descriptor: int) -> bool:
-    """Whether the name is by now that of another file."""
+    """Whether the name belongs to another file by now."""
     try:
         return path.stat().st_ino != os.fstat(descriptor).st_ino
     except OSError:

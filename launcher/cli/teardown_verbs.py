@@ -1,8 +1,8 @@
-"""The verbs that end what was started: down and gc.
+"""The verbs that end runs and remove leftovers: down and gc.
 
 Neighbours: `commands.py` calls these, `teardown/take_down.py` ends a run, `leftovers.py` and
-`rented_leftovers.py` beside it find what is left of others, `output.py` prints.
-Imports no HTTP library and no pydantic.
+`rented_leftovers.py` beside it find leftovers of others, `output.py` prints. Imports no HTTP library and no
+pydantic.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from launcher.teardown import leftovers, take_down
 if TYPE_CHECKING:
     from launcher.backends.skypilot.orphaned_machines import OrphanReport
 
-# The run's own `launch` has so long to begin its end once it was told to: its program may be saving.
+# The time that the run's own `launch` gets to begin its end after the signal: its program may be saving.
 _ORDERLY_SECONDS = 180.0
-# While it waits for results that do not come, whoever typed `down` waits with it for so long.
+# While it waits for results that do not come, the user of `launch down` waits with it for so long.
 _KEEPING_SECONDS = take_down.TRIES_SECONDS
 _POLL_SECONDS = 0.25
 # Before a provider has answered there is no machine to end, and then there may be one.
@@ -46,8 +46,8 @@ _PROGRESS_SECONDS = 20.0
 
 
 def down(output: Output, name: str, give_up: bool = False, elsewhere: bool = False) -> int:
-    """End a run, whoever started it, and prove it. `give_up`: its results may be lost with its machine.
-    `elsewhere`: also a run that lives on another computer or container.
+    """End a run, whichever process started it, and prove it. `give_up`: its results may be lost with its
+    machine. `elsewhere`: also end a run that lives on another computer or container.
 
     Raises NotPulled when the machine is kept for the results, or has taken them along.
     """
@@ -144,11 +144,11 @@ def _ask_launch_to_end(
 
 
 def _confirm_elsewhere(output: Output, store: RecordStore, record: RunRecord, elsewhere: bool) -> RunRecord:
-    """Show where a run lives whose processes cannot be seen here, and what ending it from here means.
+    """Show the place of a run whose processes cannot be seen here, and the effect of ending it from here.
 
     A rented run can be ended from here; the user is asked first if it still gives a sign of life. For any
-    other the record is closed, because `--elsewhere` says that its computer or container is gone. Raises
-    UsageError, TeardownUnverified.
+    other run the record is closed, because the user confirms with `--elsewhere` that its computer or
+    container is gone. Raises UsageError, TeardownUnverified.
     """
     label = record.name or record.id
     if not record.rented:
@@ -185,7 +185,7 @@ def _record_abandoned_results(output: Output, store: RecordStore, record: RunRec
 def _find_at_providers(
     output: Output, home: Home, infra: Sequence[str]
 ) -> tuple[list[leftovers.Leftover], OrphanReport | None]:
-    """Machines at providers, and the providers that answered. Nobody is asked if nothing was ever rented."""
+    """Machines at providers, and the providers that answered. None is asked if nothing was ever rented."""
     from launcher.teardown import rented_leftovers
 
     asked = [*rented_leftovers.clouds(home), *infra]
@@ -196,7 +196,7 @@ def _find_at_providers(
 
 
 def _confirm_removal(output: Output, shown: str, count: int) -> bool:
-    """Show the finds and ask. Without a terminal nobody is asked, and nothing is removed."""
+    """Show the finds and ask. Without a terminal there is no question, and nothing is removed."""
     if not consent.can_prompt(output):
         return False
     output.note(shown)
@@ -229,14 +229,14 @@ def _ended(output: Output, failure: LaunchError | None) -> int:
 
 
 def _remove(output: Output, finds: list[leftovers.Leftover], seen: OrphanReport | None) -> int:
-    """Take each away and say how it went; the first failure decides the exit code."""
+    """Remove each find and show the result; the first failure decides the exit code."""
     failure: LaunchError | None = None
     described: list[dict[str, Any]] = []
     rows = [["LEFT", "NOW"]]
     for find in finds:
         try:
             done = find.remove()
-        except Exception as error:  # noqa: BLE001 - whatever one raises must not keep the others
+        except Exception as error:  # noqa: BLE001 - an error of one must not stop the others
             refused = error if isinstance(error, LaunchError) else _refused(output, find, error)
             failure = failure or refused
             done = f"NOT removed: {refused.message}: {refused.why}"

@@ -23,8 +23,8 @@ _WITH_PROGRAM = ("ssh", "exec")
 
 
 def check_verb(verb: str, invocation: Invocation, dry_run: bool) -> None:
-    """A verb takes no program, but for those of a machine, and none of a run's options; `config` shows them,
-    `plan` is about a run: those two take them before and behind."""
+    """Refuse a program after a verb, except after those of a machine, and refuse options of a run before or
+    behind a verb, except for `config`, which shows them, and `plan`, which is about a run."""
     if verb == "plan":
         return
     if invocation.command is not None and verb not in _WITH_PROGRAM:

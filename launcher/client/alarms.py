@@ -25,7 +25,7 @@ class Thresholds:
     flat_groups: float = 0.9
     # Tokens of an answer, as a multiple of the start's.
     length: float = 2.0
-    # Share of an answer's four-word sequences that it had said before.
+    # Share of an answer's four-word sequences that occurred in it before.
     repetition: float = 0.5
     # Entropy of the sampled tokens, as a share of the start's.
     entropy: float = 0.1
@@ -37,13 +37,13 @@ class Thresholds:
     kl_behaviour: float = 0.05
     # Nats a token between the policy and the model before training (measured when train.kl_beta > 0).
     kl_reference: float = 1.0
-    # Share of the trained tokens past train.dual_clip, which teach nothing: none where there is no staleness.
+    # Share of the trained tokens past train.dual_clip, which teach nothing: 0 without staleness.
     masked: float = 0.01
     # Share of the tokens of answers some steps old that a clip or train.dual_clip has stopped: 0.00 to 0.05
     # where the embedded model learns 2 steps behind, 0.4 to 0.8 under gspo's clip, where it learns half.
     stale: float = 0.2
-    # How many times as likely as the engine said the trainer finds some token, in each of the last `window`
-    # steps; train.mismatch_cap bounds what such a token weighs.
+    # The largest ratio of the trainer's to the engine's probability of one token, in each of the last
+    # `window` steps; train.mismatch_cap bounds the weight of such a token.
     ratio_max: float = 100.0
     # Validations without a better score, while the training reward rises by `reward_rise` of its own spread
     # at the start.
@@ -98,7 +98,7 @@ class Observed:
     # The share of the trained answers that have a masked token.
     masked_answers: float | None = None
     ratio_max: float | None = None
-    # By how many steps old they are; nothing where no answer is older than the policy.
+    # By how many steps old they are; nothing if no answer is older than the policy.
     lags: Mapping[int, StalenessBucket] = field(default_factory=dict)
 
 
@@ -113,7 +113,7 @@ class Alarm:
 
 @dataclass
 class Alarms:
-    """Holds what has been observed so far. `raised`: all alarms, in order."""
+    """Holds the observations so far. `raised`: all alarms, in order."""
 
     thresholds: Thresholds = field(default_factory=Thresholds)
     raised: list[Alarm] = field(default_factory=list)
@@ -236,10 +236,10 @@ class Alarms:
     def _oldest_above(
         self, total: Callable[[StalenessBucket], float], limit: float
     ) -> tuple[int, dict[int, float]] | None:
-        """The oldest lag whose tokens have so much each, and what those of every lag have.
+        """The oldest lag whose tokens exceed `limit` on average, and the averages of every lag.
 
-        Only a lag that is in each of the last steps and of any weight: a few tokens say nothing. Where those
-        of the policy itself have so much too, it is not their age.
+        Only a lag that is in each of the last steps and has enough tokens counts, because a few tokens prove
+        nothing. If the policy's own tokens exceed it too, their age is not the reason.
         """
         steps = [it.lags for it in self._steps[-self.thresholds.window :]]
         tokens: dict[int, float] = {}

@@ -1,6 +1,6 @@
-"""The gateway's answers to our own routes, read: JSON, or the error they carry as an exception.
+"""Reads the gateway's answers to our own routes: JSON, or the error they carry as an exception.
 
-Neighbours: `connection.py` asks. Knows nothing of what is asked.
+Neighbours: `connection.py` asks. Knows nothing of the requests.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from launcher.client.schema import CLIENT_STATE_MAX_BYTES
 
 
 def parse_json(response: httpx.Response) -> Any:
-    """The answer's JSON. Raises Refused where it is not JSON."""
+    """The answer's JSON. Raises Refused if it is not JSON."""
     try:
         return response.json()
     except ValueError:

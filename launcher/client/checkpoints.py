@@ -1,6 +1,6 @@
 """The checkpoints that a run keeps: listed, and pinned so that they stay.
 
-Neighbours: `connection.py` carries the requests, `steps.py` restores one. Knows nothing of what is in them.
+Neighbours: `connection.py` carries the requests, `steps.py` restores one. Knows nothing of their content.
 """
 
 from __future__ import annotations

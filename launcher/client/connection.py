@@ -1,6 +1,7 @@
-"""A program's connection to its run: its address and key, JSON requests on our routes, and who answers there.
+"""A program's connection to its run: its address and key, JSON requests on our routes, and the run's
+identity.
 
-Neighbours: `wire.py` sends and retries, `answers.py` reads what comes back, `schema.py` has the bodies;
+Neighbours: `wire.py` sends and retries, `answers.py` reads the answers, `schema.py` has the bodies;
 `steps.py`, `tracing/` and `session.py` stand on it, as do DSPy's engine and the judges. Knows nothing of
 rollouts, training steps or trajectories.
 """
@@ -27,7 +28,7 @@ class Connection:
 
     endpoint: Endpoint
     patience: Patience = field(default_factory=Patience.of_run)
-    # For requests whose answers somebody else reads, refusals too.
+    # For requests whose answers other code reads, refusals too.
     wire: Wire = field(init=False, repr=False)
     _served_name: str | None = field(default=None, init=False, repr=False)
     _run_id: str | None = field(default=None, init=False, repr=False)
@@ -35,7 +36,7 @@ class Connection:
     def __post_init__(self) -> None:
         self.wire = Wire(self.endpoint, self.patience)
 
-    # ------------------------------------------------------------- where it answers
+    # ------------------------------------------------------------- address
 
     @property
     def api_key(self) -> str:
@@ -62,7 +63,7 @@ class Connection:
         return answer.model_validate(parse_json(self.request("POST", path, body.model_dump_json().encode())))
 
     def request(self, method: str, path: str, content: bytes | None = None) -> httpx.Response:
-        """The answer, where it is no error."""
+        """The answer. Raises the error that it carries."""
         headers = {REQUEST_HEADER: new_request_id()}
         if content is not None:
             headers["content-type"] = "application/json"
@@ -71,7 +72,7 @@ class Connection:
             raise refused_error(method, path, response)
         return response
 
-    # ------------------------------------------------------------- who answers
+    # ------------------------------------------------------------- identity
 
     def status(self) -> RuntimeStatus:
         """The whole state of the run now."""
@@ -86,7 +87,7 @@ class Connection:
 
     @property
     def run_id(self) -> str:
-        """The run's id, by which its versions are told from another run's."""
+        """The run's id; it distinguishes the run's versions from another run's."""
         return self._run_id or self.status().run_id
 
     @property

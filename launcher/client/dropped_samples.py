@@ -1,8 +1,8 @@
 """A warning for each reason that dropped more than half of a step's answers, once each, with advice.
 
-Neighbour: `steps.py` tells it each step that is settled, whichever program trains. Every step's counts are
-in its status; this is the one line for who does not look at them. Groups without variance are left out of
-healthy steps too, early and late in a training: they are reported only where nothing of the step was trained.
+Neighbour: `steps.py` tells it each step that is settled, whichever program trains. Every step's counts are in
+its status; this line is for users who do not look at them. Groups without variance are left out of healthy
+steps too, early and late in a training: they are reported only if nothing of the step was trained.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from launcher.client.schema import StepCounts
 
 _MIN_SHARE = 0.5
 _ZERO_VARIANCE = "no variance"
-# By what a reason begins with: the setting that changes it.
+# By the beginning of a reason: the setting that changes it.
 _ADVICE = (
     (
         "truncated",
@@ -55,7 +55,7 @@ class DroppedSampleWarnings:
 
 
 def main_reason(counts: StepCounts) -> str | None:
-    """The one for which more than half of a step was left out, where there is such a one to say."""
+    """The reason that more than half of a step was left out for; None if there is none to report."""
     reason, count = max(counts.dropped.items(), key=lambda it: it[1], default=("", 0))
     if count <= _MIN_SHARE * _answer_count(counts) or (
         reason.startswith(_ZERO_VARIANCE) and counts.trained > 0

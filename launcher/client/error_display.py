@@ -1,8 +1,8 @@
-"""An error of ours that ends a program: its message first, then where in the program's code it came from.
+"""Shows an error of ours that ends a program: its message first, then its place in the program's code.
 
-Neighbours: `session.py` has this said in a program that is connected, `failures.py` has the errors,
-`dspy/rollouts.py` says where a program crashed. Any other exception is shown as Python shows it. Knows
-nothing of what went wrong.
+Neighbours: `session.py` installs it in a program that is connected, `failures.py` has the errors,
+`dspy/rollouts.py` shows a crash's place. Any other exception is shown as Python shows it. Knows nothing of
+the errors' reasons.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from types import TracebackType
 from launcher.base.sanitize import plain_text as sanitized
 from launcher.client.failures import ClientError
 
-# Where code lies that is not the program's: Python's own, what is installed, ours.
+# The places of code that is not the program's: Python's own, installed packages, ours.
 _NOT_USER_CODE = (
     "<frozen",
     *(f"{sysconfig.get_path(it)}{os.sep}" for it in ("stdlib", "platstdlib", "purelib", "platlib")),
@@ -34,7 +34,7 @@ def user_code_lines(error: BaseException) -> list[str]:
 
 
 def install_excepthook() -> None:
-    """From here on an error of ours that nobody catches says its message first."""
+    """From here on an uncaught error of ours shows its message first."""
     if not getattr(sys.excepthook, "says_ours", False):
         sys.excepthook = _ExceptHook(sys.excepthook)
 

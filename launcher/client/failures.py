@@ -1,4 +1,4 @@
-"""The errors between a program and its run; each says why and what to do.
+"""The errors between a program and its run; each has a reason and a hint.
 
 Neighbours: `wire.py`, `connection.py` and `steps.py` raise these, `grpo.py` adds the optimizer's own.
 
@@ -12,7 +12,7 @@ Neighbours: `wire.py`, `connection.py` and `steps.py` raise these, `grpo.py` add
         └── TrainingFailed   the optimizer cannot go on: no sample, no score
 """
 
-# ruff: noqa: N818 - these names say what happened
+# ruff: noqa: N818 - these names are events
 from __future__ import annotations
 
 from typing import Any

@@ -1,6 +1,6 @@
 """Groups for a step: of rollouts that have their rewards with them, or of rewards by rollout id.
 
-Neighbours: `steps.py` sends them, `schema.py` has what they are. Knows nothing of how a rollout was made.
+Neighbours: `steps.py` sends them, `schema.py` has their form. Knows nothing of a rollout's making.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def group(
 ) -> Group:
     """One group, of rollouts that have their rewards, or of rollout id → reward.
 
-    A text instead of a number excludes the rollout and says why (C22).
+    A text instead of a number excludes the rollout and is the reason (C22).
     """
     if isinstance(rewards, Mapping):
         by_id = cast("Mapping[str, float | str | None]", rewards)

@@ -1,12 +1,12 @@
-"""Holds a run for a Python process that started it, and ends it when that process is gone, however it went.
+"""Holds a run for a Python process that started it, and ends it when that process is gone, for any reason.
 
     python -P -m launcher.client.holder --pipe FD -- LAUNCH'S COMMAND LINE
 
 It stands between the process and `launch`, in a session of its own, so that a Ctrl-C in a notebook ends
-nothing. At the pipe's end, which a kill -9 brings as well, it tells `launch` to end the run in order. The
+nothing. At the pipe's end, which a kill -9 brings as well, it signals `launch` to end the run in order. The
 run's program is `python -m launcher.client.holder` without arguments: it waits for the end of its input,
-which is the end of the holder, so that the run ends also where the holder itself is killed.
-Neighbours: `started_run.py` starts it and reads what `launch` says. Knows nothing of runs.
+which is the end of the holder, so that the run ends also if the holder itself is killed. Neighbours:
+`started_run.py` starts it and reads the output of `launch`. Knows nothing of runs.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
-# The byte that says: all is well, end in order. The pipe's end without it is a process that is gone.
+# The byte for an orderly end. The pipe's end without it means that the process is gone.
 DONE = b"."
 _LOOK_SECONDS = 0.25
 
@@ -41,7 +41,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _hold(launch: subprocess.Popen[bytes], pipe: int) -> int:
-    """Until `launch` has ended by itself, or the pipe says that it should.
+    """Wait until `launch` has ended by itself, or until the pipe requests its end.
 
     The pipe's number is that of the process, where many files may be open: `select` takes none past 1,023.
     """

@@ -1,7 +1,8 @@
-"""The program's own state (where in its data it is): it rides on the steps, and agrees with what is kept.
+"""The program's own state (its place in its data): it rides on the steps, and agrees with the kept
+checkpoint.
 
-Neighbours: `session.py` has its methods, `trajectories/train_groups.py` sends the state, `steps.py`
-says which step it is of. Knows nothing of what is in it.
+Neighbours: `session.py` has its methods, `trajectories/train_groups.py` sends the state, `steps.py` has its
+step. Knows nothing of its content.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class ProgramState:
         return merged
 
     def overwrite(self, state: Mapping[str, Any]) -> None:
-        """See `Session.overwrite_state`. Raises ValueError for what no step can carry."""
+        """See `Session.overwrite_state`. Raises ValueError for a state that no step can carry."""
         check_client_state(dict(state))
         self.unsaved = copy.deepcopy(dict(state))
 
@@ -62,9 +63,9 @@ class ProgramState:
         return kept, status.step, None
 
     def mark_saved(self, step: int, state: Mapping[str, Any] | None) -> None:
-        """This state is kept with this step, and nothing is to be kept besides.
+        """This state is kept with this step, and no other part is left to keep.
 
-        It may be one of before: what is known of the newest step stays.
+        The step may be an earlier one: the known state of the newest step stays.
         """
         self.unsaved = None
         if self._known is None or step >= self._known[0]:

@@ -1,7 +1,7 @@
 """Finds a run by its name from a program that `launch` did not start: a notebook, another terminal's script.
 
-Neighbours: `session.py` asks when `connect` is given a name; `launch env` knows where the run answers, and is
-asked as a command, because the client imports nothing of what runs a run.
+Neighbours: `session.py` asks when `connect` is given a name; `launch env` knows the run's address, and is
+called as a command, because the client imports nothing that manages runs.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""The bodies the client sends and reads, its own copy: a user's `runtime.py` beside the program hides none.
+"""The bodies the client sends and reads, its own copy: a user's own `runtime` module beside the program hides
+none.
 
 Neighbours: `runtime/shared/schema.py` and `statuses.py` have the runtime's, and a test compares; `wire.py`
 and `connection.py` send these. A request has exactly the runtime's keys, a response at most those. Knows
-nothing of HTTP or of DSPy, and imports pydantic, and `base/sanitize.py` for what is printed.
+nothing of HTTP or of DSPy, and imports pydantic, and `base/sanitize.py` for printed text.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ MOST_EXAMPLES = 4096
 class RequestBody(BaseModel):
     """A request body: an unknown key is an error, not a silent no-op."""
 
-    # A reward that is no number must arrive as one: as null it would be a reward nobody gave.
+    # A reward that is no number must arrive as one: as null it would be a missing reward.
     model_config = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="constants")
 
 
@@ -43,7 +44,7 @@ class ResponseBody(BaseModel):
     model_config = ConfigDict(extra="ignore", frozen=True)
 
 
-# ------------------------------------------------------------------ what is sent
+# ------------------------------------------------------------------ requests
 
 
 SampleId = Annotated[str, Field(min_length=1, max_length=256)]
@@ -52,7 +53,7 @@ MOST_SAMPLES = 4096
 
 
 class Member(RequestBody):
-    """One rollout's part in a group: a reward for what it sampled, or the reason there is none.
+    """One rollout's part in a group: a reward for its samples, or the reason there is none.
 
     Its samples are named by `rollout`, by `messages` and `completion` or `tool_calls`, or by `sample` or
     `samples`; `predictor` and `call` narrow the reward to those samples. `reward` None excludes the member
@@ -113,11 +114,11 @@ Overlong = Literal["mask", "keep", "soft"]
 
 
 class StepSettings(RequestBody):
-    """Settings of one step that override the run's own `train.` keys; None: as the run has it (C60).
+    """Settings of one step that override the run's own `train.` keys; None: the run's value (C60).
 
-    The names are those of TrainConfig. `schedule` is what becomes of `learning_rate` after `warmup_steps`
-    steps in which it rises to its value: constant, or falling to 0 at step `schedule_steps` (linear, cosine).
-    `schedule_step` is where in it this step is, 0 is the first; None counts the run's steps.
+    The names are those of TrainConfig. `learning_rate` rises to its value over `warmup_steps` steps; after
+    them `schedule` keeps it constant, or lets it fall to 0 at step `schedule_steps` (linear, cosine).
+    `schedule_step` is this step's place in the schedule, 0 is the first; None counts the run's steps.
     """
 
     learning_rate: float | None = Field(default=None, gt=0)
@@ -170,7 +171,8 @@ class StepRequest(RequestBody):
 class Validation(RequestBody):
     """`POST /slipway/validations`: a held-out score. The same compile, step and name is the same validation.
 
-    `step`: how many steps the compile had taken. `version`: the policy that was scored; None: what is served.
+    `step`: the number of steps that the compile had taken. `version`: the policy that was scored; None: the
+    served one.
     """
 
     compile: str = Field(default="", max_length=64)
@@ -192,7 +194,7 @@ class RestoreRequest(RequestBody):
     client_state: ClientState = None
 
 
-# ------------------------------------------------------------------ what is read
+# ------------------------------------------------------------------ responses
 
 StepState = Literal["queued", "training", "committed", "published", "failed"]
 
@@ -200,10 +202,10 @@ StepState = Literal["queued", "training", "committed", "published", "failed"]
 class StepCounts(ResponseBody):
     """The counts of everything a step named: trained + the sum of `dropped` = samples + missing.
 
-    `samples`: answers that the step named, `trained` and `dropped` by what became of them; `dropped` maps a
-    reason to a number of them (or of members, where no sample was found). `sampled_tokens`: of a step with
-    rewards, tokens of the answers that were trained. `learned_tokens`: of a supervised step, tokens of the
-    answers that its examples have; 0 in a step with rewards.
+    `samples`: answers that the step named; each is in `trained` or in `dropped`. `dropped` maps a reason to a
+    number of them (or of members, if no sample was found). `sampled_tokens`: in a step with rewards, tokens
+    of the answers that were trained. `learned_tokens`: in a supervised step, tokens of its examples' answers;
+    0 in a step with rewards.
     """
 
     groups: int = 0
@@ -212,13 +214,14 @@ class StepCounts(ResponseBody):
     trained: int = 0
     sampled_tokens: int = 0
     learned_tokens: int = 0
-    # Given as text that no answer matched: trained on the engine's ids of that text, not on what was sampled.
+    # Answers given as text that no sample matched: trained on the engine's token ids for that text, not on
+    # sampled ones.
     retokenised: int = 0
     turns_joined: int = 0
     sealed: int = 0
     sealed_by: dict[str, int] = {}
     groups_without_variance: int = 0
-    # Answers that nobody is known to have received: no samples, so not among `samples` either.
+    # Answers without a receipt: no samples, so not among `samples` either.
     unreceived: int = 0
     dropped: dict[str, int] = {}
 
@@ -293,7 +296,7 @@ class RuntimeStatus(ResponseBody):
     lease_left_seconds: float | None = None
     client_state: dict[str, Any] | None = None
     last_metrics: dict[str, float] = {}
-    # What the run's own `train.` keys say, of those that a step may change (StepSettings).
+    # The run's own `train.` settings that a step may change (StepSettings).
     settings: dict[str, Any] = {}
     # A sample older than so many steps is not trained.
     max_staleness: int | None = None

@@ -1,8 +1,8 @@
 """A program's session with its run: `connect()` gives it, and every part is a method of it.
 
-Neighbours: `connection.py` carries the requests, `steps.py` has the training steps, `checkpoints.py` what is
-kept, `program_state.py` the program's place; `tracing/` tags rollouts, `trajectories/` trains and logs groups
-of them. Knows nothing of DSPy: any program in any SDK can roll out in a `rollout`, or against its
+Neighbours: `connection.py` carries the requests, `steps.py` has the training steps, `checkpoints.py` the kept
+checkpoints, `program_state.py` the program's place; `tracing/` tags rollouts, `trajectories/` trains and logs
+groups of them. Knows nothing of DSPy: any program in any SDK can roll out in a `rollout`, or against its
 `rollout_url`, and reward here.
 
     session = connect()
@@ -50,7 +50,7 @@ from launcher.client.wire import Endpoint, Patience
 def connect(
     base_url: str | None = None, api_key: str | None = None, patience: Patience | None = None
 ) -> Session:
-    """The run this program was started in; `LAUNCH_BASE_URL` and `LAUNCH_API_KEY` say which.
+    """The run this program was started in, by `LAUNCH_BASE_URL` and `LAUNCH_API_KEY`.
 
     From elsewhere on this computer, a notebook above all, its name: `connect("dev")`; or its address and key.
     Asks for the run's status, so it raises NotConnected, EndpointLost or Refused now rather than later.
@@ -95,7 +95,7 @@ class Session:
         self._state = ProgramState(self._steps)
         self._traced_run = TracedRun(self.connection)
 
-    # ------------------------------------------------------------- where it answers
+    # ------------------------------------------------------------- address
 
     @property
     def api_key(self) -> str:
@@ -111,7 +111,7 @@ class Session:
         return self.connection.rollout_url(rollout)
 
     def new_rollout(self) -> str:
-        """A rollout id nobody has used."""
+        """A new, unused rollout id."""
         return f"r-{uuid.uuid4().hex}"
 
     def rollout(
@@ -122,7 +122,7 @@ class Session:
         purpose: Literal["train", "eval"] = "train",
         untrainable: Literal["count", "refuse"] = "count",
     ) -> Rollout:
-        """`with run.rollout() as r:` tags what is asked inside (OpenAI's SDK, httpx, LiteLLM, LangChain).
+        """`with run.rollout() as r:` tags the requests inside (OpenAI's SDK, httpx, LiteLLM, LangChain).
 
         `untrainable="refuse"`: a request whose answer could not be trained is an error at once.
         """
@@ -130,7 +130,7 @@ class Session:
 
     def samples_of(self, rollout: str) -> list[dict[str, Any]]:
         """The answers sampled in a rollout's name, in order, each as `sample` (its name), `version`,
-        `predictor`, `purpose`, `received`, and `unscorable`: why it cannot be trained, else None."""
+        `predictor`, `purpose`, `received`, and `unscorable`: the reason why it cannot be trained, or None."""
         return samples_of(self.connection, rollout)
 
     @property
@@ -157,7 +157,7 @@ class Session:
 
     @property
     def run_id(self) -> str:
-        """The run's id, by which its versions are told from another run's."""
+        """The run's id; it distinguishes the run's versions from another run's."""
         return self.connection.run_id
 
     @property
@@ -193,9 +193,9 @@ class Session:
     ) -> StepStatus:
         """Train one step on these groups, or on these examples; with `wait`, until its version is published.
 
-        `settings`: what this step does otherwise than the run.
+        `settings`: this step's settings that differ from the run's.
 
-        The step happens once, whatever the connection does: each try has the same `key`. The same key with
+        The step happens once, also over a broken connection: each try has the same `key`. The same key with
         another body is refused (409). Raises StepFailed with the runtime's reason, ValueError for a
         client_state over 64 KiB, EndpointLost, and Rewound when the machine and these rollouts were lost.
         """
@@ -212,7 +212,7 @@ class Session:
         return self._steps.wait(step, timeout_seconds, committed)
 
     def settle(self, timeout_seconds: float | None = None) -> RuntimeStatus:
-        """The status once no step is under way: what a restarted program should resume from."""
+        """The status once no step is in progress: a restarted program should resume from it."""
         return self._steps.settle(timeout_seconds)
 
     # ------------------------------------------------------------- training by trajectories
@@ -256,9 +256,9 @@ class Session:
     # ------------------------------------------------------------- the program's state
 
     def read_state(self) -> dict[str, Any]:
-        """The program's state as of the last committed step, with what was merged since; `{}` at first.
+        """The program's state as of the last committed step, with everything merged since; `{}` at first.
 
-        Asked by a program that begins again, it waits for the step that its earlier life left behind.
+        In a program that begins again, it waits for the step that its earlier life left behind.
         """
         return self._state.read()
 
@@ -297,7 +297,7 @@ class Session:
         wait: bool = True,
         timeout_seconds: float | None = None,
     ) -> StepStatus:
-        """Serve a kept checkpoint again, as a new version. It is a step: see `step` for what it raises.
+        """Serve a kept checkpoint again, as a new version. It is a step, with the errors of `step`.
 
         Without a `client_state` the program's place goes back to the checkpoint's too.
         """

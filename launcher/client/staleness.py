@@ -1,6 +1,6 @@
-"""How many steps old an answer may be when it is trained: a program's bound, held against its run's.
+"""The bound on an answer's age in steps when it is trained: checks a program's bound against its run's.
 
-Neighbours: whoever rolls out ahead of the training asks. Knows nothing of how that is done.
+Neighbours: all code that rolls out ahead of the training asks. Knows nothing of how that is done.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ def check_integers(**values: int) -> None:
 
 
 def check_staleness(staleness: int, max_staleness: int | None) -> None:
-    """Raise TrainingFailed where the run leaves out what is so old; `most`: None where it does not say."""
+    """Raise TrainingFailed if the run leaves out answers of this age. `max_staleness` None: unknown."""
     if max_staleness is not None and staleness > max_staleness:
         raise TrainingFailed(
             f"This run cannot train with staleness={staleness}",

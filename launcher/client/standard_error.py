@@ -1,7 +1,7 @@
-"""How sure a mean is: its standard error, which every ± of ours is.
+"""The standard error of a mean, which every ± of ours is.
 
-Neighbours: `dspy/report.py` has it in a step's line, `dspy/validation.py` and `trajectories/log_groups.py`
-in a validation's. Pure: knows nothing of programs or of the wire.
+Neighbours: `dspy/report.py` has it in a step's line, `dspy/validation.py` and `trajectories/log_groups.py` in
+a validation's. Pure: knows nothing of programs or of the wire.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ def of_mean(values: Sequence[float]) -> float:
 def of_groups(groups: Iterable[Sequence[float]]) -> float:
     """The standard error of the mean of all values, where the G groups are the independent draws.
 
-    Rollouts of one example are alike, so their number says nothing of how sure the mean is. With the sums
-    S_g, the sizes n_g, N of all and the mean m: sqrt(G / (G - 1) * sum((S_g - n_g * m)²)) / N, the estimate
-    for means of clusters (Cochran, Sampling Techniques, 1977, section 11.8). Of groups of one size it is
+    Rollouts of one example are alike, so their number does not make the mean more certain. With the sums S_g,
+    the sizes n_g, N of all and the mean m: sqrt(G / (G - 1) * sum((S_g - n_g * m)²)) / N, the estimate for
+    means of clusters (Cochran, Sampling Techniques, 1977, section 11.8). Of groups of one size it is
     `of_mean` of the groups' means. NaN for fewer than two groups.
     """
     filled = [it for it in groups if it]

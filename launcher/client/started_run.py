@@ -1,7 +1,7 @@
 """Starts a run from Python: `with start(model="tiny") as run:`, in a notebook or a script.
 
-Neighbours: `holder.py` holds it and ends it with this process; `session.py` is what a program does with it.
-The run is one of `launch`, started as a command; this only asks for it and waits until it is ready.
+Neighbours: `holder.py` holds it and ends it with this process; `session.py` has its use by a program. The run
+is one of `launch`, started as a command; this only asks for it and waits until it is ready.
 """
 
 from __future__ import annotations
@@ -65,10 +65,10 @@ def start(
 ) -> StartedRun:
     """Start a run and wait until it is ready. `settings` are those of `--set`, `options` launch's others.
 
-    `from_run`: in the place of a model an earlier run to begin with, as `--from` names it. For rented GPUs
-    there is nobody to ask about the price: `yes=True` agrees to it, and `max` ("2h") or `budget` (dollars)
-    bounds it. Raises StartRefused, and NotConnected with launch's own words where the run does not come up.
-    What launch says goes to stderr, unless `quiet`.
+    `from_run`: an earlier run to begin with instead of a model, as `--from` names it. For rented GPUs there
+    is no prompt about the price: `yes=True` agrees to it, and `max` ("2h") or `budget` (dollars) bounds it.
+    Raises StartRefused, and NotConnected with launch's own error if the run does not come up. The output of
+    launch goes to stderr, unless `quiet`.
     """
     _check_price_bound(gpus, options, max=max, budget=budget, yes=yes)
     words = [*_options(model=model, gpus=gpus, name=name, max=max, budget=budget)]
@@ -110,7 +110,7 @@ def _text(value: Any) -> str:
 
 
 class _Launch:
-    """The holder with `launch` in it, and what that says."""
+    """The holder with `launch` in it, and its output."""
 
     def __init__(self, options: Sequence[str], quiet: bool) -> None:
         theirs, self._pipe = os.pipe()
@@ -139,7 +139,7 @@ class _Launch:
         """The run's id once it answers. Raises NotConnected when it ends before, in launch's own words."""
         try:
             self._ready.wait()
-        except BaseException:  # a Ctrl-C while it starts: nobody will end it otherwise
+        except BaseException:  # a Ctrl-C while it starts: nothing would end it otherwise
             self.end()
             raise
         if self._run_id is None or self._process.poll() is not None or self._error:
@@ -170,7 +170,7 @@ class _Launch:
             self._ready.set()
 
     def _handle_line(self, line: str) -> None:
-        """One line: launch's objects are put in words, what others print is passed on."""
+        """One line: launch's objects become text, other lines are passed on."""
         parsed = _parse_event(line)
         event = parsed.get("event")
         if event == "run":

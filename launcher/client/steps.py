@@ -32,7 +32,7 @@ _FINAL_STATES = ("published", "failed")
 
 
 class TrainingSteps:
-    """Of one run. `Session` has its methods, and says there what they raise."""
+    """The training steps of one run. `Session` has the same methods, and documents their errors."""
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection

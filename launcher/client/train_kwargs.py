@@ -1,7 +1,7 @@
 """A program's `train_kwargs`, resolved by its run: sent as plain JSON, answered as settings of its steps.
 
-Neighbours: the runtime's `shared/train_kwargs/` has the one table of keywords and answers;
-`dspy/grpo.py` asks before it rolls anything out. Knows no keyword itself, but which are secrets.
+Neighbours: the runtime's `shared/train_kwargs/` has the one table of keywords and answers; `dspy/grpo.py`
+asks before it rolls anything out. Knows no keyword itself, except those that are secrets.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _PATH = "/slipway/train_kwargs"
 # Their values are no business of the run's.
 _SECRET = re.compile(r"(?i)(^|_)(token|password|secret|api_?key)$")
 _REDACTED = "(not sent)"
-# Of a LoRA configuration that cannot say itself what it has.
+# Of a LoRA configuration without a method that lists its fields.
 _LORA_FIELDS = (
     "r",
     "lora_alpha",
@@ -39,9 +39,9 @@ _LORA_FIELDS = (
 )
 _MAX_DEPTH = 8
 
-# Whose keywords they are.
+# The trainer that the keywords are from.
 Trainer = Literal["trl", "art"]
-# Where a program says them.
+# The place where a program gives them.
 _SOURCES: dict[Trainer, str] = {"trl": "train_kwargs", "art": "train()"}
 
 
@@ -100,11 +100,11 @@ def resolve(
     trainer: Trainer = "trl",
     source: str | None = None,
 ) -> ResolvedTrainKwargs:
-    """Resolve them on this run; `steps`: how many there will be. Without keywords no request is made.
-    `source`: where the program gives them, if not in the usual place of this trainer's programs.
+    """Resolve them on this run; `steps`: their number. Without keywords no request is made. `source`: where
+    the program gives them, if not in the usual place of this trainer's programs.
 
-    Raises TypeError for what is no JSON, by its keyword, and TrainingFailed, with the `launch` line that
-    would fit, for what the run cannot follow.
+    Raises TypeError for a value that is no JSON, by its keyword, and TrainingFailed, with the `launch` line
+    that would fit, for a keyword that the run cannot follow.
     """
     if not train_kwargs:
         return ResolvedTrainKwargs()

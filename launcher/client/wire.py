@@ -1,9 +1,8 @@
 """HTTP to the run's endpoint: one connection pool, bounded retries, the same request id on each try.
 
-Neighbours: `connection.py` (our routes) and `engine.py` (chat completions) send through it.
-A retried request is the same request: the gateway answers an id it has seen with the stored answer (C6, C46),
-so a lost connection makes neither an error nor a second sample.
-Knows nothing of steps, samples or DSPy.
+Neighbours: `connection.py` (our routes) and `engine.py` (chat completions) send through it. A retried request
+is the same request: the gateway answers a known id with the stored answer (C6, C46), so a lost connection
+causes neither an error nor a second sample. Knows nothing of steps, samples or DSPy.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ import httpx
 from launcher.client.failures import EndpointLost, NotConnected
 from launcher.client.schema import REQUEST_HEADER
 
-# Answers that say "not now": the link or an engine is away (502, 503, 504), the queue is full (429).
+# Statuses of a temporary refusal: the link or an engine is away (502, 503, 504), the queue is full (429).
 _RETRYABLE_STATUSES = frozenset({429, 502, 503, 504})
 _INITIAL_BACKOFF_SECONDS = 0.25
 _MAX_BACKOFF_SECONDS = 8.0
@@ -32,9 +31,9 @@ _CONNECT_SECONDS = 10.0
 PATIENCE_VARIABLE = "LAUNCH_PATIENCE_SECONDS"
 # Of a rented run with the usual lease: for a program that was given an address and nothing else.
 _DEFAULT_AWAY_SECONDS = 900.0
-# What the runtime itself gives the sampling of one answer.
+# The runtime's own bound for the sampling of one answer.
 _MAX_SAMPLING_SECONDS = 1800.0
-# The run's door takes connections while the run lives, whatever its runtime does.
+# The run's relay takes connections while the run lives, in any state of its runtime.
 _CONNECTION_REFUSED_SECONDS = 30.0
 
 
@@ -73,8 +72,8 @@ class Patience:
     def of_run(cls, environ: Mapping[str, str] = os.environ) -> Patience:
         """The patience for the run this program is in. Raises NotConnected for a variable that is no number.
 
-        The door asks for so long after a loss; before a step it may wait as long to say which answers
-        arrived; and all the while the runtime may be at work on the answer.
+        The relay retries for so long after a loss. Before a step it may wait as long to deliver receipts. All
+        the while the runtime may be at work on the answer.
         """
         value = environ.get(PATIENCE_VARIABLE, _DEFAULT_AWAY_SECONDS)
         try:
@@ -97,9 +96,9 @@ def new_request_id() -> str:
 
 
 class _RetryState:
-    """Counts one request's failures; says how long to pause, or that patience has ended.
+    """Counts one request's failures; returns the next pause, or that patience has ended.
 
-    A door that is shut is given up soon, however long an absent runtime is waited for.
+    A relay that refuses connections is given up soon; an absent runtime is waited for much longer.
     """
 
     def __init__(self, endpoint: Endpoint, patience: Patience) -> None:
@@ -152,7 +151,7 @@ class _RetryState:
 
 
 def _is_refused(error: httpx.TransportError) -> bool:
-    """Whether nobody listens there, as the system said it to what httpx is made of."""
+    """Whether no process listens there, by the system error behind httpx's."""
     found: BaseException | None = error if isinstance(error, httpx.ConnectError) else None
     while found is not None and not isinstance(found, ConnectionRefusedError):
         found = found.__cause__ or found.__context__
@@ -195,7 +194,7 @@ class Wire:
     def send(
         self, method: str, path: str, content: bytes | None = None, headers: Mapping[str, str] | None = None
     ) -> httpx.Response:
-        """The answer, whatever its status except "not now". Raises EndpointLost when patience ends."""
+        """The answer, with any status except a temporary refusal. Raises EndpointLost when patience ends."""
         retries = _RetryState(self.endpoint, self.patience)
         headers = _request_headers(headers)
         while True:

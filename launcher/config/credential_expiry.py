@@ -1,7 +1,7 @@
 """The expiry of the user's cloud session, as far as this computer knows; the plan shows it.
 
-Neighbours: `pricing.py` says it beside the plan. Reads what login tools write down, asks nobody; of what is
-renewed by itself it says nothing. Knows AWS's: temporary keys, and SSO without a refresh token.
+Neighbours: `pricing.py` shows it beside the plan. Reads the files of login tools and sends no request.
+Credentials that renew themselves are left out. Knows AWS's: temporary keys, and SSO without a refresh token.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def _section(told: str | None, usual: Path, name: str, user_home: Path) -> Mappi
 
 
 def _seconds(text: str) -> float | None:
-    """Of an ISO time, with UTC where it names no zone, or of seconds."""
+    """Of an ISO time, with UTC if it names no zone, or of seconds."""
     try:
         return float(text)
     except ValueError:

@@ -1,10 +1,10 @@
-"""Runs in the Python of the user's program: can it parse the program, and does it find its imports?
+"""Runs in the Python of the user's program: tells whether it can parse the program and finds its imports.
 
-Run by that Python, whichever it is (3.8 or newer), and so with nothing of ours: `program_check.py` hands it
-the text of this file. Nothing of the program is executed, and no module of the user's is imported: the
-program is compiled, and its finders are asked where they find a name, with the path that it will have.
+That Python (3.8 or newer) runs it without our packages: `program_check.py` hands it the text of this file.
+Nothing of the program is executed, and no module of the user's is imported. The program is compiled, and its
+finders look for each name on the path that the program will have.
 
-How sure one can be that a name is missing depends on what runs before its import:
+The certainty that a name is missing depends on the code that runs before its import:
     CERTAIN   imports of the standard library and of packages that are seen to supply nothing, constants
     LIKELY    other imports, calls, branches: one of them might supply it
     UNKNOWN   the path of imports is changed, or something is run that may install a package
@@ -25,10 +25,10 @@ WITHOUT_FINDERS = frozenset(
     | {"openai", "optuna", "orjson", "pandas", "psutil", "pydantic", "requests", "rich", "tenacity", "tqdm"}
     | {"typer", "yaml"}
 )  # fmt: skip
-# Finders that say the same whenever they are asked; by the module that made them.
+# Finders that give the same answer at every call; by the module that made them.
 _KNOWN_FINDERS = ("_frozen_importlib", "zipimport", "_distutils_hack", "__editable__", "_virtualenv")
 _INSTALLED = frozenset({"site-packages", "dist-packages"})
-# Whoever names one of these may change what is found, or install something.
+# A program that uses one of these names may change the path of imports, or install something.
 _DYNAMIC_IMPORT = frozenset(
     {"__import__", "builtins", "eval", "exec", "globals", "imp", "importlib", "pip", "pkgutil", "runpy"}
     | {"site", "subprocess"}
@@ -60,7 +60,7 @@ def main(path: list[str], script: str) -> None:
 
 
 def answer(script: str) -> dict[str, object]:
-    """`syntax`: the line and what is wrong there; `missing`: a name, its line, and how sure that is."""
+    """`syntax`: the line and the error there; `missing`: a name, its line, and the certainty."""
     said: dict[str, object] = {"version": "{}.{}.{}".format(*sys.version_info[:3])}
     with open(script, "rb") as file:
         text = file.read()
@@ -111,7 +111,7 @@ def confidence(statement: ast.stmt, local: set[str]) -> int:
 
 
 def found(name: str) -> bool:
-    """Whether `import name` finds something, by the finders as they are; nothing is imported."""
+    """Whether `import name` finds something with the present finders; nothing is imported."""
     return name in sys.modules or _spec(name) is not None
 
 
@@ -119,7 +119,7 @@ def found(name: str) -> bool:
 
 
 def _names(statement: ast.stmt) -> list[str]:
-    """What a statement at the top imports, by the first part of each name."""
+    """The names that a statement at the top imports, each up to its first dot."""
     if isinstance(statement, ast.Import):
         return [alias.name.partition(".")[0] for alias in statement.names]
     if isinstance(statement, ast.ImportFrom) and statement.module and not statement.level:
@@ -139,7 +139,7 @@ def _run_at_once(node: ast.AST) -> list[ast.AST]:
 
 
 def _is_later(node: ast.AST) -> bool:
-    """Whether its body is not run where it stands: a function's, and what is for type checkers alone."""
+    """Whether its body does not run at import: a function's, and code for type checkers alone."""
     if isinstance(node, ast.If):
         return _dotted(node.test).rpartition(".")[2] == "TYPE_CHECKING"
     return isinstance(node, (*_FUNCTIONS, ast.Lambda))
@@ -153,7 +153,7 @@ def _of_import(node: ast.Import | ast.ImportFrom, local: set[str]) -> int:
 
 
 def _hides(name: str, node: ast.Import | ast.ImportFrom) -> bool:
-    """Whether what is tricky has another name from here on."""
+    """Whether a name that may change imports gets another name by this import."""
     if isinstance(node, ast.ImportFrom):
         safe = _SAFE_ATTRIBUTES.get(name, frozenset())
         return (name in _DYNAMIC_IMPORT or name in _SAFE_ATTRIBUTES) and not all(

@@ -1,9 +1,9 @@
 """Refuses files beside a program that Python would import instead of this package.
 
 Under `--arbor` the name `arbor` is ours too, first on the PYTHONPATH: a file beside the program hides it.
-Neighbours: `preflight.py` asks for a program here, `remote_verbs.py` for one on a machine, `main.py` where
-launch itself has met one (a PYTHONPATH). A folder without an `__init__.py` hides nothing: Python goes on
-looking for a package.
+Neighbours: `preflight.py` asks for a program here, `remote_verbs.py` for one on a machine, `main.py` when
+launch itself imported one (through PYTHONPATH). A folder without an `__init__.py` hides nothing: Python goes
+on looking for a package.
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ from pathlib import Path, PurePath
 
 from launcher.base.errors import PreflightError
 
-# What a program imports of ours: `launcher.client`, and what that and the runtime's own programs need.
+# Our packages that a program imports: `launcher.client` and its imports, and those of the runtime's own
+# programs.
 PACKAGES = ("launcher", "runtime")
 # Where they are, side by side.
 _OURS = Path(__file__).resolve().parents[2]
 _ARBOR = "arbor"
-# `uv run --with x python my.py`: the program is among the first words, what follows is its own.
+# `uv run --with x python my.py`: the program is among the first words, the later ones are its own.
 _MAX_COMMAND_WORDS = 6
 _PYTHON = re.compile(r"python[\d.]*")
 
@@ -32,7 +33,7 @@ def forms_of(package: str) -> tuple[str, str]:
 
 
 def refuse(command: Sequence[str], folder: Path, environ: Mapping[str, str], *, arbor: bool = False) -> None:
-    """Raise PreflightError where `command`, begun in `folder`, would import another package than ours."""
+    """Raise PreflightError if `command`, begun in `folder`, would import another package than ours."""
     beside, on_path = _script_folder(command, folder), _on_path(folder, environ)
     looked_in = [(place, PACKAGES) for place in (*beside, *on_path)]
     if arbor:
@@ -46,7 +47,7 @@ def refuse(command: Sequence[str], folder: Path, environ: Mapping[str, str], *, 
 
 
 def shadowing_error(package: str, found: PurePath) -> PreflightError:
-    """The error for a file that stands in the way, by its folder where it is a package's."""
+    """The error for a file that stands in the way, by its folder if it is a package's."""
     path = found.parent if found.name == "__init__.py" else found
     return PreflightError(
         f"{path} hides the package {package} that comes with launch",
@@ -56,14 +57,14 @@ def shadowing_error(package: str, found: PurePath) -> PreflightError:
 
 
 def shadowed_import(error: BaseException) -> PreflightError | None:
-    """The refusal where `error` is an import of ours that came upon another package in this very process."""
+    """The refusal if `error` is an import of ours that came upon another package in this very process."""
     package = (error.name or "").partition(".")[0] if isinstance(error, ImportError) else ""
     found = getattr(sys.modules.get(package), "__file__", None) if package in PACKAGES else None
     return None if found is None or _is_ours(Path(found), package) else shadowing_error(package, Path(found))
 
 
 def script_of(command: Sequence[str]) -> str | None:
-    """The Python file a command runs, as far as its words say so; None for a module, code or no Python."""
+    """The Python file that a command runs, as far as its words tell; None for a module, code or no Python."""
     return next((word for word in command[:_MAX_COMMAND_WORDS] if word.endswith(".py")), None)
 
 
@@ -77,12 +78,12 @@ def _script_folder(command: Sequence[str], folder: Path) -> list[Path]:
 
 
 def _on_path(folder: Path, environ: Mapping[str, str]) -> list[Path]:
-    """Where it looks before it comes to what is installed."""
+    """The folders that Python searches before the installed packages."""
     return [folder / entry for entry in environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
 
 
 def _is_ours(found: Path, package: str) -> bool:
-    """Whether it is the one beside this very package: also that of a checkout one works in, and a copy."""
+    """Whether the found file is this very package's, also in the checkout that is in use, or a copy of it."""
     home = _OURS
     if package == _ARBOR:
         from launcher.records import endpoint  # psutil, which help does without

@@ -1,6 +1,6 @@
 """Calculates whether a model fits the requested GPUs, before anything is rented or built.
 
-Neighbours: `pricing.py` puts what is found here into the plan, `rented_run.py` hands it to the runtime,
+Neighbours: `pricing.py` puts the result into the plan, `rented_run.py` hands it to the runtime,
 `launching.py` and `plan_verb.py` refuse by it, `memory_table.py` shows it. The arithmetic is
 `runtime/shared/memory/`; knows no prices.
 """
@@ -29,9 +29,9 @@ _NUMBER_BYTES = {"bfloat16": 2, "float32": 4}
 def plan_memory(
     settings: Settings, gpus: GpuSplit, kind: str, listed_bytes: int | None = None
 ) -> tuple[MemoryPlan | None, str | None]:
-    """The memory of a run on GPUs of this kind, None where model or GPU are not known; and a remark on that.
+    """The memory of a run on GPUs of this kind, None if model or GPU are unknown; and a remark on that.
 
-    `listed_bytes`: what a GPU has where its own driver said so.
+    `listed_bytes`: the GPU's memory as its own driver lists it, if it does.
     """
     token = settings.secrets.get("HF_TOKEN")
     found = model_config.find_config(settings.model, os.environ, token.value if token else None)

@@ -1,6 +1,7 @@
 """A run's GPU memory as text: the table of `launch plan`, and one line beside the price.
 
-Neighbours: `plan_verb.py` shows it, `price_agreement.py` has the line, `memory_fit.py` found the figures out.
+Neighbours: `plan_verb.py` shows it, `price_agreement.py` has the line, `memory_fit.py` calculates the
+figures.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ def _verdict(memory: MemoryPlan) -> str:
 
 
 def _choices(memory: MemoryPlan) -> list[str]:
-    """The settings that the plan hands to the run; whoever sets one of them has it as it was set."""
+    """The settings that the plan hands to the run; a setting of the user's takes precedence."""
     chosen = [
         f"train.activation_checkpointing={str(memory.activation_checkpointing).lower()}",
         f"train.pack_tokens={memory.pack_tokens}",

@@ -1,7 +1,8 @@
-"""Checks a port of this computer: whether the endpoint can listen on it, and which process does already.
+"""Checks a port of this computer: tells whether the endpoint can listen on it, and which process already
+does.
 
-Neighbours: `request_validation.py` asks before a run, `doctor.py` at any time. Binds a port only to let it
-go.
+Neighbours: `request_validation.py` asks before a run, `doctor.py` at any time. Binds a port only to release
+it.
 """
 
 from __future__ import annotations

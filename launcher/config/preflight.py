@@ -103,8 +103,10 @@ def _missing_interpreter(program: Path) -> str | None:
 def find_model(
     model: str, secrets: Mapping[str, str] | None = None, *, here: bool = True, asks: bool = True
 ) -> str:
-    """The model's folder, absolute, checked for what serving and training need; or its hub name as it is,
-    whose download needs room unless it is not `here` that it runs. `asks`: the hub, of what is not here."""
+    """The model's folder, absolute, after the checks for serving and training; or its hub name unchanged,
+    with a check for room unless it is not `here` that the model is downloaded. `asks`: whether the hub is
+    asked about a model that is not here.
+    """
     if model == TINY_MODEL:
         folder = model_folder.tiny_folder()
         model_folder.check(model, folder)

@@ -1,7 +1,7 @@
-"""Asks the user to agree to the price of a run, before any provider is asked for anything.
+"""Asks the user to agree to the price of a run, before any request to a provider.
 
 Neighbours: `pricing.py` makes the plan, `consent.py` asks, `launching.py` calls; `plan_verb.py` shows the
-same table. Knows nothing of where prices come from.
+same table. Knows nothing of the prices' source.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _NO_MODEL = "not known for this model"
 
 
 def refuse_without_consent(settings: Settings) -> None:
-    """Raises UsageError if nobody can agree and --yes was not given; then prices are not even looked up."""
+    """Raises UsageError if no user can agree and --yes was not given; then no price is looked up."""
     if not settings.rented or settings.yes or consent.is_interactive():
         return
     raise _no_terminal_error(

@@ -1,6 +1,6 @@
-"""Makes a run's plan with its prices. No provider is asked for anything here.
+"""Makes a run's plan with its prices. Sends no request to a provider.
 
-Neighbours: `plan.py` makes the plan, `prices.py` has the prices, `price_agreement.py` has the plan agreed to;
+Neighbours: `plan.py` makes the plan, `prices.py` has the prices, `price_agreement.py` asks for consent to it;
 `launching.py` asks for a run, `plan_verb.py` to show it.
 """
 
@@ -34,10 +34,10 @@ _MIN_BUDGET_LEFT = 0.01
 def make_priced_plan(
     settings: Settings, say: Callable[[str], None] = lambda line: None, *, only_shown: bool = False
 ) -> Plan:
-    """The plan for these settings, with prices at hand where GPUs are to be rented, and with their memory.
+    """The plan for these settings: with prices at hand if GPUs are rented, and with the memory.
 
-    `say` gets what is going on, and what should be known of the prices. A plan that is `only_shown` may do
-    with those that came with the package. Raises UsageError, CapacityError, PreflightError.
+    `say` gets the progress and notes on the prices. A plan that is `only_shown` may use the prices that came
+    with the package. Raises UsageError, CapacityError, PreflightError.
     """
     gpus = settings.gpus
     if gpus is None:

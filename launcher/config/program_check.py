@@ -1,10 +1,10 @@
 """Checks that a program's Python can parse it and finds its imports, before anything is paid for.
 
-That Python itself is asked, with the words, the folder and the environment that the program will have:
-`import_probe.py` is what it runs. Only a file that is given to a Python is looked at (`python my.py`); of
-`-m`, `-c`, `uv run`, a shell's script, a notebook nothing is known, and nothing is said. What is certain to
-fail is refused, what only seems so is a line. Nothing of the program is executed.
-Neighbours: `request_validation.py` asks; `preflight.py` has looked whether the program is there at all.
+That Python itself runs `import_probe.py`, with the words, the folder and the environment that the program
+will have. Only a file that is given to a Python is checked (`python my.py`); `-m`, `-c`, `uv run`, a shell's
+script and a notebook are not, and no message is shown. A certain failure is refused, a likely one is a
+warning. Nothing of the program is executed.
+Neighbours: `request_validation.py` asks; `preflight.py` has checked that the program exists.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from launcher.base.errors import PreflightError
 from launcher.config import import_probe
 from launcher.records import endpoint
 
-# A Python that has not answered by then is asked no more, and nothing is said.
+# A Python that has not answered by then is not waited for, and no message is shown.
 BOUND_SECONDS = 1.0
 _PYTHON = re.compile(r"python[\d.]*t?")
 # Options that another run of the same Python takes as well; some have a word of their own.
 _OPTIONS = re.compile(r"-[bBdEIOPqsu]+|-[WX].+")
 _OPTIONS_WITH_VALUE = ("-W", "-X")
-# Its imports come out of the library alone, whatever lies in the user's folders.
+# Its imports come from the standard library alone, whatever files are in the user's folders.
 _BEGIN = (
     "import os, sys; path = sys.path[:]; sys.path[:] = [os.path.dirname(os.__file__)];"
     " names = {'__name__': 'asked_python'}; exec(sys.argv[1], names); names['main'](path, sys.argv[2])"
@@ -93,7 +93,7 @@ def check(
 
 
 def _started(command: Sequence[str], folder: Path, environ: Mapping[str, str]) -> _ProgramStart | None:
-    """The program as a file for a Python that can be asked, where its words say that it is one."""
+    """The program as a file for a Python that can be asked; None if its words do not show one."""
     if not command or not _PYTHON.fullmatch(Path(command[0]).name):
         return None
     at = 1
@@ -108,7 +108,7 @@ def _started(command: Sequence[str], folder: Path, environ: Mapping[str, str]) -
 
 
 def _is_itself(python: str, folder: Path) -> bool:
-    """Whether this is a Python, and no script that chooses one by the words that follow."""
+    """Whether this is a Python, and no script that chooses one by its arguments."""
     found = shutil.which(str(folder / python) if os.sep in python else python)
     try:
         text = Path(found or "").read_bytes()[:4096]

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from launcher.base.errors import PreflightError
 
-# What reaches a rented machine, each with the package it comes in.
+# The programs that reach a rented machine, each with the package it comes in.
 TOOLS = {"ssh": "openssh-client", "rsync": "rsync"}
 _IN_BREW = {"ssh": "openssh", "rsync": "rsync"}
 

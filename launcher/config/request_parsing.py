@@ -19,7 +19,7 @@ from launcher.types.settings import Settings
 
 @dataclass(frozen=True)
 class ParsedRequest:
-    """Without a `command` the endpoint is held. `folder`: where the command runs, None for this one.
+    """Without a `command` the endpoint is held. `folder`: the command's folder, None for this one.
     `earlier`: the record of the run to resume, None for a new run."""
 
     settings: Settings

@@ -1,7 +1,7 @@
 """Validates the request of a run, before anything starts.
 
-Neighbours: `request_parsing.py` parses it, `preflight.py` has the checks, `launching.py` calls,
-`plan_verb.py` for the checks of a plan. Ends nothing and starts nothing.
+Neighbours: `request_parsing.py` parses it, `preflight.py` has the checks, `launching.py` calls for a run,
+`plan_verb.py` for a plan. Ends nothing and starts nothing.
 """
 
 from __future__ import annotations
@@ -84,7 +84,8 @@ def secret_values(settings: Settings) -> dict[str, str]:
 
 
 def validate_plan(settings: Settings, *, asks: bool) -> None:
-    """The checks of a plan: those of a run's model that need no network. `asks`: the hub did answer already.
+    """The checks of a plan: those of a run's model that need no network. `asks`: whether the hub may be
+    asked, because it answered before.
 
     Raises LaunchError as a run does.
     """
@@ -97,7 +98,8 @@ def validate_plan(settings: Settings, *, asks: bool) -> None:
 
 
 def _check_model_settings(settings: Settings, secrets: Mapping[str, str]) -> None:
-    """What was asked of the model; where that is nothing, the hub is not asked for its config.json."""
+    """Check the settings that depend on the model; without such settings the hub is not asked for its
+    config.json."""
     asked = runtime_config.user_values(settings.runtime)
     asks = bool(settings.adapter or asked.engine.max_model_len or asked.train.lora.target_modules)
     _check_model_fits_settings(

@@ -1,7 +1,7 @@
-"""The run that `--resume` names: its recorded settings, and those that may be given anew.
+"""The run that `--resume` names: its recorded settings, and those that may be changed.
 
 Neighbours: `request_parsing.py` merges it with the new request, `run.py` has the record keep it; `resume.py`
-ends what is left of the run and says from which step it goes on. Only reads: nothing is ended or started
+ends the run's leftovers and finds the step from which it goes on. Only reads: nothing is ended or started
 here.
 """
 
@@ -17,13 +17,14 @@ from launcher.records.records import LiveRunError, RecordStore, RunRecord
 from launcher.types.plan import MEMORY_SETTINGS
 from launcher.types.settings import TINY_MODEL, Settings, Value
 
-# What decides which policy the checkpoints hold: anything else may be given anew.
+# Settings that decide which policy the checkpoints hold; all others may be changed.
 _FIXED = (
     "dtype", "train.lora.rank", "train.lora.alpha", "train.lora.use_rslora", "train.lora.target_modules"
 )  # fmt: skip
-# Where nobody says, the machine decides: GPUs have other defaults than a CPU, and memory is planned.
+# Settings that the machine decides if no source sets them: GPUs have other defaults than a CPU, and memory is
+# planned.
 _BY_MACHINE = ("dtype", "engines", "train_processes", *MEMORY_SETTINGS)
-# What a run of the first versions has in its record though nobody said so: the defaults of then.
+# Defaults of the first versions, which wrote them into the record as if they had been set.
 _OLD_DEFAULTS = {"engine.kv_cache_gib": 1.0, "engine.max_num_seqs": 64, "train.pack_tokens": 4096}
 _RENTED, _OWN_GPUS, _CPU = "rented GPUs", "this computer's own GPUs", "this computer"
 # Settings of ours that a resumed run keeps, and the field of Settings each one is.
@@ -122,7 +123,7 @@ def merge_settings(given: Settings, record: RunRecord) -> Settings:
             raise cannot_change(label, f"{key} = {values[key].value}", f"{recorded[key]}")
     fields = {field: values[key].value for key, field in _RECORDED.items()}
     overrides = {**given.runtime, **{key: values[key].value for key in runtime if key in values}}
-    # What the run once began with is in its checkpoints.
+    # The adapter or model that the run once began with is in its checkpoints.
     return replace(given, **fields, name=record.name, runtime=overrides, values=values, adapter=None)
 
 
@@ -147,7 +148,7 @@ def _kind(machine: Mapping[str, Any]) -> str:
 
 
 def cannot_change(label: str, wanted: str, was: str) -> UsageError:
-    """The error for a setting that would change what is trained."""
+    """The error for a setting that would change the trained policy."""
     return UsageError(
         f"{label} cannot be resumed with {wanted}",
         f"it was started with {was}, and its checkpoints hold that policy",
@@ -156,7 +157,7 @@ def cannot_change(label: str, wanted: str, was: str) -> UsageError:
 
 
 def _is_on_command_line(value: Value) -> bool:
-    """Whether it was said on this command line."""
+    """Whether it was set on this command line."""
     return value.source.startswith("--")
 
 

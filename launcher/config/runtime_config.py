@@ -1,8 +1,9 @@
-"""The runtime's own settings as dotted keys: which exist, their defaults, and building the whole.
+"""The runtime's own settings as dotted keys: lists them with their defaults, and builds the whole
+configuration.
 
 Neighbours: `setting_sources.py` collects overrides, `run.py` builds the RuntimeConfig a machine serves.
-Errors are in our words, not pydantic's. Knows nothing of files, flags or the environment.
-Imports pydantic (0.25 s), so import it late.
+Errors are in our words, not pydantic's. Knows nothing of files, flags or the environment. Imports pydantic
+(0.25 s), so import it late.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from pydantic import BaseModel, ValidationError
 from runtime.shared.runtime_config import RuntimeConfig
 from runtime.shared.train_config import COMBINATION, first_error
 
-# What `launch` decides itself, from its own options and from the machine.
+# Settings that `launch` decides itself, from its own options and from the machine.
 LAUNCHER_KEYS = frozenset(
     {
         "run_id",

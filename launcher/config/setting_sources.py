@@ -1,8 +1,8 @@
-"""Every setting of a run, each with where it came from.
+"""Every setting of a run, each with its source.
 
 Flags > `LAUNCH_*` > `.env` > `launch.toml` > the user's `config.toml` > defaults. An unknown key is an error.
 Neighbours: `main.py` hands in the flags, `settings.py` has our keys, `runtime_config.py` the runtime's own.
-Knows nothing of printing or of how a run is made.
+Knows nothing of printing or of a run's life.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from launcher.types.settings import SETTINGS, TINY_MODEL, Setting, Settings, Val
 if TYPE_CHECKING:
     from launcher.types.adapter import Adapter
 
-# LAUNCH_* names that are not settings: ours to read, or what a run tells its program.
+# LAUNCH_* names that are not settings: ours to read, or values that a run passes to its program.
 _NOT_SETTINGS = frozenset(
     {
         "LAUNCH_HOME",
@@ -38,11 +38,11 @@ _NOT_SETTINGS = frozenset(
     }
 )
 _ENVIRONMENT = "the environment"
-# A foreign LAUNCH_X in the environment is nobody's mistake; one this close to a setting's name is.
+# A foreign LAUNCH_X in the environment is no mistake; one whose name is this close to a setting's is.
 _MIN_TYPO_SIMILARITY = 0.8
 # Of two keys' last words: `lerning_rate` is `learning_rate`, `init_adapter` is nothing.
 _MIN_SIMILARITY = 0.7
-# What other trainers call our settings.
+# Our settings under the names of other trainers.
 _ALIASES = {
     "lr": "learning_rate",
     "beta": "kl_beta",
@@ -62,7 +62,7 @@ _ALIASES = {
 
 @dataclass(frozen=True)
 class _Layer:
-    """One source: raw values by key, how to name the place of a key, and what its errors are."""
+    """One source: raw values by key, the name of a key's place, and the type of its errors."""
 
     values: dict[str, Any]
     place: Callable[[str], str]
@@ -78,7 +78,7 @@ def load(
     folder: Path | None = None,
     home: Home | None = None,
 ) -> Settings:
-    """All sources merged. `flags` by key, None where not given; `sets` as `key=value` texts.
+    """All sources merged. `flags` by key, None if not given; `sets` as `key=value` texts.
 
     Raises UsageError for a flag, ConfigError for a file or the environment.
     """
@@ -181,7 +181,7 @@ def _set_layer(sets: tuple[str, ...], known: list[str]) -> _Layer:
 def _environment_layer(environ: Mapping[str, str], known: list[str], inside_a_run: bool) -> _Layer:
     values = _from_variables(environ, known, _ENVIRONMENT)
     if inside_a_run:
-        # There LAUNCH_MODEL tells the program what to ask the endpoint for.
+        # There LAUNCH_MODEL is the model name that the program sends to the endpoint.
         values.pop("model", None)
     return _Layer(values, variable_of, ConfigError)
 
@@ -209,7 +209,7 @@ def _toml_layer(path: Path, name: str, known: list[str]) -> _Layer:
 
 
 def _adapter_layer(model: str, adapter: Adapter) -> _Layer:
-    """An adapter can only be trained on as what it is, so that is what the run takes."""
+    """The adapter's own rank and layers: it can only be trained on with these, so the run takes them."""
     values: dict[str, Any] = {
         "train.lora.rank": adapter.rank,
         "train.lora.alpha": adapter.alpha,
@@ -221,7 +221,7 @@ def _adapter_layer(model: str, adapter: Adapter) -> _Layer:
 
 
 def _tiny_settings() -> Path:
-    """What the embedded model learns with; it comes with the model."""
+    """The file of the embedded model's training settings; it comes with the model."""
     import runtime
 
     return Path(runtime.__file__).parent / "tiny" / "settings.toml"
@@ -296,7 +296,7 @@ def _resolve(setting: Setting, layers: list[_Layer]) -> Value:
 
 
 def _check_runtime(overrides: Mapping[str, Any], layers: list[_Layer]) -> None:
-    """Refuse values the runtime would refuse, alone or beside one another, naming who said it."""
+    """Refuse values that the runtime would refuse, alone or beside one another, and name their source."""
     from launcher.config import runtime_config
 
     try:

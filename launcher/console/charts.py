@@ -1,6 +1,6 @@
 """Charts as SVG: lines over steps with error bars, and groups of bars.
 
-Neighbour: `results/report_page.py` says what is drawn. No library and no font of its own: the file is small,
+Neighbour: `results/report_page.py` chooses the charts. No library and no font of its own: the file is small,
 and opens in any browser without a network. Knows nothing of runs.
 """
 

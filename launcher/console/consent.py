@@ -1,7 +1,8 @@
 """Asks the user before money is spent or something is removed.
 
 Neighbours: `price_agreement.py` asks before GPUs are rented, `teardown_verbs.py` before `gc` removes,
-`rented_run.py` once and for all whether plain ssh may find runs. Without a terminal nobody is ever asked.
+`rented_run.py` once and for all whether plain ssh may find runs. Without a terminal there is never a
+question.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ _ANSWERS = "answers.json"
 
 
 def is_interactive() -> bool:
-    """Whether a user would see a question and could answer it."""
+    """Whether there is a user at a terminal who could answer a question."""
     return sys.stdin.isatty() and sys.stderr.isatty()
 
 

@@ -1,6 +1,6 @@
 """Reads single keys from the terminal as they are pressed, without an echo.
 
-Neighbours: `consent.py` asks for whole answers. Knows nothing of what a key means.
+Neighbours: `consent.py` asks for whole answers. Knows nothing of the keys' meaning.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ class RawKeyboard:
         self._before: list[Any] | None = None
 
     def __enter__(self) -> Self:
-        """Discard what was typed before: it answers no question of ours."""
+        """Discard keys that were typed before: they answer no question of ours."""
         try:
             self._enter_raw_mode()
-        except BaseException:  # a signal: nobody else gives the terminal back
+        except BaseException:  # a signal: nothing else gives the terminal back
             self._restore()
             raise
         return self
@@ -41,7 +41,7 @@ class RawKeyboard:
         self._restore()
 
     def read_key(self, seconds: float) -> str | None:
-        """The next key within so long, None without one; empty where none can come any more."""
+        """The next key within so long, None without one; empty if none can come any more."""
         if in_background(self._descriptor):
             time.sleep(seconds)
             return None

@@ -27,7 +27,7 @@ from launcher.console.terminal import StatusLine
 SCHEMA = 1
 _RED, _YELLOW, _DIM, _BOLD, _PLAIN = "\x1b[31m", "\x1b[33m", "\x1b[2m", "\x1b[1m", "\x1b[0m"
 _REDRAW_SECONDS = 0.5
-# Without a terminal a long phase says once in a while that it is still at it, and a run where it stands.
+# Without a terminal a long phase prints a line once in a while, and a run prints its state.
 QUIET_SECONDS = 20.0
 # Phases whose key in records and JSON is an older word.
 _PHASE_NAMES = {"arm": "provision"}
@@ -46,7 +46,7 @@ class LiveStatus:
     tunnel_ms: float | None = None
     lease_left_seconds: float | None = None
     trouble: str | None = None
-    # What a person is asked to do; nothing else is worth the room then.
+    # The prompt that a person should answer; the line shows nothing else meanwhile.
     waits_for: str | None = None
 
     def line(self) -> str:
@@ -208,8 +208,8 @@ class Output:
 
     @contextlib.contextmanager
     def busy(self, what: str, detail: str = "") -> Iterator[Callable[[str], None]]:
-        """A verb is at something that may take long: a live line; without a terminal, a line on stderr each
-        QUIET_SECONDS. Yields what takes its progress; stdout has the answer alone."""
+        """Show that a verb is doing something that may take long: a live line; without a terminal, a line on
+        stderr each QUIET_SECONDS. Yields a callback that takes its progress; stdout has the answer alone."""
         begun = time.monotonic()
 
         def text() -> str:
@@ -259,7 +259,7 @@ class Output:
             os.write(self._stderr.fileno(), f"{sequence}{text}\n".encode(errors="replace"))
 
     def claim_stdout(self) -> None:
-        """With `--json`, keep stdout for our objects: what a program or a library prints goes to stderr."""
+        """With `--json`, keep stdout for our objects: the output of a program or a library goes to stderr."""
         if self.as_json and self._stdout is sys.stdout:
             sys.stdout.flush()
             self._stdout = os.fdopen(os.dup(1), "w", encoding="utf-8", errors="replace")

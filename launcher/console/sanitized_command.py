@@ -1,6 +1,6 @@
 """Runs a command and forwards its output: unchanged to a file or a pipe, sanitized to a terminal.
 
-Neighbours: `cli/remote_verbs.py` runs ssh by it; `base/sanitize.py` says what a terminal is shown.
+Neighbours: `cli/remote_verbs.py` runs ssh by it; `base/sanitize.py` filters text for a terminal.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ _POLL_SECONDS = 0.1
 
 
 def run(words: Sequence[str], stdout: int = 1, stderr: int = 2) -> int:
-    """Run it to its end with these descriptors; its exit code, negative where a signal ended it."""
+    """Run it to its end with these descriptors; its exit code, negative if a signal ended it."""
     terminals = {target: os.ttyname(target) for target in (stdout, stderr) if os.isatty(target)}
-    # One way where both lead to one terminal: what is printed keeps its order.
+    # One way where both lead to one terminal, so that the output keeps its order.
     ways = {
         name: _SanitizedPipe(target) for name, target in {name: it for it, name in terminals.items()}.items()
     }
@@ -65,7 +65,7 @@ class _SanitizedPipe:
 
 
 def _forward_all(process: subprocess.Popen[bytes], ways: list[_SanitizedPipe]) -> None:
-    """Until its end; what ssh itself has left behind may hold a pipe open and is not waited for."""
+    """Forward until the process ends. A child of ssh may hold a pipe open and is not waited for."""
     left = {way.reading: way for way in ways}
     while left:
         ended = process.poll() is not None

@@ -1,12 +1,11 @@
 """One line of a terminal that is drawn again and again while other text passes above it.
 
 Neighbours: `output.py` draws, `teardown/minder.py` cleans up after a killed launcher. Only here are escape
-sequences that move the cursor.
-Knows nothing of runs or of what the line says.
+sequences that move the cursor. Knows nothing of runs or of the line's content.
 
-Inline, the line stands below what we wrote last: only we may be writing. Pinned, it stands on the
-terminal's last row outside the scrolling region, so a program that shares the terminal, and knows nothing
-of us, scrolls above it. All of one drawing is one write, so nothing gets between its parts.
+Inline, the line stands below our last output, so no other program may be writing. Pinned, it stands on the
+terminal's last row outside the scrolling region, so another program that shares the terminal scrolls above
+it. All of one drawing is one write, so nothing gets between its parts.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ class StatusLine:
                 self._write(f"\r{_CLEAR_LINE}{self._shown()}")
 
     def write(self, line: str) -> None:
-        """A lasting line, above the status line where that is inline."""
+        """A lasting line, above the status line if that is inline."""
         with self._lock:
             if self._inline:
                 self._write(f"\r{_CLEAR_LINE}{line}\n{self._shown()}")
@@ -112,7 +111,7 @@ class StatusLine:
             size = os.get_terminal_size(self._stream.fileno())
         except OSError:
             return _DEFAULT_SIZE
-        return size if size.columns and size.lines else _DEFAULT_SIZE  # a container's terminal may say 0 × 0
+        return size if size.columns and size.lines else _DEFAULT_SIZE  # a container may report 0 × 0
 
     def _write(self, text: str) -> None:
         with contextlib.suppress(OSError):  # the terminal was closed

@@ -1,1 +1,1 @@
-"""The page to watch a run on: what it shows, as small pieces of JSON, and as a folder to keep."""
+"""The page to watch a run on: its data as small pieces of JSON, and the whole as a folder to keep."""

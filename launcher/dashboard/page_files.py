@@ -1,7 +1,7 @@
 """The page's static files, and their content types and security headers.
 
-Neighbours: `proxy/page_routes.py` serves them, `page_folder.py` copies them. `static/ORIGIN` says where those
-of others are from. Knows nothing of runs.
+Neighbours: `proxy/page_routes.py` serves them, `page_folder.py` copies them. `static/ORIGIN` has the source
+of those by other authors. Knows nothing of runs.
 """
 
 from __future__ import annotations

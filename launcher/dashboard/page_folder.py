@@ -2,10 +2,10 @@
 
     results/page/index.html  page.js …       the page's own files
     results/page/data/run.js  steps.js       the run's head and its steps
-    results/page/data/step-000007.js         what was said in a step: read when somebody looks at it
+    results/page/data/step-000007.js         a step's rollout texts: read when the page shows them
 
-A browser lets a page on a disk load scripts, and nothing else, from beside it; so each piece of data is a
-script that hands one value over. Neighbours: `launch open` asks; `run_page.py` has the values.
+A browser lets a page on a disk load only scripts from its folder, so each piece of data is a script that
+hands one value over. Neighbours: `launch open` asks; `run_page.py` has the values.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from launcher.dashboard import page_files
 from launcher.dashboard.run_page import RunPage
 
 FOLDER = "page"
-# In `index.html`: that what is beside it is all there is, and that a disk's own files may be loaded.
+# Marks in `index.html`: the folder holds all data of a saved page, whose policy also allows a disk's own
+# files.
 _LIVE = '<html lang="en" data-kept="no">'
 _SAVED = '<html lang="en" data-kept="yes">'
 _HEAD = '<meta charset="utf-8">'

@@ -1,7 +1,7 @@
 """Rollout texts for the page, one step at a time, with the staleness of each step's samples.
 
 Neighbours: `run_page.py` asks, `results/rollout_texts.py` has brought the files home with their secrets
-hidden. Only what is at home is read, never a machine's own file. Nothing here is markup: texts go out as JSON
+hidden. Only files at home are read, never a machine's own. Nothing here is markup: texts go out as JSON
 strings, and the page shows them as text.
 """
 
@@ -48,7 +48,7 @@ class RolloutFiles:
         self._digests: dict[int, StepTexts] = {}
 
     def stamps(self) -> dict[int, tuple[int, int]]:
-        """By step, what tells a file from the one that was there before."""
+        """A stamp of each step's file, by step, which changes when the file is replaced."""
         found = {}
         try:
             with os.scandir(self._folder) as entries:
@@ -61,7 +61,7 @@ class RolloutFiles:
         return found
 
     def summaries(self, most: int | None = AT_ONCE) -> dict[int, StepTexts]:
-        """By step; the newest first where not all can be looked through at once."""
+        """By step; the newest first, because not all may be read at once."""
         stamps = self.stamps()
         self._digests = {step: it for step, it in self._digests.items() if stamps.get(step) == it.stamp}
         new = sorted(stamps.keys() - self._digests.keys(), reverse=True)
@@ -70,7 +70,7 @@ class RolloutFiles:
         return dict(self._digests)
 
     def of_step(self, step: int) -> list[dict[str, Any]]:
-        """Its lines, each with the same keys; none where there is no such file."""
+        """The lines of a step, each with the same keys; empty without such a file."""
         return list(_lines(self._folder / f"step-{step:06d}.jsonl"))
 
 

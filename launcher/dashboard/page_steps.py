@@ -1,8 +1,8 @@
 """A run's steps as the page draws them: a row a step, its validations, and each version's proof.
 
-Neighbours: `run_page.py` asks, `results/report_data.py` reads what the report has too, `page_rollouts.py`
-says how old the samples of a step were. Reads files that a machine wrote, so any of it may be damaged: what
-is no number is left out. Asks nobody.
+Neighbours: `run_page.py` asks, `results/report_data.py` reads the data that the report has too,
+`page_rollouts.py` has the staleness of a step's samples. The files come from a machine and may be damaged: a
+value that is no number is left out. Sends no request.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _COUNTED = {
     "unreceived": "unreceived",
     "flat_groups": "groups_without_variance",
 }
-# What a proof says of itself in numbers; those of the admission are in two parts.
+# The numbers in a version's proof; those of the model check are in two parts.
 _PROVEN = (
     "version", "step", "time", "seconds", "engines", "modules", "probe_tokens", "max_error", "mean_error",
     "cached_error", "effect", "stage_seconds", "verify_seconds", "probe_seconds",

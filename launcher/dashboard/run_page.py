@@ -49,7 +49,7 @@ class RunPage:
             "runtime": _runtime(runtime),
             "door": None if door is None else dict(door),
         }
-        return rollout_texts.redact(head)  # a command line may hold what looks like a secret
+        return rollout_texts.redact(head)  # a command line may hold text that looks like a secret
 
     def steps(self, at_once: int | None = AT_ONCE) -> dict[str, Any]:
         """Its steps, validations, proofs; `at_once`: how many files of texts may be looked through for it."""
@@ -151,7 +151,7 @@ def _lease(record: RunRecord, runtime: Mapping[str, Any] | None, now: float) -> 
 
 
 def _runtime(said: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """Of what it says, what the page shows."""
+    """The part of the runtime's status that the page shows."""
     if said is None:
         return None
     children = [

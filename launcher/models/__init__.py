@@ -1,1 +1,1 @@
-"""What a model is, by its folder, its name or the hub: can it be served, how large is it."""
+"""A model, found by its folder, its name or on the hub: whether it can be served, and its size."""

@@ -46,7 +46,7 @@ def find_adapter(model: str) -> Adapter | None:
         folder = Path(model).expanduser().absolute()
         if not (folder / CONFIG).is_file() or any(folder.glob("model*.safetensors")):
             return None
-    except (OSError, RuntimeError, ValueError):  # no name of a folder: whoever looks for the model says so
+    except (OSError, RuntimeError, ValueError):  # no name of a folder: the search for the model reports it
         return None
     said = _read(folder)
     rank, alpha = said.get("r"), said.get("lora_alpha")
@@ -112,7 +112,7 @@ def _check_weights(folder: Path) -> None:
 
 
 def _check_shapes(adapter: Adapter, base_config: Mapping[str, Any] | None) -> None:
-    """Of a family whose layers are known by its config.json; of others the trainer says what does not fit."""
+    """For a family whose layers are known by its config.json; for others the trainer reports a mismatch."""
     if base_config is None or model_shape.linear_names(base_config) is None:
         return
     found_shape = model_shape.shape(base_config)
@@ -141,7 +141,7 @@ def _read(folder: Path) -> dict[str, Any]:
 
 
 def _base(folder: Path, said: Mapping[str, Any]) -> str:
-    """What its base is for `--model`. Raises PreflightError."""
+    """Its base model, as a value for `--model`. Raises PreflightError."""
     name = said.get("base_model_name_or_path")
     hint = f"write its base's hub name or folder into base_model_name_or_path of {folder / CONFIG}"
     if not isinstance(name, str) or not name.strip():

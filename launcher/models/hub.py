@@ -47,7 +47,7 @@ def check(model: str, environ: Mapping[str, str], token: str | None, *, here: bo
 
 
 def check_downloaded(model: str, environ: Mapping[str, str]) -> bool:
-    """Whether it was downloaded before. Raises PreflightError when it was, and cannot be used."""
+    """Whether it was downloaded before. Raises PreflightError if it was, and cannot be used."""
     config = _cached_config(model, environ)
     if config is not None:
         _check_content(model, config.read_bytes())
@@ -72,7 +72,7 @@ def _check_content(model: str, content: bytes) -> None:
 
 
 def config_of(model: str, environ: Mapping[str, str], token: str | None) -> dict[str, Any] | None:
-    """A model's config.json, as `check` reads it; None where it cannot be had."""
+    """A model's config.json, as `check` reads it; None if it cannot be had."""
     try:
         cached = _cached_config(model, environ)
         if cached is None and not _is_online(environ):
@@ -85,7 +85,7 @@ def config_of(model: str, environ: Mapping[str, str], token: str | None) -> dict
 
 
 def downloaded_config(model: str, environ: Mapping[str, str]) -> dict[str, Any] | None:
-    """The config.json of a model that was downloaded before; None where none was, or it is damaged."""
+    """The config.json of a model that was downloaded before; None if none was, or it is damaged."""
     cached = _cached_config(model, environ)
     try:
         described = None if cached is None else json.loads(cached.read_bytes())
@@ -121,7 +121,7 @@ def _login(environ: Mapping[str, str]) -> str | None:
 
 
 def _check_space(model: str, environ: Mapping[str, str], token: str | None) -> None:
-    """The download fits on the disk; where the hub does not say how much it is, that is seen later."""
+    """Check that the download fits on the disk; not checked if the hub does not tell its size."""
     sizes = _sizes(model, environ, token)
     needed = sum(size for name, size in sizes.items() if _is_downloaded(name))
     free = disk.free_bytes(_cache(environ))
@@ -154,7 +154,7 @@ def sum_weights(sizes: Mapping[str, int]) -> int:
 def _sizes(
     model: str, environ: Mapping[str, str], token: str | None, bound_seconds: float = _ANSWER_SECONDS
 ) -> dict[str, int]:
-    """The files of a model on the hub and their sizes; nothing where the hub does not say."""
+    """The files of a model on the hub and their sizes; empty if the hub does not tell."""
     url = f"{_endpoint(environ)}/api/models/{urllib.parse.quote(model)}?blobs=true"
     try:
         described = json.loads(_get(url, token, bound_seconds))
@@ -168,7 +168,7 @@ def _is_online(environ: Mapping[str, str]) -> bool:
 
 
 def _is_downloaded(name: str) -> bool:
-    """What the runtime fetches of a model (`runtime/trainer/policy.py`)."""
+    """Whether every file that the runtime fetches of a model is there (`runtime/trainer/policy.py`)."""
     return name.endswith((".json", ".safetensors", ".txt", ".jinja"))
 
 
@@ -202,7 +202,7 @@ def _fetch(model: str, environ: Mapping[str, str], token: str | None) -> bytes:
 
 def _refused(model: str, endpoint: str, status: int, token: str | None) -> PreflightError:
     if status in (401, 403):
-        # The hub answers 401 for what does not exist, too, unless it knows who asks.
+        # The hub also answers 401 for a model that does not exist, unless it knows the user.
         why = "it does not exist, or it is gated and HF_TOKEN is not set"
         why = "it is gated, and the HF_TOKEN account has no access" if token else why
         return PreflightError(f"the model {model} cannot be downloaded", *_not_found(model, why, endpoint))
@@ -214,7 +214,7 @@ def _refused(model: str, endpoint: str, status: int, token: str | None) -> Prefl
 
 
 def _not_found(model: str, why: str, endpoint: str) -> tuple[str, str]:
-    """Why there is none, and what to do: with the name that was meant, where it is one of those we know."""
+    """The reason there is none and the remedy: the name that was probably meant, if it is a known one."""
     meant = known_models.closest_model(model)
     if meant is None:
         return why, f"look at {endpoint}/{model}"

@@ -1,7 +1,7 @@
 """Shapes of common models that come with the package: a plan for them needs no network.
 
-Neighbours: `model_config.py` asks here for what is not on this computer. `known_models.json` says where each
-was read and when. Reads that file alone.
+Neighbours: `model_config.py` asks here for models that are not on this computer. `known_models.json` has the
+source and date of each shape. Reads that file alone.
 """
 
 from __future__ import annotations

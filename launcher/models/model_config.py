@@ -17,7 +17,7 @@ from launcher.types.settings import TINY_MODEL
 
 @dataclass(frozen=True)
 class FoundConfig:
-    """`table_date`: the day (ISO) of the table that it is from; None where it is the model's own file."""
+    """`table_date`: the day (ISO) of the table that it is from; None if it is the model's own file."""
 
     config: dict[str, Any]
     table_date: str | None = None
@@ -26,7 +26,7 @@ class FoundConfig:
 def find_config(
     model: str, environ: Mapping[str, str], token: str | None = None, *, asks: bool = True
 ) -> FoundConfig | None:
-    """The config.json of `--model MODEL`; None where it cannot be had. `asks`: the hub as well."""
+    """The config.json of `--model MODEL`; None if it cannot be had. `asks`: the hub as well."""
     folder = model_folder.tiny_folder() if model == TINY_MODEL else Path(model).expanduser()
     if folder.is_dir():
         return _of_folder(folder)

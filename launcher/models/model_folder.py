@@ -1,7 +1,7 @@
 """Checks that a model's folder can be served and trained, from its small files and its file sizes.
 
-Neighbours: `preflight.py` asks before a run, `doctor.py` for the embedded model. Reads no tensors.
-Also what a run on a model will write: adapters and the optimizer's moments grow with its shape.
+Neighbours: `preflight.py` asks before a run, `doctor.py` for the embedded model. Reads no tensors. Also
+computes the size of a run's checkpoints: adapters and the optimizer's moments grow with the model's shape.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Estimates the size of a model's weights, for the disk and the GPU memory of a plan.
 
-Neighbours: `pricing.py` asks for a plan, `hub.py` asks the hub. A plan does without a network: then the name
-may say enough.
+Neighbours: `pricing.py` asks for a plan, `hub.py` asks the hub. A plan needs no network: the name alone may
+tell the size.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from launcher.types.settings import TINY_MODEL
 # "Qwen2.5-7B-Instruct" has 7.6 billion parameters: names round down, by a tenth at most.
 _ROUNDING_MARGIN = 1.1
 _BYTES_PER_PARAMETER = 2
-# "8x7B" is seven billion parameters eight times, less what the experts share.
+# "8x7B" is seven billion parameters eight times, less those that the experts share.
 _SIZE_IN_NAME = re.compile(r"(?<![A-Za-z0-9.])(?:(\d+)x)?(\d+(?:\.\d+)?)([BM])(?![A-Za-z0-9])", re.IGNORECASE)
 
 

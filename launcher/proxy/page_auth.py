@@ -1,8 +1,8 @@
 """Access to a run's page: one-time links, and the cookie that a browser gets for one.
 
-All codes are random and only in the relay's memory, so they end with it. A cookie goes to any
-port of this computer, whoever listens there; so the page's place has a part that nobody can guess, and the
-cookie goes nowhere else.
+All codes are random and only in the relay's memory, so they end with it. A browser sends a cookie to any port
+of this computer, whichever program listens there. So the page's path has a part that cannot be guessed, and
+the cookie is sent to that path only.
 Neighbours: `page_routes.py` asks. Knows nothing of the page's content.
 """
 
@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 COOKIE = "slipway"
 LINK_SECONDS = 300.0
-# That nobody used yet.
+# Links that were not used yet.
 _MAX_LINKS = 32
 
 

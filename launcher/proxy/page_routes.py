@@ -4,11 +4,10 @@
     GET  /page/enter/CODE      that link: sets the cookie and goes on to the page
     GET  /page/PLACE/…         the page's files and its data, with the cookie or the token
 
-The token itself is in no address. A cookie alone does nothing but read, and only for the page itself: what
-another page asks for, whoever has the cookie, is refused by what the browser says of it.
-Neighbours: `relay.py` hands over what begins with `/page`, after its own rules of host and origin;
-`page_auth.py` has the keys, `dashboard/` what is shown. Files are read in a thread of their own, one at a
-time.
+The token itself is in no address. A cookie alone can only read, and only for the page itself: a request by
+another page is refused by the browser's own headers, even with the cookie.
+Neighbours: `relay.py` hands over requests for `/page`, after its own rules of host and origin; `page_auth.py`
+has the keys, `dashboard/` the page. Files are read in a thread of their own, one at a time.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ _READING = ("GET", "HEAD")
 _TITLE = (
     "<!doctype html><html lang=en><meta charset=utf-8><title>Slipway</title><link rel=icon href='data:,'>"
 )
-# For a person who has no cookie yet, or whose link was used.
+# For a browser that has no cookie yet, or whose link was used.
 _NO_ENTRY = _TITLE + "<h1>{title}</h1><p>{text}</p><pre>launch open RUN</pre></html>"
 _ENTER_PAGE = (
     _TITLE + '<meta http-equiv=refresh content="0; url={place}"><a href="{place}">The run\'s page</a></html>'
@@ -98,7 +97,7 @@ class PageRoutes:
         content, kind = found
         return web.Response(body=content, content_type=kind, charset="utf-8")
 
-    # ------------------------------------------------------------- who comes in
+    # ------------------------------------------------------------- access
 
     def _link(self, method: str, has_token: bool, authenticate: Callable[[], None]) -> web.Response:
         if not has_token:
@@ -114,8 +113,8 @@ class PageRoutes:
         if method != "GET" or not self._keys.use(code):
             return _no_entry("This link was used, or is too old", "For a new one, type")
         authenticate()
-        # By a page that goes on by itself: a browser that came from elsewhere sends no strict cookie with
-        # what it is redirected to.
+        # By a page that goes on by itself, because a browser that came from elsewhere sends no strict cookie
+        # with a redirected request.
         body = _ENTER_PAGE.format(place=self._keys.place)
         headers = {"Set-Cookie": self._keys.set_cookie()}
         return web.Response(text=body, content_type="text/html", headers=headers)
@@ -126,7 +125,7 @@ class PageRoutes:
     def _is_inside(self, path: str) -> bool:
         return path.startswith(self._keys.place)
 
-    # ------------------------------------------------------------- what there is
+    # ------------------------------------------------------------- content
 
     async def _found(self, name: str) -> tuple[bytes, str] | None:
         """The content and its kind."""
@@ -153,8 +152,8 @@ class PageRoutes:
 
 
 def _cross_site(request: web.BaseRequest) -> str | None:
-    """Why a browser's request may not be answered, by what it says of the page that asks: pages of other
-    ports of this computer are others too. Nobody but a browser says so."""
+    """The reason to refuse a browser's request, by its headers about the page that asks; pages of other ports
+    of this computer count as others too. Only browsers send these headers."""
     origin = request.headers.get("Origin")
     if origin is not None and origin != f"http://{request.headers.get('Host')}":
         return "other pages may not read this one"

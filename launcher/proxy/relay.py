@@ -2,15 +2,15 @@
 
     program → http://127.0.0.1:7453 → Unix socket (here, or an ssh forward's end) → gateway
 
-It stamps each request with an id and, when the link or the gateway is lost before an answer has begun, asks
-again with the same id: the gateway answers an id it has seen from its store, so a lost connection makes
-neither an error nor a second sample. The waiting is bounded: then 503 with Retry-After.
-Neighbours: `run.py` starts and stops it; `relay_rules.py` says what may pass, `relay_connection.py` holds the
-connections, `relay_body.py` reads, `relay_forward.py` asks, `relay_receipts.py` says what arrived,
-`page_routes.py` shows the run to browsers. A request shows the run's token before anything of its body is
-read (G30). Under `--arbor` or `--art` a program of this same user (`relay_peers.py`) needs none: the token is
-put in the place of whatever key it sent, which goes no further. Else what a program sends goes through
-untouched. Knows nothing of models or steps.
+It stamps each request with an id and, when the link or the gateway is lost before an answer has begun, sends
+it again with the same id: the gateway answers a known id from its store, so a lost connection causes neither
+an error nor a second sample. The waiting is bounded: then 503 with Retry-After.
+Neighbours: `run.py` starts and stops it; `relay_rules.py` has the rules, `relay_connection.py` holds the
+connections, `relay_body.py` reads, `relay_forward.py` forwards, `relay_receipts.py` reports which answers
+arrived, `page_routes.py` shows the run to browsers. A request shows the run's token before anything of its
+body is read (G30). Under `--arbor` or `--art` a program of this same user (`relay_peers.py`) needs none: the
+token replaces any key that it sent, which goes no further. Everything else goes through untouched. Knows
+nothing of models or steps.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _PORTS = 64
 _PROBE_PERIOD_SECONDS = 2.0
 _PROBE_SECONDS = 5.0
 _MAX_PROBES = 15
-# For what the runtime says of itself on the page.
+# For the runtime's status on the page.
 _STATUS_SECONDS = 2.0
 _STOP_SECONDS = 2.0
 _KEYLESS_RULE = "Without the run's key, only programs of the user who started it are served, no browser."
@@ -115,7 +115,7 @@ class Relay:
             raise
 
     def stop(self) -> None:
-        """Close the port; requests under way are abandoned. Bounded, and harmless when repeated."""
+        """Close the port; requests in progress are abandoned. Bounded, and harmless when repeated."""
         if not self._thread.is_alive():
             return
         with contextlib.suppress(TimeoutError):
@@ -135,8 +135,8 @@ class Relay:
 
     async def _open(self) -> int:
         self._loop.set_exception_handler(_log_failure)
-        # No cookies, no decompression, no limit, no total time: what passes is the gateway's business. An
-        # idle connection is let go before uvicorn closes it (5 s), so that it is not lost in use.
+        # No cookies, no decompression, no limit, no total time: the content is the gateway's business. An
+        # idle connection is closed before uvicorn closes it (5 s), so that it is not lost in use.
         self._session = aiohttp.ClientSession(
             connector=aiohttp.UnixConnector(str(self._socket), limit=0, keepalive_timeout=2.0),
             cookie_jar=aiohttp.DummyCookieJar(),
@@ -240,7 +240,7 @@ class Relay:
         return None
 
     def _refused_head(self, request: web.BaseRequest) -> web.StreamResponse | None:
-        """The answer to a request that nobody may make, with or without the token."""
+        """The answer to a request that is not allowed, with or without the token."""
         if request.version not in (HttpVersion10, HttpVersion11):
             return self._refuse(400, "this endpoint speaks HTTP/1.1 and 1.0", "bad_request")
         if not relay_rules.is_text(request.headers, request.raw_path):

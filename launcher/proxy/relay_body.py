@@ -1,7 +1,7 @@
 """A request's body, read within bounds: of its size, of the silence between two pieces, of the whole time.
 
-Neighbours: `relay.py` reads one once its client has shown the token, never before. Knows nothing of what a
-body says.
+Neighbours: `relay.py` reads one once its client has shown the token, never before. Knows nothing of a body's
+content.
 """
 
 from __future__ import annotations

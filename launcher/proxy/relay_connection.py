@@ -1,9 +1,9 @@
 """One client's connection to the relay: its answer to malformed bytes, its time limits, its end.
 
 A connection that never shows the run's token lives for seconds, and there are only so many of them (G30).
-Neighbours: `relay.py` serves through a `RelayServer` and says when a request showed the token;
-`relay_peers.py` knows whose program is at the other end; `relay_forward.py` marks a connection with the
-answer it was handed last. Knows HTTP's framing, nothing of the gateway.
+Neighbours: `relay.py` serves through a `RelayServer` and reports when a request showed the token;
+`relay_peers.py` tells which user's program is at the other end; `relay_forward.py` marks a connection with
+its last answer. Knows HTTP's framing, nothing of the gateway.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ log = LOGGER.getChild("relay")
 
 # A connection that has not shown the token by then is closed, whatever it is doing.
 UNAUTHENTICATED_SECONDS = 10.0
-# So many of them at a time; one more costs the oldest. Wider than the queue of a listening socket, so that
-# clients who come all at once, while the relay stood still, are all heard.
+# So many of them at a time; one more closes the oldest. More than the queue of a listening socket holds, so
+# that clients who come all at once, while the relay stood still, are all served.
 MAX_UNAUTHENTICATED = 2048
 _IDLE_SECONDS = 600.0
-# What a refused client still sends is thrown away for so long, so that it can read why.
+# Further data from a refused client is discarded for so long, so that the client can read the reason.
 _LINGERING_SECONDS = 5.0
 
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
@@ -80,7 +80,7 @@ class RelayConnection(web.RequestHandler):
 
     def data_received(self, data: bytes) -> None:
         if self._is_malformed:
-            return  # what follows is nothing; each piece of it would be kept as another error
+            return  # no bytes follow; each piece would be kept as another error
         queued = len(self._messages)
         try:
             super().data_received(data)
@@ -95,7 +95,7 @@ class RelayConnection(web.RequestHandler):
                 self._body.set_exception(web.RequestPayloadError("malformed"))
 
     def abort(self) -> None:
-        """Close it now, whatever was not sent yet."""
+        """Close it now; unsent data is lost."""
         self.authenticate()
         if self.transport is not None:
             self.transport.abort()
@@ -117,11 +117,12 @@ class RelayConnection(web.RequestHandler):
         return relay_rules.error(400, "this is not a well-formed HTTP request", "bad_request", closes=True)
 
     def log_exception(self, *args: Any, **kw: Any) -> None:
-        """Into the run's log, by its type alone: what it says may be a client's bytes."""
+        """Into the run's log, by its type alone: its message may hold a client's bytes."""
         log.warning("a connection ended by %s", type(kw.get("exc_info")).__name__)
 
     def _age(self, is_old: bool) -> None:
-        """In two turns: after this computer slept, what was sent meanwhile is read between them."""
+        """Close it after two turns of the loop's timer: after this computer slept, requests that arrived
+        meanwhile are read between them."""
         if is_old:
             self.abort()
         else:
@@ -154,20 +155,20 @@ class RelayServer(web.Server):
 
 
 def peer_state(transport: asyncio.BaseTransport | None) -> Literal["open", "closed", "reset"]:
-    """What the other end has done, as far as the kernel knows now; "reset" also where the connection is over.
+    """The other end's state, as far as the kernel knows now; "reset" also if the connection is over.
 
-    The event loop may not have looked yet: after this computer slept, an answer and its program's hanging up
-    arrive together. An end that closes with something unread, or before it came, resets. The kernel says so
-    once: who looks again, the event loop too, finds it closed.
+    The event loop may not have looked yet: after this computer slept, an answer and its program's close
+    arrive together. An end that closes with unread data, or before it came, resets. The kernel reports a
+    reset only once: a later look, also the event loop's, finds the connection closed.
     """
     if transport is None or transport.is_closing():
         return "reset"
     watched = transport.get_extra_info("socket")
-    # The very descriptor: a copy is refused where no file more may be open. Its kind is said, or it would be
-    # asked for, which some systems refuse of one that was reset.
+    # The very descriptor: a copy is refused if no more files may be open. Its kind is passed in, because some
+    # systems refuse to tell it after a reset.
     looking = socket.socket(watched.family, watched.type, watched.proto, watched.fileno())
     try:
-        if looking.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):  # reading says nothing of it after an end
+        if looking.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):  # after an end, reading does not report it
             return "reset"
         return "open" if looking.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) else "closed"
     except BlockingIOError:

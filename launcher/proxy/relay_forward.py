@@ -1,9 +1,9 @@
 """Forwards one request until the gateway has answered it, and hands the answer to the program.
 
-Until an answer has begun, a loss is followed by the same question under the same id, which the gateway
-answers from its store. One that has begun cannot begin again: a break then closes the program's connection.
-Neighbours: `relay.py` lets requests in, `relay_receipts.py` tells the gateway what arrived. Knows nothing of
-ports, tokens or health.
+Until an answer has begun, a lost request is sent again with the same id, which the gateway answers from its
+store. An answer that has begun cannot begin again: a break then closes the program's connection.
+Neighbours: `relay.py` lets requests in, `relay_receipts.py` tells the gateway which answers arrived. Knows
+nothing of ports, tokens or health.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class UpstreamLostError(Exception):
     """The gateway went away, or requested a retry, before its answer began.
 
     `after_seconds`: it requested a retry after so long; None: it went away. `silent_since`: it is frozen, and
-    has answered nobody since then (`time.monotonic`).
+    has not answered since then (`time.monotonic`).
     """
 
     def __init__(
@@ -65,11 +65,12 @@ class UpstreamLostError(Exception):
 
 
 class RetryDeadline:
-    """How much longer one request may go without an answer: from its first loss on, however old it is.
+    """The remaining time that one request may go without an answer, counted from its first loss, however old
+    it is.
 
-    A time in which the gateway worked on it again is not counted, unless it came to asking to be asked again:
-    then it waited for an engine, or lost some. More than one absence add up, so that a request which ends
-    whatever works on it is given up, too.
+    Time in which the gateway worked on it again is not counted, unless the gateway then requested a retry: in
+    that case it waited for an engine, or lost some. Several absences add up, so that a request that kills
+    every engine it reaches is given up, too.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -91,8 +92,8 @@ class RetryDeadline:
 
 @dataclass
 class RelayedRequest:
-    """One request on its way. `begun`: the answer, once its head may have reached the program; `signed`:
-    whether it has a receipt, None while that is not known: the kernel says of a reset only once."""
+    """One request on its way. `begun`: the answer, once its head may have reached the program. `signed`:
+    whether it has a receipt, None while that is unknown, because the kernel reports a reset only once."""
 
     request: web.BaseRequest
     headers: CIMultiDict[str]
@@ -144,7 +145,8 @@ class Forwarder:
             await response.prepare(request)
             await response.write_eof()
             await self._sign(call, response, was_there)
-            # A stream is not doubted: who leaves at the end of its events may leave the rest unread.
+            # A stream is not doubted: a client that leaves at the end of its events may leave the rest
+            # unread.
             if call.signed and isinstance(request.protocol, RelayConnection):
                 request.protocol.answered = call.id
         except ConnectionError:  # the program is gone: no receipt
@@ -289,6 +291,6 @@ class Forwarder:
 
 
 def _is_streamed(upstream: aiohttp.ClientResponse) -> bool:
-    """Whether an answer is to be passed on as it comes: events, or more than is held back."""
+    """Whether an answer is passed on as it comes: events, or an answer too large to be held back."""
     length = upstream.content_length
     return upstream.content_type == _EVENTS or (length is not None and length > _BUFFERED_BYTES)

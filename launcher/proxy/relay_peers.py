@@ -1,8 +1,8 @@
 """The user who owns the other end of a connection on this computer.
 
-The kernel is asked for the client's own socket, by both addresses; an ordinary user may ask for anybody's.
-Only a socket that is open has an owner: of one that is closed the kernel may say 0, which is root. So it is
-looked at twice, and the first answer counts where the second still finds the same socket open.
+The kernel finds the client's own socket by both addresses; an ordinary user may ask for any user's. Only an
+open socket has an owner: for a closed one the kernel may answer 0, which is root. So it is looked up twice,
+and the first answer counts if the second still finds the same socket open.
 Neighbours: `relay_connection.py` asks, once per connection. Knows nothing of HTTP or of tokens.
 """
 
@@ -48,7 +48,7 @@ class Owner(NamedTuple):
 def is_this_users(own: Address, peer: Address) -> bool:
     """Whether the client of a connection from `peer` to `own` belongs to the user that we run as.
 
-    False also where that cannot be told: no Linux, another kind of address, a client that is gone.
+    False also if it cannot be told: no Linux, another kind of address, a client that is gone.
     """
     if sys.platform != "linux":
         return False

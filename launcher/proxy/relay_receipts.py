@@ -1,9 +1,10 @@
-"""Tells the gateway which answers reached their programs: an answer nobody received is no sample (C52).
+"""Tells the gateway which answers reached their programs: an answer that no program received is no sample
+(C52).
 
 The gateway hands an answer to the relay, and only the relay sees whether the program was still there. So it
-marks what it forwards (`FOLLOWS`), and such an answer becomes a sample with its receipt. A connection that
-broke after its answer makes that answer doubtful: where the same call comes again, the later one counts.
-Receipts are told in their order, together where there are many, again after a loss, and all of them before a
+marks the requests it forwards (`FOLLOWS`), and such an answer becomes a sample with its receipt. A connection
+that broke after its answer makes that answer doubtful: if the same call comes again, the later one counts.
+Receipts are sent in their order, together if there are many, again after a loss, and all of them before a
 request that gives rewards.
 Neighbours: `relay_forward.py` adds them; the gateway's receipts.py takes them.
 """
@@ -40,7 +41,7 @@ class Receipts:
         self._added = self._told = 0
         self._progress = asyncio.Condition()
         self._teller: asyncio.Task[None] | None = None
-        # The token as a program showed it: whoever got an answer showed the right one.
+        # The token as a program showed it: a program that got an answer showed the right one.
         self._authorization = ""
 
     def add(self, request_id: str, state: State, authorization: str | None = None) -> None:

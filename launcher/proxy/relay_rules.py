@@ -1,7 +1,7 @@
-"""The relay's rules: which requests it accepts, which headers it forwards, how it refuses.
+"""The relay's rules for requests it accepts, headers it forwards, and refusals.
 
-Neighbours: `relay.py` asks. Pure functions on headers; knows nothing of sockets or of asking again.
-Its messages repeat nothing of the request: a token may stand anywhere in it.
+Neighbours: `relay.py` asks. Pure functions on headers; knows nothing of sockets or of retries. Its messages
+repeat nothing of the request: a token may stand anywhere in it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _HOP_BY_HOP = frozenset(
 )  # fmt: skip
 # Ours to set for the next connection.
 _OWN_HEADERS = frozenset({"host", "content-length", "expect"})
-# What the gateway answers without a token.
+# The gateway answers this path without a token.
 _OPEN_PATH = "/healthz"
 _STEPS = "/slipway/steps"
 # Which samples some answers are, by their words: the client then names them in a step.
@@ -31,9 +31,9 @@ _LOOKUP = "/slipway/samples/lookup"
 # The one route that OpenAI's SDK posts a form to.
 _FILES = "/v1/files"
 _WRITING = frozenset({"POST", "PUT", "PATCH"})
-# What only a browser sends (Fetch metadata), beside Origin.
+# Headers that only a browser sends (Fetch metadata), beside Origin.
 _BROWSER_HEADER_PREFIX = "sec-fetch-"
-# Where a client shows who it is: keys of somewhere else, when the run's own is put there for it.
+# Headers in which a client shows its own keys for other services; the run's token replaces them.
 _KEYS = ("Authorization", "Cookie", "Api-Key", "X-Api-Key", "OpenAI-Organization", "OpenAI-Project")
 
 
@@ -51,7 +51,7 @@ def refusal(headers: Mapping[str, str], target: str) -> str | None:
 
 
 def is_text(headers: Mapping[str, str], target: str) -> bool:
-    """Whether a request's head can be passed on: bytes that are no text came as lone surrogates."""
+    """Whether a request's head can be passed on; bytes that are no text are lone surrogates in it."""
     try:
         "".join((target, *headers.values())).encode()
     except UnicodeEncodeError:
@@ -102,7 +102,7 @@ def with_token(headers: CIMultiDict[str], token: str) -> None:
 
 
 def names_samples(method: str, target: str) -> bool:
-    """Whether a request names samples: which answers were received must be known before it."""
+    """Whether a request names samples: the receipts of answers must reach the gateway before it."""
     path = unquote(target.partition("?")[0])
     return method == "POST" and path in (_STEPS, _LOOKUP)
 

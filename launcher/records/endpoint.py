@@ -74,10 +74,10 @@ class LocalEndpoint:
     def environ(self, environ: Mapping[str, str], after_step: int = 0) -> dict[str, str]:
         """The program's whole environment: the user's, the variables, and no proxy before 127.0.0.1.
 
-        `after_step`: the step the run was resumed after, 0 in its first life. By its life a program that is
-        started again knows what an earlier one has left (client/dspy); nobody else's has
-        it. Two lives may be resumed after one step, where the first left the next one to be trained: each
-        has a name of its own.
+        `after_step`: the step the run was resumed after, 0 in its first life. The life's name tells a program
+        that is started again which files an earlier life of this run left (client/dspy); no other run has
+        that name. Two lives may be resumed after one step, if the first trained no further one: each has a
+        name of its own.
         """
         mixed = {**environ, **self.variables(), RUN_VARIABLE: self.run_id}
         mixed[PROGRAM_VARIABLE] = f"{self.run_id}@{after_step}.{secrets.token_hex(4)}"
@@ -134,7 +134,7 @@ def wanted_port(settings: Settings) -> int | None:
 
 
 def keyless_option(settings: Settings) -> str | None:
-    """The option by which this user's programs need no key; None where they do."""
+    """The option by which this user's programs need no key; None if they do."""
     return "--arbor" if settings.arbor else "--art" if settings.art else None
 
 

@@ -1,11 +1,12 @@
-"""A heartbeat file: the process that attends a run renews it, for those that cannot see the process.
+"""A heartbeat file: the process that attends a run renews it, for other computers, which cannot see the
+process.
 
     runs/<id>/heartbeat          renewed by the run's launch
-    runs/<id>/.teardown-beat     renewed by whoever ends the run, from wherever that is
+    runs/<id>/.teardown-beat     renewed by the process that ends the run, on any computer
 
 Two computers' clocks are never compared: the file's age is measured by the file system alone, with a second
-file made for the purpose. Neighbours: `run.py` and whoever ends a run (`teardown_lock.py`) keep it beating,
-`reachability.py` asks. Nothing here raises: a full disk ends no run.
+file made for the purpose. Neighbours: `run.py` and the process that ends a run (`teardown_lock.py`) keep it
+beating, `reachability.py` asks. Nothing here raises: a full disk ends no run.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ def age_seconds(folder: Path, file: str = FILE) -> float | None:
     """Seconds since the last beat, by the file system's clock; None if there was none, or the age cannot
     be measured."""
     try:
-        # Opened, not looked at: what NFS remembers of a file it asks for again when that is opened.
+        # Opened, because NFS asks the server again for a file's attributes when it is opened.
         with (folder / file).open("rb") as last:
             beat = os.fstat(last.fileno()).st_mtime
         with tempfile.TemporaryFile(dir=folder) as now:
@@ -62,7 +63,7 @@ def age_seconds(folder: Path, file: str = FILE) -> float | None:
 
 
 def _beat(path: Path, count: int) -> None:
-    """Write over what stands there, which takes no new room; where that cannot be, its time alone."""
+    """Overwrite the file in place, which takes no new room; if that fails, set its time alone."""
     with contextlib.suppress(OSError):
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:

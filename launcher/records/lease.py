@@ -1,8 +1,8 @@
-"""When to renew the lease, how much of it is left, and when a deadline or budget is reached. Pure.
+"""Tells when to renew the lease, how much of it is left, and when a deadline or budget is reached. Pure.
 
 Neighbours: `runtime_monitor.py` renews, `run.py` asks for limits. Times are seconds on whatever clock the
-caller uses: one that goes on while the computer sleeps (`clock.py`).
-Knows nothing of processes or of the network.
+caller uses: one that goes on while the computer sleeps (`clock.py`). Knows nothing of processes or of the
+network.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from launcher.base.units import format_duration, format_money
 
 _RENEWALS_PER_LEASE = 4
-# What to do about a limit that was reached.
+# The hint for a limit that was reached.
 LONGER_LIMIT_HINT = "resume it, or run it again, with a longer --max or a larger --budget"
 
 

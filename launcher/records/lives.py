@@ -1,4 +1,4 @@
-"""The lives of a resumed run: how long each one was and what it cost, without the time between them.
+"""The lives of a resumed run: the length and cost of each, without the time between them.
 
 Neighbours: `records.py` keeps them, `launch status` and the end of a run show them. Times are `time.time()`:
 it goes on while the computer sleeps and is the same for every process that reads a record. Pure.

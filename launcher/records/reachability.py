@@ -1,4 +1,4 @@
-"""Whether a run's processes can be seen from here: not those of another computer or container.
+"""Tells whether a run's processes can be seen from here; those of another computer or container cannot.
 
 An unknown run is left as it is: it is neither ended nor resumed, unless `launch down` names it. Neighbours:
 `process_location.py` compares places, `heartbeat.py` has the sign of life, `records.py` asks. Knows nothing
@@ -18,8 +18,9 @@ from launcher.records import heartbeat, teardown_lock
 def is_elsewhere(place: ProcessLocation | None, folder: Path) -> bool:
     """Whether processes of `place` may live though they are not seen here.
 
-    None, of older versions, is here. Those of an earlier boot of this computer are dead, but for a sign of
-    its launch's life that is newer than this boot: then another computer has the same name and machine-id.
+    A place of None, from older versions, is this computer. Processes of an earlier boot of this computer are
+    dead. The exception is a sign of the launch's life newer than this boot: then another computer has the
+    same name and machine-id.
     """
     if place is None:
         return False

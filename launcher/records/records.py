@@ -81,12 +81,12 @@ class RunRecord:
 
     @property
     def live(self) -> bool:
-        """Whether something of it may still run: only a proof says no."""
+        """Whether something of it may still run; only a proof makes it False."""
         return self.state != "verified"
 
     @property
     def is_attended(self) -> bool:
-        """Whether a launcher or an active guardian attends it, or may attend it where it cannot be seen."""
+        """Whether a launcher or an active guardian attends it, or may do so out of sight."""
         if self.elsewhere or self.launch_alive:
             return True
         rests = self.state == "unverified" and teardown_lock.owner(self.folder) is None
@@ -109,7 +109,7 @@ class RunRecord:
 
     @property
     def rented(self) -> bool:
-        """Whether its machine is rented: its provider can be asked from any computer."""
+        """Whether its machine is rented: any computer can ask its provider."""
         return self.machine.get("kind", "local") != "local"
 
     @property
@@ -119,7 +119,7 @@ class RunRecord:
 
     @property
     def may_have_results(self) -> bool:
-        """Whether it was ever ready in this life, and so may have something that is nowhere else."""
+        """Whether it was ever ready in this life, and so may have results that exist nowhere else."""
         return bool(self.machine) and self.url is not None
 
     @property
@@ -258,7 +258,7 @@ class RecordStore:
             return self.update(run_id, state="created", **(ended | life | fields))
 
     def check_name(self, name: str | None) -> None:
-        """Raise what `create` would for this name, without making anything."""
+        """Raise the error that `create` would raise for this name, without making anything."""
         if name is None:
             return
         if not NAME_PATTERN.fullmatch(name) or ID_PATTERN.fullmatch(name):
@@ -272,7 +272,7 @@ class RecordStore:
                 raise LiveNameError(record)
 
     def update(self, run_id: str, **changes: Any) -> RunRecord:
-        """Change fields of the newest record on disk, whoever wrote it; durable when this returns."""
+        """Change fields of the newest record on disk, any process's; durable when this returns."""
         with _folder_lock(self.folder(run_id) / ".lock"):
             record = dataclasses.replace(self._read(run_id), **changes)
             self._write(record)
@@ -330,7 +330,7 @@ class RecordStore:
         atomic.write(self.path(record.id), record.to_json(), durable=True, private=True, locked=True)
 
     def _mint(self) -> str:
-        """A new id with its folder (0700). The id is nobody else's: making the folder decides."""
+        """A new id with its folder (0700). The id is unique: making the folder decides."""
         while True:
             run_id = f"slip-{secrets.token_hex(4)}"
             with contextlib.suppress(FileExistsError):

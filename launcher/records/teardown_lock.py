@@ -2,11 +2,11 @@
 
     runs/<id>/.teardown     locked by the process that ends the run; its content names owner and progress
 
-Two that end one machine would meet in one SkyPilot home. Whoever comes second waits and says so; when its
-turn comes it reads the record again, which mostly says that nothing is left to do.
-Neighbours: `launcher/run/ending.py`, `guardian.py` and `take_down.py` end runs, `launch down` reads who is
-at it; `records.py` makes the file with the run, so that a full disk does not stop a teardown.
-The system frees the lock when its holder dies. Knows nothing of machines.
+Two processes that end one machine would meet in one SkyPilot home. The second one waits and shows it. When
+its turn comes it reads the record again, and mostly nothing is left to do.
+Neighbours: `launcher/run/ending.py`, `guardian.py` and `take_down.py` end runs, `launch down` reads the
+owner; `records.py` makes the file with the run, so that a full disk does not stop a teardown. The system
+frees the lock when its holder dies. Knows nothing of machines.
 """
 
 from __future__ import annotations
@@ -28,15 +28,16 @@ from launcher.base.processes import ProcessId
 from launcher.records import heartbeat
 
 FILE = ".teardown"
-# What `launch` does while the results of a machine that would take them along cannot be brought home.
+# The progress that `launch` reports while it cannot bring home the results of a machine that would take them
+# along.
 WAITING_FOR_RESULTS = "waiting for results that cannot be copied"
 # A holder that is stopped (Ctrl-Z) is waited for so long: each of its own steps is bounded, so is no other.
 STUCK_SECONDS = 30.0
 _PROGRESS_SECONDS = 20.0
-# What stands behind it changes all the time and is said now and then.
+# The text after it changes all the time, and is shown now and then.
 _DETAIL = ": "
 _POLL_SECONDS = 0.1
-# Written whole over what stood there: that takes no new room on a disk.
+# Written whole over the old content: that takes no new room on a disk.
 _FILE_BYTES = 1024
 
 
@@ -62,8 +63,8 @@ class LockOwner:
         return f"{self.who} (pid {self.process.pid}{on}) is ending it: {self.doing}"
 
     def is_stuck(self, folder: Path) -> bool:
-        """Whether its process is stopped, and so gets nowhere; of one that is not seen here, whether the
-        run's folder has no sign of its life."""
+        """Whether its process is stopped, and so makes no progress. If the process cannot be seen from here:
+        whether the run's folder has no sign of its life."""
         if self.host is None:
             return process_inspection.is_stopped(self.process)
         age = heartbeat.age_seconds(folder, heartbeat.TEARDOWN_FILE)
@@ -99,7 +100,7 @@ class LockHandle:
 
     def _write(self, text: bytes) -> None:
         if self._descriptor is not None:
-            with contextlib.suppress(OSError):  # who waits then knows less, and waits all the same
+            with contextlib.suppress(OSError):  # the waiting processes then know less, and wait all the same
                 os.pwrite(self._descriptor, text.ljust(_FILE_BYTES), 0)
 
 
@@ -171,7 +172,7 @@ def _wait(
     insist: bool,
     look: Callable[[LockOwner | None], object],
 ) -> bool:
-    """Whether the lock was had in the end."""
+    """Wait for the lock; False if it was not acquired."""
     run = folder.name
     said: str | None = None
     said_at, still_since = 0.0, None
@@ -208,7 +209,7 @@ def _try_lock(descriptor: int) -> bool:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
-    except OSError:  # a disk that has no locks: there is nobody to ask
+    except OSError:  # a disk without locks: there is no owner to ask
         return True
     return True
 

@@ -1,6 +1,6 @@
 """Makes each committed step durable while the run lives, in a thread of its own; at its end, tries again.
 
-Neighbours: `run.py` starts and stops it, `work.py` says when it falls behind its bound; the machine does the
+Neighbours: `run.py` starts and stops it, `work.py` shows when it falls behind its bound; the machine does the
 copying. Training is not slowed: only files that the trainer has finished are read.
 """
 
@@ -24,7 +24,7 @@ _POLL_SECONDS = 0.05
 # A full disk, or a checkpoint that is not whole, is not another one for being looked at again at once.
 _BACKOFF_SECONDS = 5.0
 _STOP_SECONDS = 30.0
-# Between two attempts to bring home what was left behind at the end.
+# Between two attempts to bring home the results that were left behind at the end.
 _RETRY_SECONDS = 10.0
 
 
@@ -43,8 +43,8 @@ class BackgroundCopy:
         self._thread.start()
 
     def stop(self) -> None:
-        """No copying after this returns, unless a disk has stood still for very long. A copy that is under
-        way is broken off: the pull that comes next goes on from what came, and at full speed."""
+        """Stop copying; nothing is copied after this returns, unless a disk has stood still for very long. A
+        copy in progress is interrupted: the next pull goes on from the downloaded part, at full speed."""
         self._over.set()
         if self._thread.is_alive():
             self._thread.join(_STOP_SECONDS)
@@ -73,7 +73,7 @@ class BackgroundCopy:
         if self._durability.trouble != reason:
             LOGGER.warning("not durable: %s", reason)
         self._durability = replace(self._durability, trouble=reason)
-        with contextlib.suppress(Exception):  # a machine that says nothing at all: what was known stays
+        with contextlib.suppress(Exception):  # a machine that does not answer: the last known state stays
             self._durability = replace(self._durability, committed=self._machine.committed())
 
 

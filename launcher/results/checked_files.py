@@ -1,7 +1,8 @@
 """Opens and copies files of a folder that may be damaged or tampered with, never through a link.
 
 Neighbours: `checkpoints.py` and `whole_checkpoints.py` read checkpoints with it, `results_copy.py` and
-`rollout_texts.py` what comes home. A name that points outside its folder and a symbolic link are refused.
+`rollout_texts.py` read the files that come home. A name that points outside its folder and a symbolic link
+are refused.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The DSPy compiles of a run, one entry each, read from `results/grpo.jsonl`.
 
 Neighbours: `client/dspy/report.py` writes the file, each line with its compile's id; `run_verbs.py` shows
-these in `launch status`. Reads only what is at home; a line that is cut short or damaged is passed over.
+these in `launch status`. Reads only files at home; a line that is cut short or damaged is passed over.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Compile:
     """One optimizer's work. Scores are the metric's means; None until there is one.
 
     `best`: of the validations, by the examples that both have scored; `best_checkpoint` holds that policy,
-    None where it is the model before the training. `seconds`: the sum of its steps' own times.
+    None if it is the model before the training. `seconds`: the sum of its steps' own times.
     """
 
     id: str
@@ -45,7 +45,7 @@ class Compile:
             case "step":
                 self.done = int(line["step"])  # a rewound one takes some of them again
                 self.reward = line["reward"]
-                if not line.get("late"):  # of such a step nobody knows how long it took
+                if not line.get("late"):  # the duration of such a step is unknown
                     self.seconds += float(line["rollout_seconds"]) + float(line["train_seconds"])
             case "validation":
                 self.score = line["score"]

@@ -1,10 +1,10 @@
 """Durable checkpoints: whole copies in `results/durable`, which survive the loss of the machine.
 
     durable/step-000007/   a checkpoint with all that a resume needs: adapter, optimizer, random state, …
-    durable/pinned.json    those of them that are kept for good; best.json: the one that was named best
-    durable/rewound.json   the least step that a rewind of this run went back to, where there was one
+    durable/pinned.json    the names of those kept for good; best.json: the one that was named best
+    durable/rewound.json   the least step that a rewind of this run went back to, if there was one
 
-Two words. *Committed*: on the machine's disk. *Durable*: here. `download` makes the newest committed step and
+*Committed* means on the machine's disk, *durable* means here. `download` makes the newest committed step and
 the pinned ones durable, `restore` begins a new local machine with them: a rewind. `checkpoints_to_upload`
 lists the files for a rented one. Neighbours: `whole_checkpoints.py` copies one; `results_copy.py` and
 `backends/local.py` call; `background_copy.py` does it while the run lives. Knows nothing of processes or of
@@ -32,7 +32,7 @@ from runtime.shared.start_adapter import FILES, START
 
 FOLDER = "durable"
 REWOUND = "rewound.json"
-# What a runtime keeps of steps and samples; of a machine that is seeded anew none of it holds any more.
+# A runtime's files about its steps and samples; void for a machine that begins again from checkpoints.
 JOURNALS = ("metrics.jsonl", "publications.jsonl", "validations.jsonl")
 UPLOADING = ".seeding"
 STEP_STATE = ("steps", "samples", "checkpoints", "serving.json", *JOURNALS)
@@ -51,9 +51,10 @@ class DownloadedCheckpoints:
 @dataclass(frozen=True)
 class CheckpointUpload:
     """The checkpoints that a new machine gets. `folders`: whole checkpoints, the newest first, then pinned
-    ones; of step 0 the adapter alone. `journals`: what was written line by line. `texts`: the content of
-    small files, by their name beside the checkpoints, and `rewound` of the one that tells the runtime, if
-    any."""
+    ones; of step 0 the adapter alone. `journals`: the files that were written line by line. `texts`: the
+    content of small files, by their name beside the checkpoints, with `rewound`, the file that tells the
+    runtime of a rewind, if there was one.
+    """
 
     step: int
     folders: tuple[Path, ...]
@@ -92,7 +93,7 @@ def is_current(state_dir: Path, results: Path) -> bool:
 def download(state_dir: Path, results: Path, incoming: Path, last: bool = False) -> DownloadedCheckpoints:
     """Make the newest whole checkpoint and the pinned ones durable. `incoming` is a folder on the same disk.
 
-    What was durable before stays until the new one is whole and in place. Raises NotPulled when there are
+    Older durable checkpoints stay until the new one is whole and in place. Raises NotPulled when there are
     checkpoints and none is whole, unless nothing more can come (`last`), IncompleteFileError for a link in
     their place.
     """
@@ -240,7 +241,7 @@ def _copy_initial_adapter(adapter: Path, target: Path) -> None:
 def _copy_checkpoints(there: Path, home: Path, newest: str) -> None:
     """Copy the newest durable checkpoint and the pinned ones before it that are whole.
 
-    Copies, no links: what is at home must not change with what a machine does to its own.
+    Copies, no links: files at home must not change when the machine changes its own.
     """
     there.mkdir(mode=0o700)
     whole_checkpoints.copy(home / newest, there / newest)
@@ -254,7 +255,7 @@ def _copy_checkpoints(there: Path, home: Path, newest: str) -> None:
 
 
 def _newest_to_restore(results: Path) -> str | None:
-    """The newest durable checkpoint; None where the adapter of the start is all. Raises PreflightError."""
+    """The newest durable checkpoint; None if the adapter of the start is all. Raises PreflightError."""
     home = results / FOLDER
     newest = whole_checkpoints.newest_whole(home)
     if newest is None and not (results / START).is_dir():
@@ -275,7 +276,7 @@ def _pins_to_restore(home: Path, newest: str) -> list[str]:
 
 
 def _small_files(home: Path, downloaded: set[str]) -> dict[str, str]:
-    """What stands beside these checkpoints: which of them are pinned, and the one that was named best."""
+    """The small files beside these checkpoints: the list of pinned ones, and the one that was named best."""
     texts = {checkpoints.PINNED: json.dumps(sorted(checkpoints.pinned(home) & downloaded))}
     if (best := _best_among(home, downloaded)) is not None:
         texts[checkpoints.BEST] = json.dumps(asdict(best))
@@ -283,7 +284,7 @@ def _small_files(home: Path, downloaded: set[str]) -> dict[str, str]:
 
 
 def _same_manifest(one: Path, other: Path) -> bool:
-    """Whether two checkpoints have the same manifest, and so the same bytes once both were whole."""
+    """Whether two checkpoints have the same manifest. If both were whole, they have the same bytes."""
     try:
         return (one / checkpoints.MANIFEST).read_bytes() == (other / checkpoints.MANIFEST).read_bytes()
     except OSError:
@@ -318,7 +319,7 @@ def _write_pins(home: Path, pins: list[str]) -> None:
 
 
 def _best_among(folder: Path, names: set[str]) -> Best | None:
-    """The one named best, where it is one of these."""
+    """The one named best, if it is one of these."""
     best = checkpoints.best(folder)
     return best if best is not None and best.checkpoint in names else None
 

@@ -1,9 +1,9 @@
 """Copies append-only JSONL files such as `metrics.jsonl`: new lines are appended to the local copy.
 
-Neighbours: `results_copy.py` brings a run's own home by these, `backends/ssh/results_download.py` those of a
-machine. Whole lines only; a kill may leave half a line at the end, which the next addition removes. If the
-local copy is not a prefix of the remote file (the machine began again at an earlier step), the whole file
-replaces it.
+Neighbours: `results_copy.py` copies the journals of a local run by it, `backends/ssh/results_download.py`
+those of a rented machine. Whole lines only; a kill may leave half a line at the end, which the next addition
+removes. If the local copy is not a prefix of the remote file (the machine began again at an earlier step),
+the whole file replaces it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The data of a run's report, read from the files on this computer: rewards, validations, rates.
 
 Neighbours: `report_page.py` draws it, `launch report` asks. Reads `metrics.jsonl`, `grpo.jsonl` and
-`validations.jsonl`, of a run on this computer also as its machine has them now. Whatever is torn, damaged or
-missing is left out. Asks nobody.
+`validations.jsonl`; for a run on this computer also the machine's newer ones. Torn, damaged or missing lines
+are left out. Sends no request.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Validation:
 
 @dataclass(frozen=True)
 class CompileScores:
-    """One compile's scores before, after and at best; the same where there was one validation alone."""
+    """One compile's scores before, after and at best; all the same if there was only one validation."""
 
     compile: str
     program: str
@@ -97,7 +97,7 @@ def read(results: Path, machine: Path | None, *, label: str, run_id: str, model:
 
 
 def longest_copy(results: Path, machine: Path | None, name: str) -> Path:
-    """A journal: of a live run on this computer its machine's file is ahead of what came home."""
+    """A journal's longer copy: in a live run on this computer the machine's file is ahead of home's."""
     return max((folder / name for folder in (results, machine) if folder is not None), key=_size)
 
 
@@ -159,7 +159,7 @@ def _lines_by_version(journal: Iterable[Mapping[str, Any]]) -> dict[int, Mapping
 
 
 def _validations(journal: Iterable[Mapping[str, Any]], said: Iterable[Mapping[str, Any]]) -> list[Validation]:
-    """What an optimizer wrote down, and over it what the run was told, which other programs do too."""
+    """The scores that an optimizer wrote down, replaced by those that programs reported to the run."""
     found: dict[tuple[str, int, str], Validation] = {}
     for line in journal:
         if line.get("kind") == "step" and isinstance(version := line.get("version"), int):

@@ -1,7 +1,7 @@
 """The report of one or several runs as one file: charts, a table, and all numbers.
 
 Neighbours: `report_data.py` has read the numbers, `console/charts.py` draws. The page loads nothing from
-elsewhere and has no script. Knows nothing of where runs are.
+elsewhere and has no script. Knows nothing of the runs' places.
 """
 
 from __future__ import annotations

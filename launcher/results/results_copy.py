@@ -2,13 +2,13 @@
 checksums.
 
     adapter/   the newest whole checkpoint's adapter (PEFT form) with its state.json
-    best/      the same of the checkpoint that an optimizer named its best last; best.json says which one's
+    best/      the same of the checkpoint that an optimizer last named its best; best.json names it
     durable/   whole checkpoints, complete enough to resume from (`durable.py`)
     metrics.jsonl  publications.jsonl  logs/
-    rollouts/  wandb/      what was said in each step, and wandb's offline runs (`rollout_texts.py`)
+    rollouts/  wandb/      the rollout texts of each step, and wandb's offline runs (`rollout_texts.py`)
 
-Neighbours: `backends/local.py` calls `pull` at the end and `make_durable` while the run lives. What is there
-already is replaced only by what is whole, so both may be repeated, killed, or run while the trainer commits.
+Neighbours: `backends/local.py` calls `pull` at the end and `make_durable` while the run lives. A file at home
+is replaced only by a whole one, so both calls may be repeated, killed, or run while the trainer commits.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ class DurableWatcher:
 
 
 def _times(state_dir: Path, into: Path) -> _Times | None:
-    """When what is committed and what is durable, as folders, were changed last; None: one is not there."""
+    """The last changes of the folders of committed and of durable checkpoints; None if one is missing."""
     try:
         there, home = (folder.lstat() for folder in (state_dir / "checkpoints", into / durable.FOLDER))
     except OSError:
@@ -134,7 +134,7 @@ def copy_newest_adapter(state_dir: Path, into: Path) -> None:
 
 @contextlib.contextmanager
 def _incoming_folder(state_dir: Path, into: Path) -> Iterator[Path]:
-    """A folder for what is not whole yet, one pull at a time; what a killed one left behind is removed."""
+    """A folder for incomplete files, for one pull at a time; the remains of a killed pull are removed."""
     try:
         into.mkdir(mode=0o700, parents=True, exist_ok=True)
         with _pull_lock(into), tempfile.TemporaryDirectory(prefix=".incoming-", dir=into) as incoming:
@@ -169,7 +169,8 @@ def _pull_adapters(there: Path, into: Path, incoming: Path, tally: _Tally, last:
 
 
 def _pull_best(there: Path, names: list[str], target: Path, incoming: Path, tally: _Tally) -> None:
-    """What is at home already stays where nobody has named another, or that one is not there any more."""
+    """Bring the best checkpoint's files home. Files at home stay if no other checkpoint was named, or the
+    named one is gone."""
     best = checkpoints.best(there)
     if best is None or best.checkpoint not in names:
         return
@@ -203,14 +204,14 @@ def _pull_first_whole(
 
 
 def _adapter_files(name: str) -> str | None:
-    """What PEFT needs, flat in one folder, and the checkpoint's state."""
+    """The name at home of a file that PEFT needs, flat in one folder, or of the checkpoint's state."""
     if name.startswith(_ADAPTER):
         return name.removeprefix(_ADAPTER)
     return name if name == checkpoints.STATE else None
 
 
 def _pull_journal(state_dir: Path, name: str, into: Path, tally: _Tally) -> None:
-    """Bring what a file of lines, which may be growing, has beyond what is at home: whole lines only."""
+    """Append to the journal at home the whole lines that it lacks; the source may be growing."""
     try:
         with checked_files.open_checked(state_dir, name) as file:
             journals.append_new_lines(file, into / name)

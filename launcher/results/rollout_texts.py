@@ -1,9 +1,8 @@
 """Downloads rollout texts (`results/rollouts`, a file a step) and wandb's offline runs (`results/wandb`).
 
 Neighbours: `results_copy.py` calls, `runtime/gateway/steps/rollout_log.py` writes the files of steps and has
-their form, `runtime/shared/wandb_log.py` has wandb write its own. Whatever is known or looks like a secret is
-hidden on the way. What is written down on a machine may be damaged, or anybody's: it is read by line, within
-bounds.
+their form, `runtime/shared/wandb_log.py` has wandb write its own. Known secrets, and values that look like
+one, are hidden on the way. Files on a machine may be damaged or forged: they are read by line, within bounds.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ _OFFLINE = re.compile(r"offline-run-[\w-]{1,100}")
 TOTAL_BYTES = 64 * 2**20
 _STEP_BYTES = 4 * 2**20
 _WANDB_BYTES = 64 * 2**20
-# What each run of wandb has in logs/: a link to the log of its own process, outside the run.
+# A link in logs/ of each wandb run, to the log of wandb's own process outside the run.
 _WANDBS_LINK = "debug-core.log"
 
 
@@ -49,7 +48,7 @@ class DownloadedTexts:
 
 def download(state_dir: Path, results: Path, incoming: Path) -> DownloadedTexts:
     """Download every step's new or changed file, with its secrets hidden. Raises OSError."""
-    # The guardian, which brings the last ones home, was told of no secret.
+    # The guardian downloads the last texts, and was given no secrets.
     credentials.hide_secrets_of(os.environ)
     downloaded = DownloadedTexts()
     there, home = state_dir / _LOGS / ROLLOUTS, results / ROLLOUTS
@@ -107,7 +106,8 @@ def redact(value: Any) -> Any:
 
 
 def _redacted_line(line: bytes) -> bytes | None:
-    """A line without its secrets: of a value, not of its escapes. None where it is no JSON object."""
+    """A line without its secrets, which are hidden in the decoded values and not in their escapes. None if it
+    is no JSON object."""
     try:
         said = json.loads(line)
     except (ValueError, RecursionError):
@@ -128,7 +128,7 @@ def _noting_skipped(downloaded: DownloadedTexts, name: str) -> Iterator[None]:
 
 
 def _files(folder: Path) -> list[Path]:
-    """What a folder on the machine holds; nothing behind a link in its place, or in its parent's."""
+    """The files of a folder on the machine; none if it or its parent is a link."""
     if folder.is_symlink() or folder.parent.is_symlink():
         return []
     try:
@@ -138,7 +138,7 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _read(state_dir: Path, path: Path, most_bytes: int) -> bytes:
-    """A file's content. Raises IncompleteFileError for a link on the way to it, and for what is too large."""
+    """A file's content. Raises IncompleteFileError for a link on the way to it, or too large a file."""
     with checked_files.open_checked(state_dir, str(path.relative_to(state_dir))) as file:
         content = file.read(most_bytes + 1)
     if len(content) > most_bytes:

@@ -1,8 +1,8 @@
 """Resolves `RUN`, `RUN@7` or `RUN@best` to an adapter folder on this computer, in PEFT form.
 
 Neighbours: `config/setting_sources.py` begins a new run with it (`--from`), `cli/export_verb.py` hands it on.
-A run has its adapters in several places: the machine's own folder while that is on this computer, what is
-durable at home, and the two that come home by name. Reads no tensors.
+A run has its adapters in several places: the machine's own folder while that is on this computer, the durable
+checkpoints at home, and the two that come home by name. Reads no tensors.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def _checkpoint_folders(record: RunRecord, folder: Path) -> list[Path]:
 
 
 def _step_at_home(adapter: Path) -> int | None:
-    """The step of an adapter that came home apart from its checkpoint, as its state says."""
+    """The step of an adapter that came home apart from its checkpoint, by its state file."""
     with contextlib.suppress(
         FileNotFoundError, checked_files.IncompleteFileError, KeyError, TypeError, ValueError
     ):
@@ -107,7 +107,8 @@ def _step_at_home(adapter: Path) -> int | None:
 
 
 def _is_whole(adapter: Path) -> bool:
-    """Of a checkpoint every byte is compared with its manifest; what came home apart was, when it came."""
+    """Whether it is whole: every byte of a checkpoint is compared with its manifest; an adapter apart from
+    one was compared when it came."""
     if (adapter.parent / MANIFEST).exists():
         return whole_checkpoints.is_whole(adapter.parent)
     return adapter.is_dir()

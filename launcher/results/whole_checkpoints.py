@@ -1,4 +1,4 @@
-"""Finds and copies complete checkpoints: every byte is as the manifest promises.
+"""Finds and copies complete checkpoints: every byte matches the manifest.
 
 Neighbours: `checkpoints.py` has their names and manifests, `checked_files.py` the files; `results_copy.py`
 brings adapters home, `durable.py` whole checkpoints, both ways. Reads no tensors.
@@ -27,7 +27,7 @@ def newest_whole_step(checkpoints: Path) -> int | None:
 
 
 def is_whole(checkpoint: Path) -> bool:
-    """Whether every byte is as the manifest promises; reads the whole checkpoint."""
+    """Whether every byte matches the manifest; reads the whole checkpoint."""
     try:
         for file, expected in read_manifest(checkpoint).files.items():
             check(digest_and_size(checkpoint, file), expected, file)
@@ -43,11 +43,12 @@ def copy(
     *,
     link: bool = False,
 ) -> tuple[Manifest, int]:
-    """Copy its files to the new folder `target`, each checked; its manifest, and how many bytes came.
+    """Copy its files to the new folder `target`, each checked. Returns its manifest and the number of bytes
+    copied.
 
-    `wanted` says what a file is called there, None to leave it out. With `link` a file is linked where the
-    file system can: checkpoints are never written to once they are committed. The manifest itself comes last
-    and only with a whole copy. Everything is on disk when this returns. Raises IncompleteFileError.
+    `wanted` returns a file's name there, None to leave it out. With `link` a file is linked if the file
+    system can: committed checkpoints are never written to. The manifest itself comes last and only with a
+    whole copy. Everything is on disk when this returns. Raises IncompleteFileError.
     """
     manifest = read_manifest(checkpoint)
     target.mkdir(mode=0o700)

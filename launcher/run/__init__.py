@@ -1,1 +1,1 @@
-"""The life of one run, from what was typed to its end."""
+"""The life of one run, from its command line to its end."""

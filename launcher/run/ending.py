@@ -1,9 +1,9 @@
-"""The end of a run: results home, everything down, proof, record; each step whatever became of the others.
+"""The end of a run: results home, everything down, proof, record; each step runs even if others failed.
 
-Neighbours: `run.py` begins it when the run's life is over, however that ended; `rented_run.py` keeps a
-machine whose results are not home, `backends/machine_from_record.py` ends it, `summary.py` says how it was.
-An error in one step stops no other: it is shown, and recorded as one of the `troubles`. If proof or record
-fail here, the guardian goes on; it is released only when both are done. Knows nothing of how a run lives.
+Neighbours: `run.py` begins it when the run's life is over, for any reason; `rented_run.py` keeps a machine
+whose results are not home, `backends/machine_from_record.py` ends it, `summary.py` reports it. An error in
+one step stops no other: it is shown, and recorded as one of the `troubles`. If proof or record fail here, the
+guardian goes on; it is released only when both are done. Knows nothing of how a run lives.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from launcher.types.machine import Machine, Progress, Proof, PullReport, Stopped
 
 T = TypeVar("T")
 
-# What a Ctrl-C does after the first signal, whichever that was.
+# The effect of a Ctrl-C after the first signal, whichever that was.
 ONE_MORE_CTRL_C = " (one more Ctrl-C leaves it to the guardian)"
 _ENDING = f"already ending: copying results, taking everything down{ONE_MORE_CTRL_C}"
 _WAITING_FOR_RESULTS = "waiting for its results (Ctrl-C gives them up)"
@@ -78,7 +78,7 @@ class Ending:
     def end(self, failure: BaseException | None) -> int:
         """Do all of it; `failure` ended the run's life, None if that went well. Returns the exit code."""
         machine = self._parts.machine
-        # By how it lived: what its end comes to changes nothing about the program.
+        # By the run's life: the result of its end changes nothing about the program.
         self._program_code = program_code_of(failure, self._ended.command)
         if machine is None:
             return self._finish(failure, Proof(True, "nothing was started"))
@@ -119,7 +119,7 @@ class Ending:
                 self._pulled = machine.pull(
                     self._results, lock.reporting("copying results", progress), stopped
                 )
-        except Exception as error:  # noqa: BLE001 - whatever it is, the next step must be taken
+        except Exception as error:  # noqa: BLE001 - after any error the next step must be taken
             if self._pulled is not None:  # they are at home, it could not be shown
                 self._add_trouble(f"showing pull failed: {described(error)}")
             else:
@@ -138,7 +138,7 @@ class Ending:
 
     def _keep_machine(self, machine: Machine, lock: LockHandle) -> None:
         """Keep a machine whose disk would go with it, as long as the plan allows."""
-        if self._parts.background_copy is None:  # it was never ready: nobody ever asked it for anything
+        if self._parts.background_copy is None:  # it was never ready: no program ever used it
             return
         given_up = self._results_abandoned()
         seconds = rented_run.keep_seconds(machine, self._ended.limits, self._ended.lease_seconds)
@@ -196,7 +196,7 @@ class Ending:
             self._unpulled = NotPulled("the newest results were not copied", now.unpulled, None)
         return Proof(bool(now.proof["verified"]), str(now.proof["detail"]), now.proof.get("hint"))
 
-    # -------------------------------------------------------------- what it comes to
+    # -------------------------------------------------------------- result
 
     def _finish(self, failure: BaseException | None, proof: Proof) -> int:
         """Finish the record, release the guardian, and print the summary."""
@@ -224,7 +224,7 @@ class Ending:
             try:
                 self._store.update(self._run_id, **self._final_fields(failure, proof))
                 return None
-            except Exception as refused:  # noqa: BLE001 - whatever it is, the run is over
+            except Exception as refused:  # noqa: BLE001 - after any error the run is over
                 error = refused
         if error is None:
             return None
@@ -288,7 +288,7 @@ class Ending:
         if self._parts.machine is None:
             return DurabilityStatus()
         committed = self._parts.machine.committed()
-        if committed is None and self._pulled is not None:  # a rented machine is gone with what it had
+        if committed is None and self._pulled is not None:  # a rented machine is gone with its results
             committed = self._pulled.step
         return DurabilityStatus(committed, durable.newest_step(self._results))
 
@@ -298,7 +298,7 @@ class Ending:
         """The result of `act`; None if it raises, which is noted as a trouble of this end."""
         try:
             return act()
-        except Exception as error:  # noqa: BLE001 - whatever it is, the next step must be taken
+        except Exception as error:  # noqa: BLE001 - after any error the next step must be taken
             LOGGER.debug("traceback", exc_info=True)
             self._add_trouble(f"{what} failed: {described(error)}")
             return None
@@ -314,8 +314,8 @@ class Ending:
 
     @contextlib.contextmanager
     def _shown(self, machine: Machine, name: str) -> Iterator[Progress]:
-        """One phase: in the record before it begins, on the screen while it lasts, its time remembered; where
-        one of these cannot be had, the phase itself can. Yields what takes its progress."""
+        """Run one phase: it is recorded before it begins, shown while it lasts, and its time is remembered;
+        an error in these does not stop the phase. Yields a callback that takes its progress."""
         noted = {"state": name, "unpulled": self._why_unpulled()}
         self._try(f"noting {name}", lambda: self._store.update(self._run_id, **noted))
         usual = self._try(f"asking how long {name} takes", lambda: self._timings.usual(machine.kind, name))

@@ -1,7 +1,7 @@
-"""The machine a plan asks for: processes on this computer, or a cluster that is rented.
+"""Makes the machine that a plan asks for: processes on this computer, or a rented cluster.
 
-Neighbours: `run.py` asks for it with the fresh record, `plan.py` says which; `machine.py` finds one again.
-Knows nothing of what a machine does.
+Neighbours: `run.py` asks for it with the fresh record, `plan.py` decides which; `machine_from_record.py`
+finds one again. Knows nothing of a machine's work.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def local_machine(
     secrets: Mapping[str, str] | None = None,
     needs: Needs | None = None,
 ) -> Machine:
-    """The machine of a run on this computer, on its own GPUs where it `needs` them."""
+    """The machine of a run on this computer, on its own GPUs if it `needs` them."""
     from launcher.backends.local import LocalMachine
 
     return LocalMachine(

@@ -1,6 +1,6 @@
 """The usual duration of each phase on this computer: the median of its last few times.
 
-Neighbours: `run.py` asks and tells. A comfort: an unreadable file is an empty one.
+Neighbours: `run.py` reads and adds times. They are not essential: an unreadable file counts as an empty one.
 """
 
 from __future__ import annotations

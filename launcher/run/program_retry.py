@@ -1,6 +1,6 @@
 """Runs a program again that failed before its first step, on the endpoint that is already running.
 
-On a terminal only, where somebody may be: Enter runs it again, `q` ends the run, and so does --idle without a
+Only on a terminal, where a user may be: Enter runs it again, `q` ends the run, and so does --idle without a
 key. The run is watched as ever meanwhile: lease, deadline, budget and signals end it as they would.
 Neighbours: `run.py` asks, `work.py` watches, `console/keyboard.py` reads the keyboard.
 """
@@ -26,7 +26,7 @@ _POLL_SECONDS = 0.25
 
 
 class ProgramRetry:
-    """Whether a failed program is run again. `watching`: a watch over the run, with no program in it."""
+    """Decides whether a failed program is run again. `watching`: a watch over the run, without a program."""
 
     def __init__(
         self, request: RunRequest, label: str, limits: Limits, monitor: RuntimeMonitor,
@@ -41,8 +41,8 @@ class ProgramRetry:
         self._output = output
 
     def wait_for_key(self, failed: JobFailed) -> bool:
-        """Wait for a key if there is a terminal; raises as the run's end does. Without one, the error says
-        how to hold an endpoint."""
+        """Wait for a key if there is a terminal; raises as the run's end does. Without one, the error's hint
+        holds an endpoint."""
         if failed.job_exit_code is None or not self._before_its_first_step():
             return False
         if not _is_interactive(self._output, yes=self._request.settings.yes):
@@ -90,7 +90,7 @@ class _RetryPrompt:
         """A look at the keyboard, a little while long."""
         key = self._keys.read_key(_POLL_SECONDS)
         now = clock.boot_seconds()
-        if key is not None:  # somebody is there
+        if key is not None:  # a user is there
             self._until = now + self._idle_seconds
         left = self._until - now
         self._work.waits_for = f"Enter: run it again · q: end · {format_duration(max(left, 0))} left"

@@ -42,7 +42,7 @@ def ask_about_ssh(output: Output, plan: Plan, runs: Path, yes: bool) -> None:
 def announce(output: Output, machine: Machine, plan: Plan, label: str, runs: Path, yes: bool) -> float:
     """Print its place, its price per hour and the command to enter it; returns the price.
 
-    `yes`: --yes, which also lets plain `ssh` find it unless the user has said no before.
+    `yes`: --yes, which also lets plain `ssh` find it unless the user has refused that before.
     """
     price = machine.price_per_hour or 0.0
     if price > plan.max_price_per_hour:
@@ -75,7 +75,7 @@ def pull_while_kept(
     warn: Progress, machine: Machine, results: Path, seconds: float, label: str, given_up: Callable[[], bool]
 ) -> PullReport | None:
     """Keep the machine for so long at most and try again and again. None when the results did not come, or
-    nobody wants to wait for them."""
+    the user gave them up."""
     price = f"{format_money(machine.price_per_hour)}/h" if machine.price_per_hour else "no price"
     warn(
         f"the machine is kept for {format_duration(seconds)} at most to copy its results, "
@@ -89,7 +89,7 @@ def runtime_overrides(gpus: GpuSplit) -> dict[str, Any]:
     told: dict[str, Any] = {"dtype": gpus.dtype}
     told |= {"engines": gpus.infer_gpus, "train_processes": gpus.train_gpus}
     if gpus.memory is None:
-        # vLLM takes nine tenths of a GPU where nobody says otherwise, and the trainer needs the other half.
+        # vLLM takes nine tenths of a GPU by default, and the trainer needs the other half.
         return told | ({"engine.memory_fraction": SHARED_FRACTION} if gpus.is_one_gpu else {})
     planned = (
         gpus.memory.activation_checkpointing,

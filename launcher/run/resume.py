@@ -1,8 +1,8 @@
 """Resumes a run that ended or was killed: ends its leftovers, then finds the step to continue from.
 
 Neighbours: `launching.py` calls it once the request is checked, `run.py` runs the run again under its own id,
-`resume_source.py` has its recorded settings, `durable.py` the steps that survived the machine. Knows nothing
-of printing.
+`resume_source.py` has its recorded settings, `durable.py` finds the steps that survived the machine. Knows
+nothing of printing.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ def resume(
 ) -> ResumePoint:
     """The run, proven to be down, and the step after which it continues.
 
-    Waits for a guardian that is at work, and ends what nobody looks after. Raises UsageError for a run that
-    lives and for one that has nothing to resume, NotPulled where its machine is kept for results that cannot
-    be brought home, TeardownUnverified.
+    Waits for a guardian that is at work, and ends an unattended run. Raises UsageError for a run that lives
+    and for one without a step to resume from, NotPulled if its machine is kept for results that cannot be
+    brought home, TeardownUnverified.
     """
     record = _end_leftovers(store, store.load(record.id), say)
     step = machine_of(record).committed()

@@ -1,12 +1,11 @@
 """The life of one run: plan → provision → push → setup → serve → connect → work → pull → down → verified.
 
-Neighbours: `types/machine.py` is where it happens, `teardown/` covers every way it may end, `relay.py` is the
-program's door, `runtime_monitor.py` the heartbeat, `work.py` the work, `ending.py` what follows.
-Knows nothing of flags, of how a machine does what it is asked, or of how things look on the terminal.
+Neighbours: `types/machine.py` is the machine's protocol, `teardown/` covers every way it may end, `relay.py`
+is the program's endpoint, `runtime_monitor.py` renews the lease, `work.py` is the work phase, `ending.py` the
+phases after it. Knows nothing of flags, of a machine's inner workings, or of the terminal's look.
 
-The record is on disk and the guardian alive before anything else starts. Whatever happens after that,
-`ending.py` has the last word: results home, everything down, proof. If this process is killed, the guardian
-does it.
+The record is on disk and the guardian alive before anything else starts. After that, `ending.py` always runs
+last: results home, everything down, proof. If this process is killed, the guardian does it.
 """
 
 from __future__ import annotations
@@ -134,7 +133,7 @@ class Run:
                 self._work(machine, self._connect(machine, token, socket))
         except (Interrupted, LaunchError) as ended:
             return self._as_limit(ended)
-        except Exception as bug:  # noqa: BLE001 - whatever it is, everything must still come down
+        except Exception as bug:  # noqa: BLE001 - after any error everything must still come down
             self._output.traceback(show=False)
             return as_launch_error(bug, self._folder / "launch.log")
         return None
@@ -167,7 +166,7 @@ class Run:
         if plan.rented is not None:
             yes = self._request.settings.yes
             price = rented_run.announce(self._output, machine, plan, self._label, self._store.runs, yes)
-            # What it really costs counts, from the beginning of the run.
+            # The real price counts, from the beginning of the run.
             self._limits = replace(self._limits, price_per_hour=price)
         failpoint("cli.armed")
         with self._phase("push") as progress:

@@ -14,7 +14,7 @@ from launcher.types.settings import Settings
 class RunRequest:
     """`model_path` is a folder or a hub name; without a `command` the endpoint is held.
 
-    `folder`: where the command runs, None for this one. `resumed`: the run to resume, None for a new one.
+    `folder`: the command's folder, None for this one. `resumed`: the run to resume, None for a new one.
     """
 
     settings: Settings

@@ -1,7 +1,7 @@
 """Monitors the runtime in a thread of its own: renews the lease and polls the status.
 
-Neighbours: `run.py` starts it when the endpoint answers and reads `now()`; it asks through the relay, so what
-it measures is what a program would meet. Knows nothing of what the answers mean for the run.
+Neighbours: `run.py` starts it when the endpoint answers and reads `now()`; it asks through the relay, so its
+times are those of a program's requests. Knows nothing of the answers' meaning for the run.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from runtime.shared.statuses import RuntimeStatus
 _POLL_SECONDS = 1.0
 # Long enough for a busy gateway, short enough that a frozen one is seen.
 _ANSWER_SECONDS = 5.0
-# The first answer is waited for longer and longer: whoever takes twice as long each time is slow, not gone.
+# The first answer is waited for longer and longer: a runtime that takes twice as long each time is slow, not
+# gone.
 _MAX_ANSWER_SECONDS = 60.0
 _RETRY_SECONDS = 0.5
 
@@ -41,8 +42,8 @@ class RuntimeSnapshot:
 
 
 class RuntimeMonitor:
-    """Polls `root`, the relay's address without `/v1`, until `stop`. `hint`: the user's remedy if nobody
-    answers."""
+    """Polls `root`, the relay's address without `/v1`, until `stop`. `hint`: the user's remedy if there is no
+    answer."""
 
     def __init__(
         self,
@@ -96,8 +97,8 @@ class RuntimeMonitor:
         self._thread.start()
 
     def _first(self, wait_seconds: float) -> bool:
-        """Whether there is an answer within `wait_seconds`. Raises JobFailed for an answer that no waiting
-        changes."""
+        """Whether there is an answer within `wait_seconds`. Raises JobFailed for an answer that will not
+        change by waiting."""
         try:
             self._renew(wait_seconds)
             self._ask(wait_seconds)
@@ -119,8 +120,7 @@ class RuntimeMonitor:
         self._http.close()
 
     def poll_now(self) -> None:
-        """Poll once more, so that the summary has the newest state; if nobody answers, the last state
-        stays."""
+        """Poll once more, for the summary; without an answer the last state stays."""
         if self._snapshot.silent_since is None:
             with contextlib.suppress(httpx.HTTPError, ValueError):
                 self._ask()

@@ -1,8 +1,8 @@
 """Handles Ctrl-C, TERM and HUP: the first one ends the run in order, a Ctrl-C after it leaves the rest to the
-guardian. Also the alarm of a limit, for code that does not look.
+guardian. Also raises the alarm of a limit in code that does not check for one.
 
-A TERM or HUP after the first asks for nothing new: `launch down` beside an end that has begun, a terminal
-that is closed after Ctrl-C. Leaving then would cut off the results that are on their way.
+A TERM or HUP after the first signal is ignored: it comes from `launch down` beside an end that has begun, or
+from a terminal that is closed after Ctrl-C. Leaving then would cut off the results that are on their way.
 
 Neighbours: `run.py` runs inside. Knows nothing of runs. Its messages bypass the streams, which the
 interrupted code may be writing to.
@@ -54,7 +54,7 @@ class Signals:
         self._before: dict[int, Any] = {}
         self._rings_at: float | None = None
         self.received: int | None = None
-        # What the first signal makes of the run, in words; `run.py` keeps it true.
+        # The effect of the first signal on the run, in words; `run.py` keeps it true.
         self.consequence = "nothing has started yet"
 
     def __enter__(self) -> Self:

@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Summary:
-    """`status` is the last the runtime said; `program_exit_code` is None where the program was ended.
+    """`status` is the runtime's last; `program_exit_code` is None if the program was ended.
 
-    `cost` is this life's, `cost_before` that of the run's earlier ones. `unpulled`: why the newest results
-    are not at home; `troubles`: what else went wrong at the end. `unarmed_seconds`: how long its machine had
-    no armed timer of its own, at most.
+    `cost` is this life's, `cost_before` the earlier lives'. `unpulled`: the reason why the newest results are
+    not at home. `troubles`: the other errors of the end. `unarmed_seconds`: the longest time that its machine
+    may have been without an armed timer of its own.
     """
 
     run_id: str
@@ -120,7 +120,7 @@ def why_of(failure: BaseException | None) -> str | None:
 
 
 def program_code_of(failure: BaseException | None, command: tuple[str, ...]) -> int | None:
-    """The program's own exit code; None where it did not come to its end."""
+    """The program's own exit code; None if it did not come to its end."""
     if isinstance(failure, JobFailed):
         return failure.job_exit_code
     return 0 if failure is None and command else None

@@ -1,7 +1,7 @@
 """The work phase of a run: the program runs or the endpoint is held, and the run is watched.
 
-Neighbours: `run.py` calls `do` and acts on how it ends; `teardown/minder.py` holds the user's program,
-`runtime_monitor.py` knows how the runtime is. Knows nothing of how to take anything down.
+Neighbours: `run.py` calls `do` and acts on its result; `teardown/minder.py` holds the user's program,
+`runtime_monitor.py` has the runtime's state. Takes nothing down.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from runtime.shared.statuses import RuntimeStatus
 
 _POLL_SECONDS = 0.25
 _DRAW_EVERY_SECONDS = 1.0
-# A program that got the same Ctrl-C as we did has its grace to end by itself; when the signal did not come
-# from the terminal it may have missed it, and is told after a moment.
+# A program that got the same Ctrl-C as we did has its grace to end by itself; if the signal did not come from
+# the terminal the program may have missed it, and gets it after a moment.
 _MISSED_SECONDS = 1.0
 
 
@@ -58,7 +58,7 @@ class Work:
         self._output = output
         self._late = False
         self._detail: str | None = None
-        # What the live line says while somebody is waited for.
+        # The prompt in the live line while a key is waited for.
         self.waits_for: str | None = None
         self._warned: set[str] = set()
 

@@ -1,1 +1,1 @@
-"""What keeps a run from leaving anything behind: records, guardian, minder, leases."""
+"""The protection against leftovers of a run: guardian, minder, teardown, `launch gc`."""

@@ -1,7 +1,7 @@
-"""Whether a run's results were abandoned with `launch down --give-up-results`.
+"""Tells whether a run's results were abandoned with `launch down --give-up-results`.
 
 Neighbours: `ending.py` and `teardown/take_down.py` ask while they bring results home; `teardown_verbs.py`
-writes it into the record. Knows nothing of machines, and nothing of how results come home.
+writes it into the record. Knows nothing of machines or of the results' way home.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ _POLL_SECONDS = 0.5
 
 
 def was_requested(store: RecordStore, run_id: str) -> Stopped:
-    """A function that tells whether its record says so; the request cannot be taken back. May be called
-    often."""
+    """A function that reads from the record whether they were abandoned; the request cannot be taken back.
+    May be called often."""
     said, looked_at = False, float("-inf")
 
     def given_up() -> bool:
         nonlocal said, looked_at
         if not said and time.monotonic() - looked_at >= _POLL_SECONDS:
             looked_at = time.monotonic()
-            with contextlib.suppress(Exception):  # what cannot be read says nothing, and so gives nothing up
+            with contextlib.suppress(Exception):  # a record that cannot be read abandons nothing
                 said = store.load(run_id).given_up
         return said
 

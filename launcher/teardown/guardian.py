@@ -1,13 +1,13 @@
-"""The detached process that takes a run's machine down when its launcher is gone, however it went.
+"""The detached process that takes a run's machine down when its launcher is gone, for any reason.
 
     python -m launcher.teardown.guardian RUNS/<id>/record.json
 
-`launch` holds the other end of a pipe on its standard input. The line "released" lets it go; the end of the
-pipe without that line means that the launcher is dead, and the system says so within milliseconds.
+`launch` holds the other end of a pipe on its standard input. The line "released" ends it. The end of the pipe
+without that line means that the launcher is dead; the system reports it within milliseconds.
 Neighbours: `run.py` starts it before the machine is armed; `backends/machine_from_record.py` finds the
-machine again. Imports little, so that it is up before anything else; then at once everything that ending its
-machine needs, because later the files may be another version's. For a rented machine it also starts a standby
-process that can ask the provider. Knows nothing of the terminal.
+machine again. It imports little, so that it is up before anything else. Then it imports at once everything
+that ending its machine needs, because later the files may be another version's. For a rented machine it also
+starts a standby process that can ask the provider. Knows nothing of the terminal.
 """
 
 from __future__ import annotations
@@ -42,17 +42,19 @@ LOG = "guardian.log"
 _RELEASE = b"released\n"
 _READY = b"ready\n"
 _START_SECONDS = 20.0
-# The user's command has its own minder, which sees the same end; this is for what it could not end.
+# The user's command has its own minder, which sees the same end; this time is for processes that the minder
+# could not end.
 _COMMAND_SECONDS = 5.0
-# What is not proven is tried again after these pauses, each twice the one before: a login may have ended, and
-# the user may log in again. In between anybody else may end the run. All of it has a day, asleep or awake.
+# An unproven end is tried again after these pauses, each twice the one before: a login may have ended, and
+# the user may log in again. Meanwhile any other process may end the run. All of it takes a day at most,
+# asleep or awake.
 _PAUSE_SECONDS = 2.0
 _MAX_PAUSE_SECONDS = 300.0
 _GIVE_UP_SECONDS = 86400.0
 # A computer that has slept for so long has no network yet, and its user has to log in again: it has its time.
 _SLEPT_SECONDS = 60.0
 _AWAKE_SECONDS = 3600.0
-# What the end of a Weights & Biases run may take, before the copy: no byte comes meanwhile.
+# Time for the end of a Weights & Biases run, before the copy: no byte comes meanwhile.
 _WANDB_SECONDS = 6.0
 # A record that cannot be written is tried again so often: a full disk may be emptied.
 _WRITES = 30
@@ -144,7 +146,7 @@ def _prepare_teardown(record: Path) -> tuple[ProcessId | None, StandbyHelper | N
 def _end(
     store: RecordStore, run_id: str, launch: ProcessId | None, standby: StandbyHelper | None = None
 ) -> int:
-    """End the run, unless somebody does already and proves it, or another launch has taken it up."""
+    """End the run, unless another process does already and proves it, or another launch has taken it up."""
     pause, until = _PAUSE_SECONDS, clock.boot_seconds() + _GIVE_UP_SECONDS
     asleep, copying = clock.asleep_seconds(), last_copy.SharedLease()
     while True:
@@ -214,7 +216,7 @@ def _self_ended(record: RunRecord) -> float | None:
         cast("Machine", from_record(record)).ended()
     except JobFailed:
         return latest
-    except Exception as error:  # noqa: BLE001 - then nobody says that it is gone
+    except Exception as error:  # noqa: BLE001 - then nothing proves that it is gone
         _log(described(error))
     return None
 
@@ -223,9 +225,9 @@ def _bring_home(store: RecordStore, record: RunRecord, copying: last_copy.Shared
     """Download the results that would go with the machine's disk, as long as bytes arrive; the reason, if
     that failed."""
     before = copying.unpulled if copying.begun() else record.unpulled
-    # What did not come is tried again while the lease lasts that all tries of this guardian have.
+    # Missing results are tried again while the lease lasts that all tries of this guardian share.
     again = copying.is_running() and before is not None and not record.given_up
-    if record.state in ("down", "unverified") and not again:  # whoever was at it before had come to that
+    if record.state in ("down", "unverified") and not again:  # an earlier process had ended it so far
         return before
     if not record.may_have_results:
         return None
@@ -240,7 +242,7 @@ def _bring_home(store: RecordStore, record: RunRecord, copying: last_copy.Shared
             given_up,
             copying,
         )
-    except Exception as error:  # noqa: BLE001 - whatever it is: the machine must end
+    except Exception as error:  # noqa: BLE001 - after any error the machine must end
         why = described(error)
     if why is not None:
         _log(f"{record.id}: its newest results are lost with it: {why}")
@@ -261,7 +263,7 @@ def _take_down(record: RunRecord, standby: StandbyHelper | None) -> Proof:
     try:
         machine = from_record(record, standby)
         return machine_from_record.end_machine(machine, _log, lambda: _end_command(record))
-    except Exception as error:  # noqa: BLE001 - whatever it is: said in the record, and tried again
+    except Exception as error:  # noqa: BLE001 - any error is recorded, and tried again
         _log(traceback.format_exc())
         return Proof(False, f"the guardian failed: {error!r}")
 
@@ -288,7 +290,7 @@ def _note(store: RecordStore, run_id: str, **changes: Any) -> bool:
     except FileNotFoundError:  # the run's folder is gone: there is no record to write
         _log(traceback.format_exc())
         return True
-    except Exception:  # noqa: BLE001 - whatever it is, the machine comes before its record
+    except Exception:  # noqa: BLE001 - after any error the machine comes before its record
         _log(traceback.format_exc())
         return False
     return True

@@ -1,4 +1,4 @@
-"""The last copy of a run whose launch is gone: how long its machine is kept for its results.
+"""The last copy of a run whose launch is gone: decides how long its machine is kept for its results.
 
 It goes on while bytes come home; for the run's lease at most, and never past deadline or budget. Neighbours:
 `guardian.py` copies under this and then ends the machine, `take_down.py` knows the limits. Knows nothing of
@@ -25,7 +25,7 @@ STALL_SECONDS = 20.0
 # For plans of older versions.
 _LEASE_SECONDS = 900.0
 _POLL_SECONDS = 0.5
-# A copy that is broken off leaves what came in its place.
+# A copy that is interrupted leaves its downloaded part in its place.
 _END_SECONDS = 5.0
 
 
@@ -39,17 +39,17 @@ class SharedLease:
         self._until: float | None = None
 
     def until(self, record: RunRecord) -> float:
-        """By `clock.boot_seconds`; from now on where this is the first one."""
+        """By `clock.boot_seconds`; from now on if this is the first one."""
         if self._until is None:
             self._until = clock.boot_seconds() + _lease(record)
         return self._until
 
     def begun(self) -> bool:
-        """Whether there was a first one."""
+        """Whether there was a first copy."""
         return self._until is not None
 
     def is_running(self) -> bool:
-        """Whether there was a first one, and its time has not passed."""
+        """Whether there was a first copy, and its time has not passed."""
         return self._until is not None and clock.boot_seconds() < self._until
 
 
@@ -68,7 +68,7 @@ def copy_results(
     def act() -> None:
         try:
             outcome.append(copy(over.is_set))
-        except Exception as error:  # noqa: BLE001 - raised again where somebody hears it
+        except Exception as error:  # noqa: BLE001 - raised again in the waiting thread
             failure.append(error)
 
     thread = threading.Thread(target=act, name="last-copy", daemon=True)
@@ -92,7 +92,7 @@ def _lease(record: RunRecord) -> float:
 def _while_it_moves(
     thread: threading.Thread, record: RunRecord, folder: Path, given_up: Stopped, until: float
 ) -> str | None:
-    """Wait for the copy's end; why nobody waits for it any more."""
+    """Wait for the copy's end. Returns the reason if the wait was given up."""
     came, moved_at = _bytes(folder), time.monotonic()
     while thread.is_alive():
         thread.join(_POLL_SECONDS)

@@ -1,8 +1,8 @@
-"""Finds what local runs left behind, and removes it.
+"""Finds the leftovers of local runs, and removes them.
 
 `find_leftovers` finds, `remove` removes one find. Only ours: a process is ended when its environment names a
-run of this home and that run is over, unknown or left alone; whatever belongs to another home's run is not
-touched. A live run of another computer or container that shares this home is named and left alone.
+run of this home and that run is over, unknown or left alone; processes and files of another home's run are
+not touched. A live run of another computer or container that shares this home is named and left alone.
 Neighbours: `teardown_verbs.py` has `launch gc`, `take_down.py` ends a run; `records.py` has the records.
 Knows nothing of the terminal.
 """
@@ -30,7 +30,7 @@ from launcher.records.endpoint import RESULTS
 from launcher.records.records import ID_PATTERN, RUN_VARIABLE, RecordStore, RunRecord
 from launcher.teardown import take_down
 
-# An environment that nobody asked for in so long is offered.
+# An environment that was not used for so long is offered for removal.
 IDLE_SECONDS = 7 * 86400.0
 _GRACE_SECONDS = 5.0
 # Younger sockets may be of a run that has begun since the records were read.
@@ -169,7 +169,7 @@ def _all_run_processes() -> Iterator[tuple[str, ProcessId, dict[str, str]]]:
 
 
 def _run_processes(home: Home) -> dict[str, set[ProcessId]]:
-    """By run: the processes whose environment says that they belong to a run of this home."""
+    """The processes whose environment names a run of this home, by run."""
     found: dict[str, set[ProcessId]] = {}
     for run_id, process, environ in _all_run_processes():
         paths = [path for name in _HOME_VARIABLES for path in environ.get(name, "").split(os.pathsep) if path]
@@ -195,8 +195,8 @@ def _stale_sockets(
     carried: set[str],
     note: Callable[[str], None],
 ) -> Iterator[Leftover]:
-    """Socket folders of this home's runs that are over, or that nobody knows and nobody runs. Those of other
-    homes, or of no home that could be named, are only counted."""
+    """Socket folders of this home's runs that are over, or that have neither a record nor a process. Those of
+    other homes, or of no home that could be named, are only counted."""
     from launcher.backends.local import owner_of
 
     strange: list[Path] = []
@@ -275,8 +275,8 @@ def _partial_files(store: RecordStore, records: Iterable[RunRecord]) -> Iterator
 def _old_runs(
     store: RecordStore, records: Iterable[RunRecord], older_than_seconds: float, unpulled: bool
 ) -> Iterator[Leftover]:
-    """What old runs keep beside their results: checkpoints, samples, batches. Results and record stay, so
-    that a run can still be taken up after its last durable step."""
+    """Files of old runs beside their results: checkpoints, samples, batches. Results and record stay, so that
+    the run can still be resumed after its last durable step."""
     for record in records:
         folder = store.folder(record.id) / "machine"
         age = time.time() - (record.ended or record.created)
@@ -290,7 +290,7 @@ def _old_runs(
 
 
 def _benches(home: Home, older_than_seconds: float | None, note: Callable[[str], None]) -> Iterator[Leftover]:
-    """What old benches ran, each run in a home of its own; and of these runs those that are left alone."""
+    """The runs of old benches, each in a home of its own; and the runs there that are left alone."""
     homes = sorted(home.benches.glob("*/*/home"))
     busy = (
         {environ.get("LAUNCH_HOME") for _, environ in process_inspection.environments()} if homes else set()
@@ -310,7 +310,7 @@ def _benches(home: Home, older_than_seconds: float | None, note: Callable[[str],
 
 
 def results_are_home(folder: Path) -> bool:
-    """Whether the newest checkpoint of a run's folder is among its results; so where there is none."""
+    """Whether the newest checkpoint of a run's folder is among its results; True if there is none."""
     steps = [
         match for path in folder.glob("machine/checkpoints/step-*") if (match := _STEP.fullmatch(path.name))
     ]

@@ -1,17 +1,18 @@
-"""Runs the user's command and leaves none of its descendants, whoever dies first.
+"""Runs the user's command and leaves none of its descendants, whichever process dies first.
 
     python -m launcher.teardown.minder --pipe FD [--keep FILE] -- COMMAND…
 
 The command keeps the terminal: same input, same foreground process group, so Ctrl-C reaches it from there.
-What it prints is its own stream, or, with `--keep`, passes through here and is kept as well
+Its output goes straight to its own streams, or, with `--keep`, through here, where it is kept as well
 (`program_streams.py`). The minder stands between it and `launch`, adopts its orphans, and holds a pipe from
 `launch`: at its end (the launcher is dead) it ends them all. It exits as the command did (128 + n for signal
 n).
 
     SIGTERM  goes on to the command; after the grace everything is killed
-    SIGUSR1  sends the command a SIGINT, where no terminal did
+    SIGUSR1  sends the command a SIGINT, if no terminal did
     killed -9: the command dies with it (Linux)
-Neighbours: `run.py` starts it, `guardian.py` ends what it could not. Knows nothing of runs or machines.
+Neighbours: `run.py` starts it, `guardian.py` ends processes that it could not. Knows nothing of runs or
+machines.
 """
 
 from __future__ import annotations
@@ -37,12 +38,13 @@ from launcher.teardown.program_log import ProgramLog
 from launcher.teardown.program_streams import ProgramStreams
 
 GRACE_SECONDS = 5.0
-# After the command has ended: for what it left running in the background.
+# After the command has ended: the time that its background processes get.
 LEFTOVER_SECONDS = 1.0
 _SLACK_SECONDS = 10.0
-# Whoever is not ours and still holds a stream open may be silent for ever: it is looked at so often.
+# A process that is not ours and still holds a stream open may be silent for ever: it is looked at so often.
 _REST_SECONDS = 0.25
-# In the command's environment (run.py puts it there): finds what is left when the minder itself was killed.
+# In the command's environment (run.py puts it there): finds leftover processes after the minder itself was
+# killed.
 COMMAND_VARIABLE = "LAUNCH_RUN_ID"
 _NOT_FOUND, _NOT_EXECUTABLE = 127, 126
 
@@ -91,7 +93,7 @@ class Command:
     def _exit_code(self, returncode: int | None) -> int | None:
         if returncode is None or returncode >= 0:
             return returncode
-        # The minder was killed: the command died with it, what that had started did not.
+        # The minder was killed: the command died with it, the command's children did not.
         run_id = self._run_id
         if run_id is not None:
             processes.end(lambda: process_inspection.with_variable(COMMAND_VARIABLE, run_id), 0)
@@ -105,8 +107,8 @@ def start(
     grace_seconds: float = GRACE_SECONDS,
     keep: Path | None = None,
 ) -> Command:
-    """Start the command under a minder, with this process's standard streams. `keep`: a file that gets what
-    it prints, too."""
+    """Start the command under a minder, with this process's standard streams. `keep`: a file that gets its
+    output, too."""
     theirs, ours = os.pipe()
     minder = module_command("launcher.teardown.minder")
     options = ["--pipe", str(theirs), "--grace", str(grace_seconds)]
@@ -117,7 +119,7 @@ def start(
         popen = subprocess.Popen(
             [*minder, *options, "--", *command], env=dict(environ), cwd=cwd, pass_fds=(theirs,)
         )
-    except BaseException:  # whatever it was, goes on; the pipe must not stay open
+    except BaseException:  # any error is raised again; the pipe must not stay open
         os.close(ours)
         raise
     finally:
@@ -131,7 +133,7 @@ def start(
 def _tell_secrets(pipe: int) -> None:
     """Send the secrets to hide through the pipe: in no command line, environment or file."""
     said = memoryview(json.dumps(REDACTOR.spellings).encode() + b"\n")
-    with contextlib.suppress(BrokenPipeError):  # it could not start: its exit code says so
+    with contextlib.suppress(BrokenPipeError):  # it could not start: its exit code tells so
         while said:
             said = said[os.write(pipe, said) :]
 
@@ -160,7 +162,7 @@ def main(arguments: Sequence[str]) -> int:
             preexec_fn=lambda: processes.die_with_parent(signal.SIGKILL, parent),
         )
     except OSError as error:
-        print(f"launch: {command[0]}: {error.strerror}", file=sys.stderr)  # noqa: T201 - as a shell says it
+        print(f"launch: {command[0]}: {error.strerror}", file=sys.stderr)  # noqa: T201 - as a shell words it
         return _NOT_FOUND if isinstance(error, FileNotFoundError) else _NOT_EXECUTABLE
     if streams is not None:
         streams.begin()  # with threads: from here on nothing is forked
@@ -168,7 +170,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _kept(path: Path, pipe: int) -> ProgramStreams:
-    """The streams of a command whose output is kept, once it is known what of it must not be."""
+    """The streams of a command whose output is kept, once the secrets to hide in it are known."""
     said = b""
     while not said.endswith(b"\n") and (piece := os.read(pipe, 65536)):
         said += piece
@@ -178,8 +180,8 @@ def _kept(path: Path, pipe: int) -> ProgramStreams:
 
 
 def _catch_signals() -> int:
-    """Have signals wake us through a descriptor. The command gets the system's defaults back at its exec,
-    but stays deaf to what this process was told to ignore (nohup)."""
+    """Have signals wake us through a descriptor. The command gets the system's defaults back at its exec, but
+    keeps ignoring the signals that this process ignores (nohup)."""
     reading, writing = os.pipe()
     os.set_blocking(reading, False)
     os.set_blocking(writing, False)
@@ -232,7 +234,7 @@ class _Minder:
         return code if code >= 0 else 128 - code
 
     def _hand_on_the_rest(self, seconds: float | None = None) -> None:
-        """What it printed last reaches whoever reads it, however slowly, or for so long; told to end, for the
+        """Pass the last output on to its reader, however slow, for `seconds` at most; after a signal, for the
         grace."""
         end_at = self._kill_at if seconds is None else time.monotonic() + seconds
         while self._streams is not None and not self._streams.done():

@@ -1,8 +1,8 @@
 """The program's output in the run's folder: `program.log`, bounded, without secrets.
 
-Neighbours: `teardown/minder.py` writes it, from what `teardown/program_streams.py` hands on to the terminal;
-`launch logs RUN --which program` shows it. A line that was drawn over and over (a progress bar) is kept as
-it was last. Knows nothing of processes.
+Neighbours: `teardown/minder.py` writes it, from the output that `teardown/program_streams.py` passes on to
+the terminal; `launch logs RUN --which program` shows it. Of a line that was drawn over and over (a progress
+bar) the last state is kept. Knows nothing of processes.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class ProgramLog:
         self._size = 0
 
     def write(self, text: str) -> None:
-        """Whole lines; what was written last when the file is full goes to the one before."""
+        """Append whole lines; when the file is full, it becomes the one before, and a new one begins."""
         content = REDACTOR.redact(text).encode(errors="surrogateescape")
         with self._lock, contextlib.suppress(OSError):
             if self._file is None or self._size + len(content) > self._most_bytes:
@@ -71,7 +71,7 @@ class LineSplitter:
         self._rest = ""
 
     def _write_beginning(self) -> None:
-        """Write the beginning of a line, but for what may be the beginning of a secret."""
+        """Write the beginning of a line, except its end if that may be the beginning of a secret."""
         clean = REDACTOR.redact(self._rest)
         cut = max(0, len(clean) - REDACTOR.max_length)
         self._log.write(clean[:cut])
@@ -79,5 +79,5 @@ class LineSplitter:
 
 
 def _visible_part(line: str) -> str:
-    """What of a line is still there when it was written over."""
+    """The part of a line that is still visible after it was written over."""
     return line.removesuffix("\r").rpartition("\r")[2]

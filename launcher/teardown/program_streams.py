@@ -2,7 +2,7 @@
 
 A stream that is a terminal stays one for the program: a terminal of its own (a pty) of the same size and
 settings, so colours and progress bars are as they were. A pipe or a file is a pipe for it. Standard input is
-not touched: Ctrl-C and what is typed go where they went.
+not touched: Ctrl-C and typed keys go straight to the program.
 Neighbours: `minder.py` opens these for the command, `program_log.py` keeps. Knows nothing of runs.
 """
 
@@ -28,7 +28,7 @@ class ProgramStreams:
 
     def __init__(self, log: ProgramLog) -> None:
         self._log = log
-        # By what they lead to: one way for both keeps what was printed in its order.
+        # By their target: one way for both streams to it keeps the output in its order.
         self._ways: dict[tuple[int, int, int], _ForwardedStream] = {}
         self.for_command: tuple[int | None, int | None] = (self._way(1), self._way(2))
         self.ended, self._ending = os.pipe()
@@ -37,14 +37,15 @@ class ProgramStreams:
         self._quiet = False
 
     def begin(self) -> None:
-        """The command has them: only it may hold their ends open. Hand on what comes, until it ends."""
+        """Begin to forward, until the end; call it once the command has the streams, because only the command
+        may hold their ends open."""
         if not self._ways:
             os.close(self._ending)
         for way in self._ways.values():
             way.begin(self._log, self._over)
 
     def done(self) -> bool:
-        """Whether nothing is on its way any more, at two looks."""
+        """Whether nothing was in transit at two looks in a row."""
         if descriptor_polling.wait_readable([self.ended], 0):
             return True
         was, self._quiet = self._quiet, all(way.is_idle() for way in self._ways.values())
@@ -56,7 +57,7 @@ class ProgramStreams:
             way.resize()
 
     def _way(self, descriptor: int) -> int | None:
-        """What the command writes to instead; None for the stream itself, where it is closed."""
+        """The descriptor that the command writes to instead; None for the stream itself, if it is closed."""
         try:
             found = os.fstat(descriptor)
             known = (found.st_dev, found.st_ino, found.st_rdev)
@@ -98,7 +99,7 @@ class _ForwardedStream:
                 fcntl.ioctl(self._reading, termios.TIOCSWINSZ, size)
 
     def is_idle(self) -> bool:
-        """Whether nothing of it is under way."""
+        """Whether none of its output is in transit."""
         if self._over:
             return True
         try:
@@ -115,7 +116,7 @@ class _ForwardedStream:
         self.resize()
 
     def _forward(self, lines: LineSplitter, over: Callable[[], None]) -> None:
-        """Until nobody is left who could write, or nobody who reads: then the command is told, as it would be
+        """Forward until no writer is left, or no reader; then the command gets the same signal as it would
         without us."""
         try:
             while piece := self._read():
@@ -123,7 +124,7 @@ class _ForwardedStream:
                 self._write(piece)
                 self._busy = False
         except OSError:
-            pass  # whoever read it is gone
+            pass  # its reader is gone
         finally:
             self._over = True
             os.close(self._reading)
@@ -135,7 +136,7 @@ class _ForwardedStream:
         self._busy = True
         try:
             return os.read(self._reading, _BYTES)
-        except OSError:  # a terminal that nobody holds open (Linux)
+        except OSError:  # a terminal that no process holds open (Linux)
             return b""
 
     def _write(self, piece: bytes) -> None:
@@ -143,5 +144,5 @@ class _ForwardedStream:
         while view:
             try:
                 view = view[os.write(self._target, view) :]
-            except BlockingIOError:  # somebody who shares it made it so
+            except BlockingIOError:  # another program that shares the terminal set it so
                 descriptor_polling.wait_writable(self._target)

@@ -2,8 +2,8 @@
 
 Neighbours: `backends/skypilot/orphaned_machines.py` finds them, `leftovers.py` finds those on this computer,
 `records.py` has the records, which may have been deleted. Only ours: a machine is offered when its label or a
-record of this home says that a run of this home began it; what is another home's or another computer's is
-named and left alone.
+record of this home shows that a run of this home began it. A machine of another home or computer is named and
+left alone.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ def remember_clouds(home: Home, infra: Iterable[str]) -> None:
 
 
 def clouds(home: Home) -> list[str]:
-    """The clouds that runs of this home were on. Clusters of one's own are not asked: nobody bills for
-    them, and they list their jobs themselves."""
+    """The clouds that runs of this home were on. The user's own clusters are not asked: they cost nothing,
+    and they list their jobs themselves."""
     used = set(_remembered(home))
     for record in RecordStore(home).list():
         if record.machine.get("kind") == "cloud":

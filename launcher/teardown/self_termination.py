@@ -1,8 +1,8 @@
 """The latest time at which an unattended rented machine ended itself: it costs nothing after it.
 
 Its runtime waits for its lease, then the machine for its idle minutes. Neighbours: `take_down.py` asks before
-it reaches for the machine; `heartbeat.py` has the launch's sign of life, `remote_folder.py` brings what is
-seen of the machine, and each such look renews the lease, whoever looks. Knows nothing of providers.
+it connects to the machine; `heartbeat.py` has the launch's sign of life, `remote_folder.py` copies the
+machine's status, and each such copy renews the lease, whichever process makes it. Knows nothing of providers.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from launcher.records import heartbeat
 from launcher.records.records import RunRecord
 from launcher.types.machine import TIMER_SECONDS
 
-# What was seen of the run's folder on its machine, below the run's folder here.
+# The copy of the run's folder on its machine, below the run's folder here.
 _MACHINE_FOLDER = "machine"
 
 
@@ -31,7 +31,7 @@ def latest_end(record: RunRecord) -> float | None:
 
 
 def _last_seen_at(folder: Path) -> float:
-    """When the machine said last how it is; 0 where it never did."""
+    """The time of the machine's last status; 0 if there is none."""
     try:
         return max((path.lstat().st_mtime for path in folder.iterdir() if path.is_file()), default=0.0)
     except OSError:

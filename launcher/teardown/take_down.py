@@ -2,8 +2,8 @@
 
 Neighbours: `launch down`, `launch gc` and `launch --resume` end runs by this; `guardian.py` and `ending.py`
 do it in their own order. A machine whose disk goes with it is not ended while its results cannot be brought
-home: it is kept until its own lease ends it, deadline or budget is reached, or they are given up by name.
-Knows nothing of the terminal.
+home: it is kept until its own lease ends it, deadline or budget is reached, or the user gives them up with
+`--give-up-results`. Knows nothing of the terminal.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ from launcher.types.machine import (
     no_progress,
 )
 
-# Results that do not come at once are asked for again for so long; whoever typed `launch down` waits for it.
-# A copy of what was given up may take as long.
+# Results that do not come at once are tried again for so long, while the user of `launch down` waits. The
+# copy of results that were given up may take as long.
 TRIES_SECONDS = 60.0
 _POLL_SECONDS = 1.0
 # A guardian that is stopped does nothing any more.
 _STUCK_SECONDS = teardown_lock.STUCK_SECONDS
-# A guardian that does not hold the lock for so long rests, whatever the record could be made to say.
+# A guardian that has not held the lock for so long is idle, whatever state the record has.
 _IDLE_SECONDS = 5.0
 
 Note = Callable[[str], None]
@@ -124,8 +124,8 @@ def take_down(
     give_up: bool = False,
 ) -> RunRecord:
     """End an unattended run, or return it ended by another process. `give_up`: the user does not wait for its
-    results. The record's `unpulled` says why the newest are not on this computer. `progress` gets the copy's
-    progress.
+    results. The record's `unpulled` is the reason why the newest results are not on this computer. `progress`
+    gets the copy's progress.
 
     Raises NotPulled when the machine is kept for the results, and TeardownUnverified; the record then stays
     live. It also does if the run's processes are on another computer or container: only a rented machine is
@@ -179,7 +179,7 @@ def _bring_home(
     try:
         report = pull(store, record, progress, abandon_results.after_grace(TRIES_SECONDS, given_up))
         return _missing(record, report, note)
-    except Exception as error:  # noqa: BLE001 - whatever it is, the results are not at home
+    except Exception as error:  # noqa: BLE001 - after any error the results are not at home
         why = described(error)
     machine = from_record(record)
     if not record.may_have_results:
@@ -206,7 +206,7 @@ def close_wandb(record: RunRecord, note: Note, seconds: float = CLOSE_WANDB_SECO
         machine = from_record(record)
         if not isinstance(machine, NoMachine):
             cast("Machine", machine).close_wandb(seconds)
-    except Exception as error:  # noqa: BLE001 - whatever it is, the next step must be taken
+    except Exception as error:  # noqa: BLE001 - after any error the next step must be taken
         note(described(error))
 
 
@@ -263,7 +263,7 @@ def _write_final_record(
     unwritten: Exception | None = None
     try:
         delete_token(store.folder(record.id))
-    except Exception as error:  # noqa: BLE001 - whatever it is, the record must be true
+    except Exception as error:  # noqa: BLE001 - after any error the record must be true
         note(f"{label}: its token is still in its folder: {described(error)}")
     try:
         record = store.update(
@@ -274,7 +274,7 @@ def _write_final_record(
             proof=proof.to_dict(),
             unpulled=unpulled,
         )
-    except Exception as error:  # noqa: BLE001 - what is proven of the machine is said first
+    except Exception as error:  # noqa: BLE001 - the machine's proof is reported first
         unwritten = error
     if not proof.verified:
         raise TeardownUnverified(

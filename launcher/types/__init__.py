@@ -1,2 +1,2 @@
-"""What the rooms hand each other: settings, a plan, the clouds, the calls of a machine. Nothing here does
+"""Values that the rooms pass around: settings, a plan, the clouds, the calls of a machine. Nothing here does
 anything."""

@@ -1,7 +1,7 @@
 """The clouds that a run can use, and the paths of this user's credentials for them.
 
 Neighbours: `sky_home.py` links them into a run's private home; `prices.py`, `pricing.py` and `doctor.py` ask
-with whom there is an account. Reads names, never contents.
+which clouds have an account. Reads names, never contents.
 """
 
 from __future__ import annotations
@@ -15,8 +15,10 @@ from launcher.base.errors import PreflightError
 
 @dataclass(frozen=True)
 class _Account:
-    """`places` are below the user's home, `variables` begin the names of what SkyPilot reads from the
-    environment, `keys` are those that let somebody in: a region or a CA bundle is no account."""
+    """One cloud's credentials. `places`: their paths below the user's home. `variables`: the beginnings of
+    the names of the environment variables that SkyPilot reads. `keys`: those variables that give access; a
+    region or a CA bundle is no account.
+    """
 
     places: tuple[str, ...]
     variables: tuple[str, ...] = ()
@@ -54,7 +56,7 @@ _ACCOUNTS: dict[str, _Account] = {
     "vast": _Account((".config/vastai",), ("VAST_",), ("VAST_API_KEY",)),
     "vsphere": _Account((".vsphere",)),
 }  # fmt: skip
-# Of a cloud's variables, those of its model services: keys of another trade, and not SkyPilot's to see.
+# Of a cloud's variables, those of its model services: SkyPilot has no use for them and does not get them.
 _OF_MODELS = ("GOOGLE_API_KEY", "GOOGLE_GENAI", "GOOGLE_CSE", "AZURE_API_KEY", "AZURE_OPENAI", "AZURE_AI")
 KNOWN_CLOUDS = frozenset(_ACCOUNTS)
 ALIASES = {"k8s": "kubernetes", "digitalocean": "do"}
@@ -88,9 +90,9 @@ def is_variable_of(cloud: str, variable: str) -> bool:
 
 
 def has_account(cloud: str, user_home: Path, environ: Mapping[str, str]) -> bool:
-    """Whether there are credentials of a cloud, by their places."""
+    """Whether the paths or the environment have credentials of a cloud."""
     account = _ACCOUNTS[cloud]
-    # One's own ssh key lets in everywhere, and says nothing of a cluster.
+    # The user's own ssh key works everywhere, so it proves no account of a cluster.
     own = [place for place in account.places if cloud not in SELF_HOSTED or place == account.places[0]]
     return any(key in environ for key in account.keys) or any((user_home / place).exists() for place in own)
 

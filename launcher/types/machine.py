@@ -1,4 +1,4 @@
-"""The Machine protocol: where a runtime runs, its progress, its results and the proof of its end.
+"""The Machine protocol: it starts a runtime, shows progress, brings results home and proves its own end.
 
 Neighbours: `run.py` drives these calls in order, `local.py` is a machine made of processes on this
 computer; `teardown/guardian.py` calls `down` and `proof` when the launcher is gone.
@@ -20,15 +20,15 @@ if TYPE_CHECKING:  # pydantic costs 0.25 s, the guardian must start at once
 
 # A machine's own timer looks once a minute, and the provider takes a while to end it.
 TIMER_SECONDS = 90.0
-# One line of what is going on, for the terminal and the log.
+# One line of progress, for the terminal and the log.
 Progress = Callable[[str], None]
 
 
-# Whether nobody wants any more what is under way.
+# Whether the work in progress is not wanted any more.
 Stopped = Callable[[], bool]
 
 
-# A trainer in mid-step ends wandb's run after it, and nobody waits for that.
+# A trainer in mid-step ends wandb's run after the step; it is not waited for.
 CLOSE_WANDB_SECONDS = 15.0
 
 
@@ -62,7 +62,7 @@ class PullReport:
 
 @dataclass(frozen=True)
 class Proof:
-    """Whether it is proven that nothing of the machine is left. Silence is never success.
+    """The proof, or the lack of one, that nothing of the machine is left. Silence is never success.
 
     `hint`: a command that proves more, if repeating the same command does not.
     """
@@ -115,7 +115,7 @@ class Machine(Protocol):
 
     @property
     def ephemeral(self) -> bool:
-        """Whether its disk, with everything not copied, goes when it is taken down."""
+        """Whether its disk goes when it is taken down, with everything that was not copied."""
         ...
 
     def provision(self, progress: Progress = no_progress) -> None:
@@ -131,9 +131,10 @@ class Machine(Protocol):
         ...
 
     def serve(self, config: RuntimeConfig, token: str, progress: Progress = no_progress) -> Path:
-        """Start the runtime, wait until it is ready; a Unix socket on this computer that answers HTTP.
+        """Start the runtime and wait until it is ready. Returns a Unix socket on this computer that answers
+        HTTP.
 
-        Raises JobFailed with the last lines of the log of what failed.
+        Raises JobFailed with the last lines of the failed process's log.
         """
         ...
 
@@ -165,7 +166,7 @@ class Machine(Protocol):
 
     def make_durable(self, into: Path, stopped: Stopped = never_stopped) -> DurabilityStatus:
         """Copy the committed step, complete, to this computer. Called often, so cheap when there is nothing
-        to do. A copy under way is aborted when it is `stopped`.
+        to do. A copy in progress is aborted when it is `stopped`.
 
         Raises NotPulled.
         """

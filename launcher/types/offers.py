@@ -1,7 +1,8 @@
 """Offers for the requested GPUs: which machines there are, and which are within the price.
 
-Neighbours: `prices.py` brings the market from SkyPilot's catalogs, `plan.py` makes a plan of what is left.
-Pure: no files, no network. If nothing is left, the error says why and what to request instead.
+Neighbours: `prices.py` brings the market from SkyPilot's catalogs, `plan.py` makes a plan of the remaining
+ones. Pure: no files, no network. If nothing is left, the error has the reason and a request that would
+succeed.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from launcher.base.units import duration_word, format_money, money_word
 from launcher.types.settings import LOCAL_GPUS, Settings
 from runtime.shared import gpu_memory
 
-# By SkyPilot's names. What a machine really has is looked at again before the long install (fitness.py).
+# By SkyPilot's names. The machine's real GPUs are checked again before the long install (fitness.py).
 _NOT_NVIDIA = ("tpu", "mi", "trainium", "inferentia", "gaudi", "radeon")
 _TOO_OLD = frozenset({"K80", "M60", "P4", "P40", "P100", "T4", "V100", "V100-32GB", "RTX6000", "RTX8000"})
 _ARM = frozenset({"GH200", "T4G"})
@@ -36,7 +37,8 @@ class NoPricesError(PreflightError):
 
 @dataclass(frozen=True)
 class Offer:
-    """One kind of machine at one place, by SkyPilot's price catalog; its `infra` came of the entry `asked`.
+    """One kind of machine at one place, by SkyPilot's price catalog; its `infra` matched the requested entry
+    `asked`.
 
     `instance_type` is None on a cluster of one's own, which has no price either.
     """
@@ -167,7 +169,7 @@ def plan_command(
 
 
 def _typed_options(settings: Settings, texts: _Texts, instead: Mapping[str, Any]) -> list[str]:
-    """The options of `texts` that were typed, as words; those of `instead` with another value."""
+    """The options of `texts` that the user typed, as words; those of `instead` have another value."""
     words: list[str] = []
     for key, text in texts.items():
         option, value = "--" + key.replace("_", "-"), settings.values.get(key)
@@ -196,9 +198,9 @@ def affordable(settings: Settings, offers: tuple[Offer, ...]) -> tuple[Offer, ..
 
 
 def places(candidates: tuple[Offer, ...], offers: tuple[Offer, ...]) -> tuple[str, ...]:
-    """Where SkyPilot may look, in the order of price: what was asked for, as it was.
+    """The places where SkyPilot may look, cheapest first, each as it was requested.
 
-    Its regions one by one where some of them are too dear.
+    A place's regions stand one by one if some of them are too dear.
     """
     too_dear = {offer.asked for offer in offers if offer not in candidates}
     places = [offer.infra if offer.asked in too_dear else offer.asked for offer in candidates]

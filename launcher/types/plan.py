@@ -1,8 +1,8 @@
 """The plan of a run: its resources and its maximum cost, before anything starts. Pure: no files, no network.
 
-Neighbours: `offers.py` has what can be rented, `pricing.py` brings its prices, `price_agreement.py` has the
-plan agreed to, `run.py` keeps to it, `setting_sources.py` gives the wishes. A run on this computer costs
-nothing, whatever its budget.
+Neighbours: `offers.py` has the machines for rent, `pricing.py` brings their prices, `price_agreement.py` asks
+for consent to the plan, `run.py` keeps to it, `setting_sources.py` has the requested settings. A run on this
+computer costs nothing, whatever its budget.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from runtime.fitness import Needs
 from runtime.shared.memory.planning import MemoryPlan
 
 THIS_COMPUTER = "this computer"
-# What bounds a rented run for which nobody gave a deadline or a budget.
+# The deadline of a rented run that has neither a deadline nor a budget.
 DEFAULT_RENTED_SECONDS = 4 * 3600.0
-# Settings of the runtime that the plan of the GPUs' memory decides where nobody else does.
+# Settings of the runtime that the plan of the GPUs' memory decides, unless another source has set them.
 MEMORY_SETTINGS = (
     "train.activation_checkpointing",
     "train.pack_tokens",
@@ -32,9 +32,9 @@ MEMORY_SETTINGS = (
     "engine.memory_fraction",
     "engine.kv_cache_gib",
 )
-# What only a rented run has; on the command line they ask for one.
+# Settings of rented runs only; on the command line they imply one.
 _RENTED_ONLY = ("infra", "budget", "max_price", "disk", "copy_rate")
-# What a run has whose GPUs are named, rented or not.
+# Settings of runs with named GPUs, rented or not.
 _GPU_ONLY = ("train_gpus", "infer_gpus")
 # The image, the driver and the runtime's environment; checkpoints, samples and logs.
 _SYSTEM_GB = 60
@@ -44,10 +44,11 @@ _DISK_STEP_GB = 50
 
 
 class GpuSplit:
-    """GPUs and how they are shared out, rented or this computer's own. With one GPU, training and inference
-    share it. `model_bytes`: the weights, None where their size is not known; `dtype`: what they are computed
-    in. `memory`: how it fits, None where that is not known: for the model, unless
-    `without_memory` says what else it is."""
+    """GPUs and their split between training and inference, rented or this computer's own. With one GPU, both
+    share it. `model_bytes`: the weights, None if their size is unknown. `dtype`: the type they are computed
+    in. `memory`: the memory plan, None if it is unknown; for the model, unless `without_memory` has another
+    reason.
+    """
 
     gpus: str
     train_gpus: int
@@ -113,7 +114,7 @@ class RentedGpus(GpuSplit):
 class Plan:
     """Where, for how long, and for how much. Prices in US dollars; that of a rented run is the cheapest
     candidate's until it is known which one it got. `candidates`: in the order they are tried. `prices_of`:
-    the day (ISO) of a snapshot that the prices are from; None where they are SkyPilot's catalogs'. `adapter`:
+    the day (ISO) of a snapshot that the prices are from; None if they are SkyPilot's catalogs'. `adapter`:
     the one that is trained on. `spent`: of the budget, in earlier lives of the run."""
 
     where: str
@@ -146,7 +147,7 @@ class Plan:
 
     @property
     def unpriced(self) -> bool:
-        """Whether it runs on the user's own cluster, which has no price here."""
+        """Whether it runs on the user's own cluster, whose price is not known here."""
         return self.rented is not None and self.max_price_per_hour == 0
 
     @property
@@ -201,9 +202,9 @@ class Plan:
 
 
 def make_plan(settings: Settings, market: Market | None = None, model_bytes: int | None = None) -> Plan:
-    """The plan for these settings; `market` where GPUs are to be rented.
+    """The plan for these settings; `market` if GPUs are to be rented.
 
-    Raises UsageError, CapacityError, and NoPricesError where there are no prices at hand.
+    Raises UsageError, CapacityError, and NoPricesError if there are no prices at hand.
     """
     refuse_rental_options(settings)
     if settings.gpus is None:
@@ -218,7 +219,7 @@ def make_plan(settings: Settings, market: Market | None = None, model_bytes: int
     deadline = settings.max_seconds
     first = candidates[0]
     dearest = max(offer.price_per_hour for offer in candidates)
-    # What has no price spends no budget.
+    # A machine without a price spends no budget.
     if deadline is None and (settings.budget is None or dearest == 0):
         deadline = DEFAULT_RENTED_SECONDS
     return Plan(
@@ -287,11 +288,12 @@ def _dtype(settings: Settings) -> str:
 
 
 def split_gpus(count: int, train: int | None = None, infer: int | None = None) -> tuple[int, int]:
-    """How many of `count` GPUs train and how many serve; with one, both share it. Raises UsageError.
+    """The number of GPUs that train and of those that serve, of `count` in all; with one, both share it.
+    Raises UsageError.
 
-    By default a quarter trains, and at least one. A token is sampled by reading all the weights for each of a
-    few dozen sequences, and is trained once, thousands at a time: about three times as many tokens per second
-    and GPU. What samples is also what waits for programs and metrics.
+    By default a quarter trains, and at least one. Sampling a token reads all the weights for each of a few
+    dozen sequences; a token is trained once, thousands at a time. So a GPU trains about three times as many
+    tokens per second as it samples. Programs and metrics also wait for the sampling GPUs.
     """
     if count == 1:
         found = (train or 1, infer or 1)

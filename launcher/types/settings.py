@@ -198,7 +198,7 @@ def variable_of(key: str) -> str:
 
 @dataclass(frozen=True)
 class Value:
-    """A value and where it came from, in words: "--max", "LAUNCH_MAX", "launch.toml", "default"."""
+    """A value and its source, in words: "--max", "LAUNCH_MAX", "launch.toml", "default"."""
 
     value: Any
     source: str
@@ -238,10 +238,10 @@ class Settings:
 
     @property
     def rented(self) -> bool:
-        """Whether GPUs are to be rented."""
+        """Whether the run rents GPUs."""
         return self.gpus is not None and not self.own_gpus
 
     @property
     def own_gpus(self) -> bool:
-        """Whether it is to run on this computer's own GPUs."""
+        """Whether the run uses this computer's own GPUs."""
         return self.gpus is not None and self.gpus.startswith(f"{LOCAL_GPUS}:")

@@ -1,1 +1,1 @@
-"""The engine's process: one vLLM server, and what we add inside it."""
+"""The engine's process: one vLLM server, with our additions inside it."""

@@ -25,7 +25,7 @@ FUSED = {"qkv_proj": QKV, "gate_up_proj": GATE_UP}
 
 _PREFIX = "base_model.model."
 _TENSOR = re.compile(r"(?P<module>.+)\.lora_(?P<side>[AB])\.weight")
-# What an adapter_config.json must say, for A and B alone to be the whole adapter (C14, C27).
+# The values that adapter_config.json must have, for A and B alone to be the whole adapter (C14, C27).
 _PLAIN: dict[str, tuple[Any, ...]] = {
     "use_dora": (False, None),
     "bias": ("none", None),

@@ -1,8 +1,8 @@
 """The command line and environment of one vLLM server.
 
 Neighbours: server.py starts vLLM with them; engine_client.py uses the names and the mode defined here. Knows
-the adapter's size and how many versions are loaded at a time; nothing of training. Imports no vLLM: the
-gateway imports this.
+the adapter's size and the number of loaded versions; nothing of training. Imports no vLLM: the gateway
+imports this.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ BASE_NAME = "base"
 # Probes of a publication go before rollouts (0), and find a place beside a full batch.
 SCORING_PRIORITY = -1
 _SEQUENCES_FOR_PROBES = 4
-# How long the engine leaves an idle connection open; vLLM's own 5 s are about what a training step takes.
+# How long the engine leaves an idle connection open; vLLM's own 5 s are about as long as a training step.
 KEEP_ALIVE_SECONDS = 600
 WORKER_MODULE = "runtime.engine.worker"
 WORKER_EXTENSION = f"{WORKER_MODULE}.WorkerExtension"
@@ -43,8 +43,8 @@ _CPU_SEQUENCES = 64
 # vLLM's own default for a server on a small GPU; on a large one it is more.
 _MIN_GPU_SEQUENCES = 256
 _CPU_CACHE_GIB = 1.0
-# What prompts share is found in the prefix cache by whole blocks. Left to itself vLLM takes 128 on a CPU, and
-# finds nothing in prompts of 140 tokens that differ at their ends; its kernels take multiples of 32.
+# The prefix cache finds common beginnings of prompts by whole blocks. By default vLLM takes 128 tokens on a
+# CPU, and finds nothing in prompts of 140 tokens that differ at their ends; its kernels take multiples of 32.
 _CPU_BLOCK_TOKENS = 32
 
 
@@ -76,7 +76,7 @@ def arguments(config: RuntimeConfig, index: int) -> list[str]:
     words += ["--disable-uvicorn-access-log"]
     # A chat request's prompt in ids, without an answer: by that later turns go on from earlier ones.
     words += ["--enable-scale-out"]
-    # Left to itself vLLM takes what the first grammar asks for, and later ones fail that need another.
+    # By default vLLM takes the backend of the first grammar, and later grammars that need another one fail.
     words += ["--structured-outputs-config", json.dumps({"backend": "xgrammar"})]
     parsers = model_parsers(config.model_path)
     if parsers.tool_calls:
@@ -87,12 +87,12 @@ def arguments(config: RuntimeConfig, index: int) -> list[str]:
         words += ["--enforce-eager", "--kv-cache-memory-bytes", str(_kv_cache_bytes(config))]
         words += ["--block-size", str(_CPU_BLOCK_TOKENS)]
         words += ["--ir-op-priority", json.dumps({norm: [NORMS_PROVIDER] for norm in _NORMS})]
-        # Of the memory node, and checked at start even where the cache's size is given.
+        # Of the memory node, and checked at start even if the cache's size is given.
         words += ["--gpu-memory-utilization", str(engine.memory_fraction or 0.1)]
     else:
         words += ["--gpu-memory-utilization", str(engine.memory_fraction or 0.9)]
         if engine.kv_cache_gib:
-            # Left to itself vLLM takes for its own what a trainer on the same GPU allocates meanwhile.
+            # By default vLLM counts memory as its own that a trainer on the same GPU allocates meanwhile.
             words += ["--kv-cache-memory-bytes", str(int(engine.kv_cache_gib * 2**30))]
     return words
 
@@ -128,9 +128,9 @@ def environment(config: RuntimeConfig, index: int) -> dict[str, str]:
 
 
 def context_length(config: RuntimeConfig) -> int:
-    """The longest sequence in tokens: what is configured, else the model's own context, capped by device.
+    """The longest sequence in tokens: the configured length, else the model's own context, capped by device.
 
-    Raises PolicyError where more is configured than the model has.
+    Raises PolicyError if the configured length exceeds the model's.
     """
     asked = config.engine.max_model_len
     longest = checked_context(_language_model(config.model_path), asked)
@@ -193,7 +193,7 @@ def model_description(model: str) -> dict[str, Any]:
 
 
 def _text(model: str, name: str) -> str:
-    """What one of the model's files holds; nothing where it has no such file."""
+    """The text of one of the model's files; empty without such a file."""
     try:
         return _model_file(model, name).read_text()
     except FileNotFoundError:
@@ -201,7 +201,7 @@ def _text(model: str, name: str) -> str:
 
 
 def _model_file(model: str, name: str) -> Path:
-    """A file of the model, from its folder or the hub. Raises FileNotFoundError where the hub has none."""
+    """A file of the model, from its folder or the hub. Raises FileNotFoundError if the hub has none."""
     folder = Path(model)
     if folder.is_dir():
         return folder / name

@@ -2,7 +2,7 @@
 cost.
 
 The answers stay the same: the same JSON, its numbers equal to the last bit.
-Neighbours: server.py has it in place before it serves. Knows nothing of what is asked.
+Neighbours: server.py installs it before it serves. Knows nothing of the requests.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Tells vLLM's parsers where the last turn of a prompt in ids begins: the thoughts before it are over.
+"""Tells vLLM's parsers where the last turn of a prompt in ids begins: earlier thoughts are over.
 
-vLLM looks for the end of a thought in the whole prompt to say, of an answer that is streamed or held to a
-grammar, whether it begins inside one. A prompt in ids has the earlier answers as they were sampled, thoughts
-included, which the chat template would not have shown: they say nothing of the answer to come.
-Neighbours: server.py puts it in place; the gateway's prefix_continuation.py sends the field, which its table
-of fields refuses of anybody else. Imports vLLM only where it is put in place: the gateway has the field's
-name of here.
+For an answer that is streamed or held to a grammar, vLLM must know whether it begins inside a thought. It
+looks for the end of a thought in the whole prompt. A prompt in ids has the earlier answers as they were
+sampled, with thoughts that the chat template would have left out. These tell nothing about the next answer.
+Neighbours: server.py installs it; the gateway's prefix_continuation.py sends the field, which the gateway's
+table of fields refuses from any client. Imports vLLM only when it is installed, because the gateway imports
+the field's name from here.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def install() -> None:
 
 
 def see_from(parser: Any, begins: int) -> Any:
-    """The parser, with the ids before `begins` left out where it asks for the end of a thought."""
+    """The parser, with the ids before `begins` left out when it looks for the end of a thought."""
     of_all = parser.is_reasoning_end
     parser.is_reasoning_end = lambda input_ids: of_all(input_ids[begins:])
     return parser

@@ -1,6 +1,6 @@
 """Norms by vLLM's own CPU kernels: one call in place of some eight of torch's.
 
-vLLM leaves them out on a CPU, where its compiler is to join the eight; but with LoRA it compiles nothing.
+vLLM leaves them out on a CPU, where its compiler should fuse the eight; but with LoRA it compiles nothing.
 Only in fp32, where both ways agree to a last bit or two: in bf16 the kernel rounds once where a model's own
 norm rounds twice, and the trainer is the model's own.
 Neighbours: worker.py imports this in every process of the engine, command.py names the provider to vLLM.
@@ -52,6 +52,6 @@ def rms_norm(x: Tensor, weight: Tensor | None, epsilon: float, variance_size: in
 def fused_add_rms_norm(
     x: Tensor, x_residual: Tensor, weight: Tensor | None, epsilon: float, variance_size: int | None = None
 ) -> tuple[Tensor, Tensor]:
-    """The norm of each row's sum, and the sum: both in the place of what came."""
+    """The norm of each row's sum, and the sum: both are written over the inputs."""
     torch.ops._C.fused_add_rms_norm(x, x_residual, weight, epsilon)
     return x, x_residual

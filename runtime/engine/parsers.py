@@ -1,12 +1,13 @@
 """Chooses vLLM's parsers for a model's tool calls and thoughts, by its chat template and tokens.
 
 Neighbours: command.py reads the files and passes the names on; the gateway's answers.py hands the thought
-through. Pure: knows nothing of files, engines or vLLM, but the names of its parsers (0.32).
+through. Pure: knows nothing of files, engines or vLLM, except the names of its parsers (0.32).
 
-A thought is told apart from the answer wherever the template has one: programs read `content`, and a thought
-in front of the answer may hold what they look for. vLLM takes an answer in which no thought ends for one as a
-whole, also where the model never thinks (Qwen3's base models have its template): answers.py gives the client
-such an answer as content. Of a request for a schema vLLM holds what follows the thought.
+A thought is separated from the answer if the template has thoughts: programs read `content`, and a thought in
+front of the answer may contain the very text they look for. An answer without the end of a thought is wholly
+a thought to vLLM, even if the model never thinks (Qwen3's base models have its template): answers.py gives
+the client such an answer as content. For a request with a schema vLLM applies it to the text after the
+thought.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import NamedTuple
 
 
 class Parsers(NamedTuple):
-    """vLLM's names of them; None where it has none for this model."""
+    """vLLM's names of them; None if it has none for this model."""
 
     tool_calls: str | None
     reasoning: str | None
@@ -25,7 +26,8 @@ class Parsers(NamedTuple):
 
 @dataclass(frozen=True)
 class ParserRule:
-    """A parser, what a template must hold for it, and the tokens without which vLLM ends at its start."""
+    """A parser, the text that a template must contain for it, and the tokens without which vLLM ends at its
+    start."""
 
     parser: str
     marks: tuple[str, ...]
@@ -63,7 +65,8 @@ REASONING = (
     ParserRule("openai_gptoss", ("<|channel|>", "<|call|>")),
     ParserRule("mistral", ("[THINK]",), ("[THINK]", "[/THINK]", "[TOOL_CALLS]")),
     ParserRule("granite", ("Here is my thought process:",)),
-    # Its thoughts are told by words, not by tokens of their own: of what they are made of it asks for these.
+    # Its thoughts are marked by words, not by tokens of their own: the parser needs the tokens of these
+    # words.
     ParserRule("olmo3", ("<think>", "<function_calls>"), ("Ġ</", "</", "think", ">")),
     ParserRule("glm45", (*_THOUGHT, "<arg_key>"), _THOUGHT),
     # The switch that this parser, too, goes by: without a thought the whole answer is content.
@@ -73,7 +76,7 @@ REASONING = (
 
 
 def parsers_of(template: str, has_token: Callable[[str], bool]) -> Parsers:
-    """The parsers of a model with this chat template; `has_token` says whether a text is one token of it."""
+    """The parsers of a model with this chat template. `has_token`: whether a text is one of its tokens."""
 
     def first(rules: tuple[ParserRule, ...]) -> str | None:
         return next((rule.parser for rule in rules if rule.fits(template, has_token)), None)

@@ -7,8 +7,8 @@ of versions.
 
 Start-up is imports. So they happen once: the engine core is forked from this process instead of spawned, runs
 the model in its own process instead of a third one, and the model's class is inspected here instead of in a
-fourth. Some of what no engine here uses is left out. Where the core must be spawned (vLLM's own word once
-CUDA is initialised, or VLLM_WORKER_MULTIPROC_METHOD's) it is the same engine, up later.
+fourth. Some packages that no engine here uses are left out. If the core must be spawned (vLLM does so once
+CUDA is initialised, or VLLM_WORKER_MULTIPROC_METHOD asks for it) it is the same engine, up later.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ from runtime.shared.runtime_config import RuntimeConfig
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
-# What requests in flight have when the server ends: of a dead core they would wait for an answer for ever.
+# The time for requests in flight when the server ends: a dead core would let them wait for ever.
 _ENDING_SECONDS = 2
 ENVIRONMENT_MARK = "SLIPWAY_ENGINE_ENVIRONMENT"
-# For quantised weights, which are refused before, and for traces, which are sent to nobody. vLLM and
+# One is for quantised weights, which are refused before, the other for traces, which are not sent. vLLM and
 # transformers ask whether they are installed.
 _UNUSED_PACKAGES = ("torchao", "opentelemetry")
 # Mends torch's compiler, for which it imports all of it. Nothing is compiled on a CPU.
@@ -65,7 +65,8 @@ def main() -> None:
 
 
 def prepare(config: RuntimeConfig, index: int) -> Namespace:
-    """Import everything; vLLM's own arguments. What takes long and may be done once for many engines."""
+    """Import everything. Returns vLLM's own arguments. This part takes long and may be done once for many
+    engines."""
     _children_die_with_us()
     socket_path(config, index).unlink(missing_ok=True)
     scratch = scratch_path(config, index)
@@ -78,7 +79,8 @@ def prepare(config: RuntimeConfig, index: int) -> Namespace:
         _register_model(config.model_path)
     last_turn_parsing.install()
     importlib.import_module(WORKER_MODULE)  # here, so that a core that is forked has them imported
-    # Most objects there will ever be: what vLLM collects on its way up takes 2 s less without them.
+    # Most objects of this process exist by now: without them vLLM's garbage collections during the start take
+    # 2 s less.
     gc.freeze()
     gc.enable()
     return args
@@ -200,7 +202,7 @@ def _configure(args: Namespace) -> VllmConfig:
     asked = os.environ.get(_START_METHOD, "fork")
     engine_args = AsyncEngineArgs.from_cli_args(args)
     vllm_config = engine_args.create_engine_config(usage_context=UsageContext.OPENAI_API_SERVER)
-    os.environ[_START_METHOD] = asked  # the CPU platform has just asked for spawn, whatever was asked
+    os.environ[_START_METHOD] = asked  # the CPU platform has just set spawn, whatever was set before
     return vllm_config
 
 

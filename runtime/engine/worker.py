@@ -47,8 +47,8 @@ _weights: dict[str, str] = {}
 class Executor(UniProcExecutor):
     """vLLM's own, which puts our parts in place before it builds its worker.
 
-    It is built in the engine core. What only the API's process has put in place is there when the core was
-    forked from it, and missing when it was spawned, as vLLM does once CUDA is initialised.
+    It is built in the engine core. Parts that only the API's process has installed are there when the core
+    was forked from it, and missing when it was spawned, as vLLM does once CUDA is initialised.
     """
 
     def _init_executor(self) -> None:
@@ -81,7 +81,7 @@ def _disable_lora_of_experts(self: FusedMoEConfig) -> None:
 
 
 def _load_and_remember(self: LRUCacheWorkerLoRAManager, lora_request: LoRARequest) -> LoRAModel:
-    """vLLM's own loading, and what we must know of it later."""
+    """vLLM's own loading, with the data that we need later."""
     name = lora_request.lora_name
     sha256 = hashlib.sha256((Path(lora_request.lora_path) / WEIGHTS).read_bytes()).hexdigest()
     if _weights.setdefault(name, sha256) != sha256:
@@ -128,7 +128,8 @@ class WorkerExtension:
         return {"logprobs_mode": mode, "model_runner": _model_runner(self)}
 
     def verify_adapter(self, name: str, folder: str) -> dict[str, Any]:
-        """Compare what this worker multiplies with for `name` against the PEFT folder (adapter_check.py)."""
+        """Compare the tensors that this worker multiplies with for `name` with the PEFT folder
+        (adapter_check.py)."""
         failpoints.failpoint("engine.verifying")
         manager = self.model_runner.lora_manager._adapter_manager
         number = _numbers.get(name)
@@ -148,7 +149,7 @@ class WorkerExtension:
 
 
 def _engine_names(model: Any) -> Callable[[str], str]:
-    """How this model names what its files name otherwise: it says that of weights, and so of an adapter's."""
+    """How this model renames the weights of its files, and so those of an adapter."""
     mapper = getattr(model, "hf_to_vllm_mapper", None)
     if mapper is None:
         return lambda name: name

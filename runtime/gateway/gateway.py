@@ -242,7 +242,7 @@ async def _exit_on_failure(work: Any) -> None:
     """Run a loop that must not end. If it fails, the process ends, and the supervisor starts it again."""
     try:
         await work
-    except Exception:  # whatever broke it: half a gateway would look well
+    except Exception:  # after any error: half a gateway would look well
         log.exception("a loop of the gateway ended")
         os._exit(1)
 
@@ -268,7 +268,7 @@ def main(arguments: list[str]) -> int:
     if not token:
         log.error("no token on the first line of stdin")
         return 2
-    open_files.raise_limit()  # a request under way holds two, and 1,024 is what most systems give
+    open_files.raise_limit()  # a request in flight holds two, and most systems give 1,024
     config = RuntimeConfig.model_validate_json(config_path.read_text())
     parts = build_components(config)
     if why := parts.steps.start_failure:
@@ -280,13 +280,13 @@ def main(arguments: list[str]) -> int:
             app,
             log_config=None,
             access_log=False,
-            proxy_headers=False,  # nobody stands in between that could say who asks, and nobody here asks it
+            proxy_headers=False,  # no proxy stands in between, and nothing here reads them
             server_header=False,
             date_header=False,
             timeout_graceful_shutdown=SHUTDOWN_SECONDS,
         )
     )
-    # What is there now stays, and need not be looked through again and again.
+    # The present objects stay, and need not be searched again and again.
     gc.freeze()
     gc.set_threshold(_YOUNG_OBJECTS)
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:

@@ -1,6 +1,6 @@
 """The runtime's phase, from the state of supervisor, engines and steps.
 
-Neighbours: routes.py answers with it; gateway.py tells it when the served version is in place.
+Neighbours: routes.py answers with it; gateway.py reports to it when the served version is in place.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from runtime.shared.train_kwargs import RunContext, TrainKwargs, TrainKwargsRead
 
 
 def train_kwargs_routes(config: RuntimeConfig, context_tokens: Callable[[], int | None]) -> APIRouter:
-    """The router. `context_tokens`: the longest sequence that every engine takes; None while nobody knows."""
+    """The router. `context_tokens`: the longest sequence that every engine takes; None if unknown."""
     router = APIRouter(prefix="/slipway")
 
     # Not async: the model's config.json is read from the disk.
@@ -30,7 +30,7 @@ def train_kwargs_routes(config: RuntimeConfig, context_tokens: Callable[[], int 
 
 
 def _layers(model_path: str) -> tuple[str, ...] | None:
-    """The names of the model's layers that LoRA is on by default; None where its config.json is not here."""
+    """The names of the model's layers that LoRA is on by default; None if its config.json is not here."""
     from huggingface_hub import try_to_load_from_cache
 
     found = Path(model_path) / "config.json"

@@ -1,4 +1,4 @@
-"""`POST /slipway/validations`: a held-out score, kept in `validations.jsonl` and shown with what is trained.
+"""`POST /slipway/validations`: a held-out score, kept in `validations.jsonl` and shown with the training.
 
 Neighbours: gateway.py mounts it; `runtime/shared/validations.py` has the file's form; an optimizer sends one
 each time it validates. The same validation sent again is one entry; a different one, as after a lost machine,
@@ -42,7 +42,7 @@ class Validations:
     def _begin_with(self, lines: list[dict[str, Any]]) -> None:
         """Leave nothing torn, which the next line would be a part of."""
         partial = self._path.with_name(f".{self._path.name}.{os.getpid()}")
-        with contextlib.suppress(OSError):  # a full disk: what is there can be read as it is
+        with contextlib.suppress(OSError):  # a full disk: the present content is readable
             partial.write_text("".join(json.dumps(line) + "\n" for line in lines))
             partial.replace(self._path)
 
@@ -78,7 +78,7 @@ def validation_routes(kept: Validations, version: Callable[[], int]) -> APIRoute
     async def take(said: Validation) -> Response:
         try:
             await asyncio.to_thread(kept.add, said, version())
-        except OSError as error:  # a full disk: it is said again
+        except OSError as error:  # a full disk: it is sent again
             message = f"the machine's disk cannot store it: {error.strerror or error}"
             raise ApiError(503, message, code="disk", retry_after_seconds=5) from error
         return Response(status_code=204)

@@ -1,7 +1,7 @@
 """GRPO, or plain imitation, with LoRA as a torchtune recipe: takes recorded batches in order, commits each.
 
 Neighbours: the gateway writes `steps/` (or did, long ago: then this is a replay) and reads `checkpoints/`.
-Knows nothing of HTTP or engines. Run it by itself as the YAML beside it says.
+Knows nothing of HTTP or engines. The YAML beside it has the command to run it by itself.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ from runtime.trainer.sft import sft_step
 from runtime.trainer.step_state import state_of
 from runtime.trainer.update import StepResult, update
 
-# What a batch is refused with, before anything is computed.
+# Errors that refuse a batch, before anything is computed.
 _REFUSALS = (BatchError, CheckpointError, SettingsError, policies.PolicyError, TooManyCrashesError)
 _log = logging.getLogger(__name__)
 
 
 class _RefusedByOtherRankError(BatchError):
-    """Another process of the trainer refused the batch, and says why."""
+    """Another process of the trainer refused the batch, and reports the reason."""
 
 
 class GRPOLoRARecipe(FTRecipeInterface):
@@ -69,7 +69,7 @@ class GRPOLoRARecipe(FTRecipeInterface):
         self.next = NextStep(
             self.steps, self.ranks, cfg.follow, lambda: self.stopping, lambda: self.wandb.catch_up()
         )
-        # A run has its pins; a replay has none, and knows what its steps will go back to.
+        # A run has its pins; a replay has none, and knows the steps it will go back to.
         self.restore_sources = set[str]() if cfg.follow else restored_from(self.steps)
         self.step = 0
         # Sums over all committed steps.
@@ -86,7 +86,7 @@ class GRPOLoRARecipe(FTRecipeInterface):
         signal.signal(signal.SIGTERM, self._stop)
         if self.ranks.is_first:
             self.output.mkdir(parents=True, exist_ok=True)
-            OmegaConf.save(self.cfg, self.output / "recipe.yaml")  # what a replay is begun with
+            OmegaConf.save(self.cfg, self.output / "recipe.yaml")  # a replay begins with it
         self._report_state("loading")
         if (count := thread_count(self.cfg.threads, self.cfg.device)) is not None:
             torch.set_num_threads(count)
@@ -185,7 +185,7 @@ class GRPOLoRARecipe(FTRecipeInterface):
         try:
             failpoints.failpoint("trainer.read")
             return self._restore(batch) if batch.kind == "restore" else self._update(batch)
-        except RankLostError as error:  # who is lost says why, or what is tried again is counted
+        except RankLostError as error:  # the lost rank reports the reason, or the retry is counted
             self._report_state("failed", step=batch.step, error=str(error))
             raise
         except Exception as error:
@@ -196,7 +196,7 @@ class GRPOLoRARecipe(FTRecipeInterface):
         return None
 
     def _release_memory(self) -> None:
-        """Give back what a failed step held: its error, whose frames held it, is gone by now."""
+        """Release the memory of a failed step: its error, whose frames held it, is gone by now."""
         self.policy.zero_grad()
         if self.ranks.device.startswith("cuda"):
             torch.cuda.empty_cache()
@@ -288,7 +288,7 @@ class GRPOLoRARecipe(FTRecipeInterface):
         _log.warning("step %d is computed, but not committed yet: %s", self.step + 1, error)
         self._report_state("training", error=f"not committed yet: {error}")
 
-    # ------------------------------------------------------------------ what it says
+    # ------------------------------------------------------------------ reports
 
     def _open_logs(self, last: Checkpoint | None) -> None:
         self.wandb = WandbLog(
@@ -312,7 +312,7 @@ class GRPOLoRARecipe(FTRecipeInterface):
         self.crashes.on_sigterm()
 
     def _record_failure(self, step: int, error: Exception) -> None:
-        """Say so where the gateway looks, and never take this step again. Any process may know why."""
+        """Report it where the gateway looks, and never take this step again. Any process may know why."""
         _log.error("step %d failed", step, exc_info=error)
         if not isinstance(error, _RefusedByOtherRankError):
             write_json(
@@ -325,7 +325,7 @@ class GRPOLoRARecipe(FTRecipeInterface):
         if self.ranks.is_first:
             step = self.step if step is None else step
             said = {"state": state, "pid": os.getpid(), "step": step, "error": error}
-            with contextlib.suppress(OSError):  # a full disk: what is not said costs no step
+            with contextlib.suppress(OSError):  # a full disk: a missing report must not fail the step
                 write_json(self.output / "trainer.json", said)
 
 

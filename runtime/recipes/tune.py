@@ -1,9 +1,10 @@
 """`tune run`, sooner: `python -m runtime.recipes.tune run RECIPE --config …` takes what `tune run` takes.
 
 torchtune imports at its top Hugging Face's `datasets` (with pandas and pyarrow), quantisation and models of
-its own, and its command line two model hubs: 3.6 of the 8 s of CPU that a trainer needs to start, for what no
-recipe here touches. And one that has ended well leaves at once: taking its modules apart is a second more.
-The command is torchtune's own; the same arguments behind plain `tune run` do the same work later.
+its own, and its command line two model hubs: 3.6 of the 8 s of CPU that a trainer needs to start, for code
+that no recipe here uses. A trainer that has ended well also exits at once: taking its modules apart is a
+second more. The command is torchtune's own; the same arguments behind plain `tune run` do the same work
+later.
 """
 
 from __future__ import annotations
@@ -48,13 +49,13 @@ class SkippedModule(ModuleType):
 
 
 def skip_imports() -> None:
-    """Import what recipes here use of torchtune, and none of the rest."""
+    """Import the parts of torchtune that recipes here use, and none of the rest."""
     sys.modules.update({name: SkippedModule(name) for name in _SKIPPED_MODULES})
     importlib.import_module("torchtune.modules.peft")
     for name in _SKIPPED_MODULES:
         if name.startswith("torchao"):
             del sys.modules[name]
-    # As where it is not installed: transformers asks whether it is, and would import it.
+    # As if it were not installed: transformers asks whether it is, and would import it.
     sys.modules["torchao"] = None  # pyright: ignore[reportArgumentType] - the import system's own word
 
 

@@ -1,1 +1,1 @@
-"""What the processes of the runtime share: configuration, files, checkpoints, batches."""
+"""Parts that the processes of the runtime share: configuration, files, checkpoints, batches."""

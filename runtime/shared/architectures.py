@@ -30,7 +30,7 @@ _STATE_KEYS = (
 )
 # Hybrids of both whose adapters an engine was seen to serve as they were trained; others are refused by name.
 _SERVED_HYBRIDS = {"falcon_h1", "granitemoehybrid", "qwen3_next", "qwen3_5_text"}
-# Of a stored model: what the trainer reads as the plain weights it stands for.
+# Quantized formats that the trainer reads as the plain weights they stand for.
 _READABLE_QUANTIZATIONS = {"mxfp4"}
 
 
@@ -50,7 +50,7 @@ _NATIVE = {
 
 
 class PolicyError(Exception):
-    """The model or the adapter cannot be trained here; the text says which can."""
+    """The model or the adapter cannot be trained here; the text names those that can."""
 
 
 def check_trainable(config: Mapping[str, Any]) -> None:
@@ -115,10 +115,11 @@ def rotation(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def positions(config: Mapping[str, Any]) -> int | None:
-    """The longest context in tokens that means one and the same computation; None where nothing says so.
+    """The longest context in tokens with one and the same computation; None if there is no such bound.
 
-    A model with `longrope` rotates otherwise once a context is longer than the original one: an engine
-    decides by what it could serve, transformers by what it is given. Up to the original one both do the same.
+    A model with `longrope` rotates differently once a context is longer than the original one: an engine
+    decides by its longest possible context, transformers by the given one. Up to the original length both do
+    the same.
     """
     longest = config.get("max_position_embeddings")
     said = rotation(config)
@@ -129,7 +130,7 @@ def positions(config: Mapping[str, Any]) -> int | None:
 
 
 def checked_context(config: Mapping[str, Any], asked: int | None) -> int | None:
-    """The model's own context in tokens. Raises PolicyError where a longer one is asked for."""
+    """The model's own context in tokens. Raises PolicyError if a longer one is asked for."""
     longest = positions(config)
     if asked is not None and longest is not None and asked > longest:
         raise PolicyError(

@@ -1,11 +1,11 @@
 """A step's batch: samples, their policy versions and rewards; whole on disk or absent.
 
-Neighbours: the gateway writes one folder per step (handover.py), the recipe reads them in order.
-numpy and safetensors only; knows nothing of torch, models or advantages.
+Neighbours: the gateway writes one folder per step (handover.py), the recipe reads them in order. numpy and
+safetensors only; knows nothing of torch, models or advantages.
 
 Names carry dimensions: N tokens of all sequences end to end, S sequences, M members (rollouts in a group). A
-sequence is one sample or, where turns went on from one another id for id, several (turns.py). In batch.json
-the list "samples" describes the sequences, one each, with their samples as `turns`.
+sequence is one sample, or several if turns went on from one another id for id (turns.py). In batch.json the
+list "samples" describes the sequences, one each, with their samples as `turns`.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ class Batch:
     """One step's sequences. A "restore" step has `meta` and empty arrays.
 
     In a "supervised" step nothing was sampled or rewarded: `sampled` marks the tokens of its answers, which
-    are what is learned; its members are examples, in one group with reward 0; `version` is -1.
+    are learned; its members are examples, in one group with reward 0; `version` is -1.
 
-    `sampled` is 1 where the engine sampled the token (loss goes there and nowhere else) and `logprobs`
-    holds the engine's own logprob of it, at the temperature it sampled with; 0 elsewhere.
+    `sampled` is 1 where the engine sampled the token (loss goes there and nowhere else) and `logprobs` holds
+    the engine's own logprob of it, at the temperature it sampled with; 0 elsewhere.
     """
 
     tokens: NDArray[np.int32]
@@ -107,7 +107,7 @@ class Batch:
 
     @functools.cached_property
     def sampled_by(self) -> NDArray[np.int64]:
-        """The policy version that sampled each token [N]; -1 where none did."""
+        """The policy version that sampled each token [N]; -1 if none did."""
         listed = self.meta.get("samples") or [{}] * self.sequences
         by_answer = [
             turn.get("version", int(self.version[row]))
@@ -121,8 +121,8 @@ class Batch:
     def staleness(self) -> NDArray[np.int64]:
         """How many steps were committed since the version that sampled each token [N]; -1: none sampled it.
 
-        By the word of the gateway, which has judged staleness by it; of a batch without, by the numbers of
-        versions, among which those of steps that failed are too.
+        By the gateway's numbers, which it has judged staleness by; in a batch without these, by the versions'
+        numbers, which also count failed steps.
         """
         said = {int(version): lag for version, lag in (self.meta.get("lags") or {}).items()}
         by = self.sampled_by
@@ -175,7 +175,7 @@ def restored_from(steps: Path) -> set[str]:
         try:
             meta = json.loads(path.read_text())
         except (OSError, ValueError):
-            continue  # whoever takes that step says what is wrong with it
+            continue  # the reader of that step reports the error
         if isinstance(meta, dict) and meta.get("kind") == "restore":
             found.add(str(meta.get("from")))
     return found
@@ -247,7 +247,7 @@ def _check_sequences(batch: Batch, name: str) -> None:
 
 
 def _check_learned(batch: Batch, name: str) -> None:
-    """Neither reward nor logprob: whoever took it for a step of rewards must find nothing to learn."""
+    """Neither reward nor logprob: code that takes it for a step of rewards must find nothing to learn."""
     if batch.reward.any() or batch.logprobs.any() or (batch.temperature != 1).any():
         raise BatchError(f"{name}: examples have rewards, logprobs or a temperature")
     if not np.add.reduceat(batch.sampled.astype(np.int64), batch.offsets[:-1]).all():

@@ -5,10 +5,10 @@ nothing of models, torch or serving.
 
     checkpoints/step-000007/
         adapter/adapter_model.safetensors  adapter/adapter_config.json     PEFT form
-        optimizer.safetensors  rng.safetensors  probe.safetensors         what a resume and a proof need
+        optimizer.safetensors  rng.safetensors  probe.safetensors          for resume, verification
         state.json                                                         step, key, counters, client_state
         manifest.json                                                      sha256 and size of every file above
-    checkpoints/pinned.json                                                what is kept, the next to go first
+    checkpoints/pinned.json                                                the pins, the next to go first
     checkpoints/best.json                                                  the one that was named best last
 """
 
@@ -42,13 +42,13 @@ MIN_KEPT = 2
 MAX_PINNED = 32
 _PINNED = "pinned.json"
 _BEST = "best.json"
-# Pins are changed in milliseconds; who holds the lock for longer stands still.
+# Pins are changed in milliseconds; a process that holds the lock for longer stands still.
 _PIN_SECONDS = 10.0
 _log = logging.getLogger(__name__)
 
 
 class CheckpointError(Exception):
-    """A checkpoint is missing or not whole; the text says which file."""
+    """A checkpoint is missing or not whole; the text names the file."""
 
 
 @dataclass(frozen=True)
@@ -119,8 +119,8 @@ class CheckpointStore:
         """Commit a step: `write` fills a temporary folder, then hash, fsync and one rename.
 
         A kill at any instant leaves either no such checkpoint or the whole of it; a failure (a full disk)
-        gives back what it took. Raises FileExistsError when the step is committed already: a step happens
-        once. One that is there but not whole is replaced.
+        removes its files. Raises FileExistsError when the step is committed already: a step happens once. One
+        that is there but not whole is replaced.
         """
         folder = self.root / checkpoint_name(step)
         if self._is_whole(folder.name):
@@ -196,18 +196,18 @@ class CheckpointStore:
         pinned = self.pinned()
         return [_info(checkpoint, checkpoint.name in pinned) for checkpoint in self.readable()]
 
-    # ------------------------------------------------------------------ what is kept
+    # ------------------------------------------------------------------ pins
 
     def pinned(self) -> set[str]:
         """Names that `prune` does not remove."""
         return set(self._pins() or ())
 
     def pin(self, name: str, best_of: str | None = None) -> CheckpointInfo:
-        """Keep a checkpoint. Raises CheckpointError when it is not there or not whole, OSError.
+        """Pin a checkpoint. Raises CheckpointError when it is not there or not whole, OSError.
 
-        `best_of`: an optimizer's name for the work of which it is the best; what comes home as `best` is the
-        one that was named so last. Of more than `MAX_PINNED` those are let go, and named in the answer, that
-        were a work's best before a better one, then those that were pinned longest ago; that one never.
+        `best_of`: an optimizer's name for the training whose best it is; the last one named so comes home as
+        `best`. Past `MAX_PINNED` some are unpinned, and named in the answer: first former bests of a
+        training, then those pinned longest ago; the last one named best never.
         """
         with self._retention_lock(_PIN_SECONDS) as held:
             if not held:
@@ -244,7 +244,8 @@ class CheckpointStore:
         return removed
 
     def _pinned_here(self) -> list[str]:
-        """What is pinned and there; all that is there, where pins cannot be read: any could have been one."""
+        """The pinned checkpoints that exist; all existing ones if the pins cannot be read, because any could
+        be pinned."""
         there, pins = self.names(), self._pins()
         return there if pins is None else [name for name in pins if name in there]
 
@@ -298,7 +299,7 @@ def _info(checkpoint: Checkpoint, pinned: bool) -> CheckpointInfo:
 
 
 def _lock(descriptor: int) -> bool:
-    """Take the file's lock if nobody has it; the kernel lets go of it with the process."""
+    """Take the file's lock if it is free; the kernel releases it with the process."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

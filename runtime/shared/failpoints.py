@@ -5,12 +5,12 @@
     SLIPWAY_FAILPOINT=file:/folder/name                         the same text out of a file
 
 The file is looked at on each passing, so that a running process can be armed; it is removed just before its
-instant acts, so that it acts once however many processes pass it, and its absence says that it did.
+instant acts, so that it acts once however many processes pass it, and its absence shows that it did.
 
 Actions: `kill9` `term` `int` `hup` `segv` `stop` (signals to the process itself), `raise` (FailpointError),
 `full` (the OSError of a full disk), `hang` (the thread sleeps for good).
 Neighbours: the runtime's processes call `failpoint("trainer.committed")`; the launcher reads LAUNCH_FAILPOINT
-with a `Failpoints` of its own. Standard library only; knows nothing of who passes.
+with a `Failpoints` of its own. Standard library only; knows nothing of the passing code.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Failpoints:
 
     @property
     def armed(self) -> bool:
-        """Whether any instant could ever act: where not, a hot path need not be wrapped at all."""
+        """Whether any instant could ever act; if not, a hot path need not be wrapped at all."""
         return bool(self._points) or self._file is not None
 
     def reached(self, name: str) -> None:
@@ -97,7 +97,7 @@ class Failpoints:
             self._passed.clear()
 
     def _take(self) -> bool:
-        """Whether it is ours to act: of several processes, the one that removes the file."""
+        """Whether this process may act: of several processes, the one that removes the file."""
         if self._file is None:
             return True
         try:

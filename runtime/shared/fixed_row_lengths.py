@@ -1,4 +1,4 @@
-"""The few lengths that rows have on a GPU, where kernels are compiled for each: one rule for all who ask.
+"""The few lengths that rows have on a GPU, where kernels are compiled for each length.
 
 Neighbours: `trainer/packing.py` lays rows out by it, `memory/planning.py` plans their memory. Pure: no torch.
 
@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import math
 
-# What the kernels' blocks ask for, and how often the budget is halved for a short row.
+# The kernels' block size; below it, how often the budget is halved for a short row.
 BLOCK = 128
 _HALVINGS = 3
-# Past the budget a row is one long sample, and what it does not fill is memory: at most a fifth of it.
+# Past the budget a row is one long sample, and its unfilled part costs memory: at most a fifth of it.
 _STEPS_PER_DOUBLING = 4
 
 

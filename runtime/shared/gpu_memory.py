@@ -1,9 +1,9 @@
-"""How much memory a GPU has, by the name that it is rented under: the one table of it.
+"""The table of GPUs' memory, by the name that a GPU is rented under.
 
 Neighbours: `memory/` plans with it, `fitness.py` compares a rented machine with it. Pure.
 
-MiB as nvidia-smi lists them (memory.total), collected from what owners published of each, 2026-11-25; none
-was read by the authors. What a machine really has is asked of its driver before the long install.
+MiB as nvidia-smi lists them (memory.total), collected from owners' published listings, 2026-11-25; none was
+read by the authors. A machine's driver is asked for the real memory before the long install.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from __future__ import annotations
 import re
 
 MIB = 2**20
-# A GPU that is called 80GB has 81,559 MiB: what a name says is rounded.
+# A GPU that is called 80GB has 81,559 MiB: the number in a name is rounded.
 _ROUNDED = 0.1
-# By SkyPilot's name, without what says how it is built in (H100-SXM, H100-MEGA-80GB).
+# By SkyPilot's name, without the parts for its form (H100-SXM, H100-MEGA-80GB).
 TABLE_MIB = {
     "A10": 23028,
     "A10G": 23028,
@@ -36,7 +36,7 @@ TABLE_MIB = {
     "B200": 183359,
     "B300": 275040,
 }
-# How a name says that a GPU is built in, without any meaning for its memory.
+# The parts of a name for a GPU's form, which do not change its memory.
 _FORM = re.compile(r"-(SXM\d*|PCIE|MEGA|SERVER)(?=-|$)", re.IGNORECASE)
 # A type with this in its name has so much; in GH200-480GB it is the computer's own memory.
 _NAMED = re.compile(r"-(\d+)GB?\b", re.IGNORECASE)
@@ -53,6 +53,6 @@ def memory_bytes(gpu: str) -> int | None:
 
 
 def named_bytes(gpu: str) -> int:
-    """The "80GB" of a type's name; 0 where it has none."""
+    """The "80GB" of a type's name; 0 if it has none."""
     named = _NAMED.search(gpu)
     return int(named.group(1)) * 10**9 if named and not gpu.upper().startswith("G") else 0

@@ -1,6 +1,6 @@
-"""Headers by which a client and the gateway speak of what becomes of a request's samples.
+"""Headers between a client and the gateway about the later use of a request's samples.
 
-Those that say whose a request is are with the bodies (schema.py).
+The headers that assign a request to a rollout are with the bodies (schema.py).
 """
 
 from __future__ import annotations

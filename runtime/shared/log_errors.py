@@ -11,22 +11,22 @@ import re
 from pathlib import Path
 
 LINES = 12
-# An engine's error is followed by those of the processes around it, and by its libraries' own last words.
+# An engine's error is followed by those of the processes around it, and by its libraries' last lines.
 _END_BYTES = 256 * 1024
-# What vLLM writes before a line: the process, and of a logged line its level, time and place.
+# vLLM's prefix of a line: the process, and for a logged line its level, time and place.
 _BEFORE = re.compile(r"(\(\w+ pid=\d+\) )?(?:[A-Z]+ \d\d-\d\d \d\d:\d\d:\d\d \[[^]]*\] )?")
 _ERROR = re.compile(r"[A-Za-z_][\w.]*(?:Error|Exception): \S")
-# Of errors that come of another one, and say so.
-# The processes of vLLM's whose errors its server's come of.
+# vLLM's processes whose errors cause its server's.
 _WORKER_PREFIXES = ("(EngineCore", "(Worker")
+# In errors that refer to another one as their cause.
 _POINTERS_TO_CAUSE = ("See root cause above", "for the root cause")
 
 
 def final_error(log: Path) -> list[str]:
     """The lines up to the error that a process ended with; else its last ones. At most `LINES`.
 
-    Of a process of vLLM's that is its first, in the log's last life: others come of it. Of a traceback it is
-    the last.
+    Of a process of vLLM's that is its first, in the log's last life: others follow from it. Of a traceback it
+    is the last.
     """
     lines = tail(log, _END_BYTES)
     errors = [(place, who) for place, line in enumerate(lines, 1) if (who := _cause(line)) is not None]
@@ -55,7 +55,7 @@ def tail(log: Path, most_bytes: int) -> list[str]:
 
 
 def _cause(line: str) -> str | None:
-    """Which process a line says an error of its own of, "" for one without a name; None: it says none."""
+    """The process whose own error a line reports, "" for one without a name; None without an error."""
     before = _log_prefix(line)
     says = _ERROR.match(line, before.end()) and not any(words in line for words in _POINTERS_TO_CAUSE)
     return (before[1] or "") if says else None

@@ -3,8 +3,8 @@
     {"schema": 1, "step", "version", "created": unix seconds, "adapter_sha256",
      "files": {"state.json": {"sha256", "bytes"}, …}, "sha256": of all the rest}
 
-It is written last, as the one text its value has (keys sorted, no blanks), so that no bit of it can change
-unnoticed. Neighbours: checkpoint.py, which renames the folder once this is in it. Standard library only.
+It is written last, in a canonical form (keys sorted, no blanks), so that no bit of it can change unnoticed.
+Neighbours: checkpoint.py, which renames the folder once this is in it. Standard library only.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ ADAPTER_WEIGHTS = "adapter/adapter_model.safetensors"
 
 
 class ManifestError(Exception):
-    """The folder is not what its manifest says, or has none; the text says which file."""
+    """The folder does not match its manifest, or has none; the text names the file."""
 
 
 def write(folder: Path, step: int, version: int) -> dict[str, Any]:
-    """Describe every file of `folder`, each synced to disk, and add the manifest; what it says."""
+    """Describe every file of `folder`, each synced to disk, and add the manifest. Returns its content."""
     described: dict[str, Any] = {}
     for name in sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()):
         described[name] = _describe(folder / name)
@@ -51,7 +51,7 @@ def write(folder: Path, step: int, version: int) -> dict[str, Any]:
 
 
 def render(said: dict[str, Any]) -> str:
-    """The one text a manifest has that says this: its own hash, over all the rest, is in it."""
+    """The canonical text of a manifest with this content, which includes its own hash, over all the rest."""
     rest = {name: value for name, value in said.items() if name != "sha256"}
     return _compact(rest | {"sha256": hashlib.sha256(_compact(rest).encode()).hexdigest()})
 

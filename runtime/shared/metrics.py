@@ -60,7 +60,7 @@ class MetricsLog:
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """Every whole object of a file of lines; none where there is no file."""
+    """Every whole object of a file of lines; empty if there is no file."""
     if not path.exists():
         return []
     return [value for line in path.read_text().splitlines() if (value := _parsed(line)) is not None]

@@ -1,7 +1,7 @@
 """The names of the run's model, and whether a given name means it.
 
-Neighbours: the gateway's versions answer to these names, `train_kwargs/` compares with them. Pure text: asks
-no hub and no disk whether there is such a model.
+Neighbours: the gateway's versions answer to these names, `train_kwargs/` compares with them. Pure text:
+checks on no hub and no disk whether there is such a model.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _TAG = re.compile(r":[\w.-]+$")
 
 @dataclass(frozen=True)
 class ModelNames:
-    """`own` is the model's hub name, or of a local folder its last part; `path` is where the run has it."""
+    """`own` is the model's hub name, or of a local folder its last part; `path` is its place in the run."""
 
     own: str
     path: str

@@ -1,8 +1,9 @@
-"""A model's shape by its config.json, whatever its family: layers, widths, linear layers, how much it weighs.
+"""A model's shape by its config.json, whatever its family: layers, widths, linear layers, size of the
+weights.
 
-Neighbours: `memory/` plans with it, `peft_format.py` knows by it which tensors an adapter has, the launcher
-reads it before a run. Pure: knows nothing of torch, files or weights. What a config.json leaves out is read
-as transformers does.
+Neighbours: `memory/` plans with it, `peft_format.py` derives an adapter's tensors from it, the launcher reads
+it before a run. Pure: knows nothing of torch, files or weights. Keys that a config.json leaves out have
+transformers' defaults.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _QUERY_KEY_NORMS = {
 }
 _FOUR_NORMS = {"gemma2", "gemma3_text", "glm4"}
 _NORMS_AFTER = {"olmo2", "olmo3", "exaone4"}
-# Families whose key for a window means nothing unless another one says so.
+# Families whose key for a window has no effect unless another key enables it.
 _WINDOW_ON_REQUEST = {"qwen2", "qwen3", "qwen2_moe", "qwen3_moe", "smollm3"}
 _GEMMA3_PATTERN = 6
 # Bits of a stored weight of an expert by the way it is quantized: four, and eight for each 32 of them.
@@ -63,12 +64,13 @@ class Experts:
 
 @dataclass(frozen=True)
 class ModelShape:
-    """`windows`: of each layer, None where it sees all. `linears`: of a block without experts, which those of
-    `dense` (by index) are where `experts` says what the others have. `positions`: None where nothing says so.
-    `query_key_norms`: whether heads are normalised; `norms`: how many others a layer has; `norms_after`: they
-    stand behind attention and feed-forward, not before. `rotates_in_parts`: rotated and other parts of a
-    query are put together anew, which lays it out otherwise: attention's answer is there twice then.
-    `stored_bits`: of an expert's weight in a quantized model."""
+    """`windows`: of each layer, None if it sees all. `linears`: the linear layers of a block without experts.
+    If `experts` has the layers of blocks with experts, only the blocks of `dense` (by index) are without.
+    `positions`: None if unknown. `query_key_norms`: whether heads are normalised; `norms`: how many others a
+    layer has; `norms_after`: they stand behind attention and feed-forward, not before. `rotates_in_parts`:
+    the rotated and the other part of a query are put together anew, with another memory layout, so
+    attention's output is kept twice. `stored_bits`: of an expert's weight in a quantized model.
+    """
 
     layers: int
     hidden: int
@@ -106,13 +108,13 @@ class ModelShape:
         return self.linears[0].name == "qkv_proj"
 
     def of_layer(self, layer: int) -> tuple[Linear, ...]:
-        """Its linear layers; of one with experts those of attention."""
+        """The linear layers of a block; of one with experts those of attention."""
         if self.experts is None or layer in self.dense:
             return self.linears
         return tuple(linear for linear in self.linears if linear.place.startswith("self_attn."))
 
     def with_lora(self, chosen: Sequence[str] | None = None) -> Iterator[tuple[int, Linear]]:
-        """Layer and linear layer of every A and B: those of these names, or what LoRA is on by default."""
+        """Layer and linear layer of every A and B: those of these names, or the default ones with LoRA."""
         names = tuple(chosen or self.lora_names)
         for layer in range(self.layers):
             for linear in self.of_layer(layer):
@@ -144,9 +146,9 @@ class ModelShape:
 
 
 def shape(config: Mapping[str, Any]) -> ModelShape | None:
-    """The shape that a config.json tells; None where it leaves out what there is no default for.
+    """The shape that a config.json describes; None if a key without a default is missing.
 
-    None for a hybrid as well: its layers are of several kinds, each as large as its family has it.
+    None for a hybrid as well: its layers are of several kinds, with sizes that depend on the family.
     """
     if state_of(config):
         return None

@@ -1,7 +1,7 @@
-"""How many files a process here may have open: raised as far as the system lets it, and never an error.
+"""The limit of open files of a process: raised as far as the system allows, and never an error.
 
-Neighbours: `backends/ssh/link.py` asks for it before its first ssh, which inherits the limit, the
-launcher's `relay.py` and the gateway for their own connections. A Mac gives 256 where nobody asks.
+Neighbours: `backends/ssh/link.py` asks for it before its first ssh, which inherits the limit, the launcher's
+`relay.py` and the gateway for their own connections. A Mac gives 256 by default.
 """
 
 from __future__ import annotations
@@ -9,14 +9,15 @@ from __future__ import annotations
 import contextlib
 import resource
 
-# A request under way holds two in the relay, one in ssh and two in the gateway.
+# A request in progress holds two in the relay, one in ssh and two in the gateway.
 WANTED = 16384
-# The most a Mac allows, whatever it says its hard limit is.
+# The most a Mac allows, whatever hard limit it reports.
 _MACOS_MAX = 10240
 
 
 def raise_limit(wanted: int = WANTED) -> int:
-    """Raise the soft limit towards `wanted`; what it is then. With a low one fewer requests go at once."""
+    """Raise the soft limit towards `wanted`. Returns the limit then. With a low one fewer requests go at
+    once."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     for aim in (wanted, min(wanted, _MACOS_MAX)):
         if hard != resource.RLIM_INFINITY:

@@ -1,11 +1,11 @@
 """A model's admission on disk: the trainer's parity check, and its result (C58).
 
-    STATE/admission/        a trial: adapter/ (PEFT form), probe.safetensors, state.json, manifest.json; until
-                            the model is admitted
-    STATE/admission.json    {"admitted", "model", "subject", "time", numbers; "reason" where it was refused}
+    STATE/admission/        the parity check's files: adapter/ (PEFT form), probe.safetensors, state.json,
+                            manifest.json; until the model is admitted
+    STATE/admission.json    {"admitted", "model", "subject", "time", numbers; "reason" if it was refused}
 
 Whole or absent, as a checkpoint is. Neighbours: trainer/parity_export.py writes the folder,
-gateway/versions/model_check.py proves it and writes the file; both know by `subject` whether an earlier
+gateway/versions/model_check.py checks it and writes the file; both know by `subject` whether an earlier
 process has passed. Knows nothing of tensors or of the judgement. Standard library only.
 """
 
@@ -27,7 +27,7 @@ from runtime.shared.runtime_config import RuntimeConfig
 
 FOLDER = "admission"
 RECORD = "admission.json"
-# Whose other version may compute otherwise.
+# Packages whose other versions may compute differently.
 _PACKAGES = ("vllm", "torch", "transformers")
 
 
@@ -85,7 +85,7 @@ def remove(state_dir: Path) -> None:
 
 
 def _files(model: Path) -> list[tuple[str, int]]:
-    """What a folder has of a model, by name and size; of a hub's name nothing."""
+    """A model folder's files, by name and size; empty for a hub's name."""
     found = [*model.glob("*.safetensors"), *model.glob("config.json")]
     return sorted((file.name, file.stat().st_size) for file in found)
 

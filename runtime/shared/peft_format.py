@@ -1,4 +1,5 @@
-"""An adapter's format on disk, PEFT's: which adapters can be trained and served here, and their base's name.
+"""An adapter's format on disk, PEFT's: the adapters that can be trained and served here, and their base's
+name.
 
 Neighbours: `policy.py` reads and writes the tensors, `launcher/models/adapter_folder.py` refuses the same
 adapters before a run. Pure: knows nothing of torch.
@@ -21,13 +22,13 @@ CONFIG, WEIGHTS = FILES
 PREFIX = "base_model.model."
 # The ranks that vLLM has kernels for (vllm.config.lora.MaxLoRARanks).
 _ENGINE_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
-# Where the hub's own library keeps what it downloaded: the name is in the path.
+# The path where the hub's own library keeps a download: the name is in it.
 _DOWNLOADED = re.compile(r"models--([\w.-]+?)--([\w.-]+)/snapshots/[^/]+/?$")
 
 
 @dataclass(frozen=True)
 class Lora:
-    """An adapter's shape. `target_modules` empty: what the model's linear layers are called."""
+    """An adapter's shape. `target_modules` empty: all of the model's linear layers."""
 
     rank: int
     alpha: float
@@ -52,7 +53,7 @@ def engine_rank(rank: int) -> int:
 def portable_name(model: str) -> str:
     """A model's name that means the same on another machine: its hub name, else its folder's own.
 
-    What is no folder's path is a name already.
+    A text that is no folder's path is a name already.
     """
     downloaded = _DOWNLOADED.search(model)
     if downloaded is not None:

@@ -1,7 +1,7 @@
 """The status of the other processes, for `/slipway/status` and for errors that explain.
 
 Neighbours: reads `supervisor.json` (the supervisor's) and `keeper`'s lease file; engine_pool.py and steps ask
-it whether a child has failed for good. Writes nothing but the lease's time stamp.
+it whether a child has failed for good. Writes only the lease's time stamp.
 """
 
 from __future__ import annotations

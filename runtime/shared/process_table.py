@@ -72,10 +72,10 @@ def cpu_seconds(pids: Iterable[int]) -> float:
 
 
 def is_waiting_for_disk(pids: Iterable[int]) -> bool:
-    """Whether one of their threads waits in the kernel for what cannot be interrupted (a "D" in /proc).
+    """Whether one of their threads is in an uninterruptible wait in the kernel (a "D" in /proc).
 
-    So do fsync and a rename while a disk, also one behind a network, takes what it was given. A lock, a pipe
-    or a debugger is another state.
+    An fsync or a rename waits so while a disk, also one behind a network, takes the data. A lock, a pipe or a
+    debugger is another state.
     """
     return any(_state(task) == b"D" for pid in pids for task in Path(f"/proc/{pid}/task").glob("*/stat"))
 

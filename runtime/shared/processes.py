@@ -98,9 +98,10 @@ def reap() -> dict[int, int]:
 
 
 def kill_descendants(bound_seconds: float = 10.0) -> list[int]:
-    """SIGKILL everything below this process until nothing is left; the pids that would not go in time.
+    """SIGKILL everything below this process until nothing is left. Returns the pids that did not go in time.
 
-    Needs `adopt_orphans`: whatever loses its parent on the way falls to us and is found on the next round.
+    Needs `adopt_orphans`: a process that loses its parent on the way becomes ours and is found on the next
+    round.
     """
     end = time.monotonic() + bound_seconds
     while left := descendants(os.getpid()):

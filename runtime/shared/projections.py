@@ -1,7 +1,7 @@
 """The linear layers of a block that an adapter has, by the names Hugging Face's files, PEFT and vLLM share.
 
-Neighbours: the trainer puts LoRA on them, engine/ is told to and compares what it holds, peft_format.py
-refuses an adapter that has others. Pure names.
+Neighbours: the trainer puts LoRA on them, engine/ puts LoRA on the same ones and compares its tensors,
+peft_format.py refuses an adapter that has others. Pure names.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ LISTED = {
     "mistral", "mixtral", "olmo", "olmo2", "olmo3", "olmoe", "phi3", "qwen2", "qwen3", "qwen3_moe",
     "seed_oss", "smollm3", "stablelm", "vaultgemma",
 }  # fmt: skip
-# How a config.json says that a block has experts; LoRA is on attention then.
+# The keys of a config.json for a block with experts; LoRA is on attention then.
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 
 

@@ -1,8 +1,8 @@
 """Hides likely secrets in a text that is kept for people.
 
-Known secrets are hidden by their values (`launcher/base/log.py`); this is for those that nobody told us of:
-a key in a document, a token that a tool printed. By the forms that their issuers gave them, so that ordinary
-text stays as it is; a password without a form is not seen. Standard library only.
+Known secrets are hidden by their values (`launcher/base/log.py`); this is for unknown ones: a key in a
+document, a token that a tool printed. They are found by their issuers' formats, so that ordinary text stays
+unchanged; a password without a format is not seen. Standard library only.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ _FORMS = (
     r"AIza[A-Za-z0-9_-]{35,}",  # Google
 )
 _BARE = re.compile(rf"(?<![A-Za-z0-9_])(?:{'|'.join(_FORMS)})")
-# A JSON web token, behind what stands before it in its word. What follows a word is looked at once, and not
-# from each place in it at which a token may begin: a text that is one long word would take the square of it.
+# A JSON web token, behind the beginning of its word. The text after a word is searched once, and not from
+# each place in it at which a token may begin: for a text that is one long word that would take quadratic
+# time.
 _OF_WORD = "[A-Za-z0-9_-]"
 _PART = f"eyJ{_OF_WORD}{{10,}}+"
 _WEB_TOKEN = re.compile(
@@ -34,7 +35,7 @@ _WEB_TOKEN = re.compile(
 _KEY = re.compile(
     r"(-----BEGIN [A-Z ]{0,30}PRIVATE KEY-----).*?(?:-----END [A-Z ]{0,30}PRIVATE KEY-----|\Z)", re.DOTALL
 )
-# What stands behind these is secret whatever it looks like; the word itself stays.
+# Text behind these words is secret in any form; the word itself stays.
 _BEHIND = re.compile(
     r"(?i)(\bbearer\s{1,3}|(?:api[_-]?key|secret[_-]?(?:access[_-]?)?key|password|passwd|_token)"
     r"[\"']?\s{0,3}[:=]\s{0,3}[\"']?)(?=[^\s\"',;]{0,200}\d)[^\s\"',;]{12,}"

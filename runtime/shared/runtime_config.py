@@ -1,6 +1,6 @@
 """The runtime's configuration: the launcher writes it, the runtime's processes read it.
 
-Neighbours: `train_config.py` has what is under `train.`, `schema.py` the HTTP bodies. Pydantic only, so both
+Neighbours: `train_config.py` has the keys under `train.`, `schema.py` the HTTP bodies. Pydantic only, so both
 halves can import it.
 """
 
@@ -24,7 +24,7 @@ class EngineConfig(Body):
     # How many sequences an engine samples at a time; None: 64 on a CPU, vLLM's own default on a GPU.
     max_num_seqs: int | None = Field(default=None, ge=1)
     memory_fraction: float | None = Field(default=None, gt=0, le=0.95)
-    # Of keys and values; None: 1 on a CPU, on a GPU what vLLM finds left of its fraction.
+    # For keys and values. None: 1 on a CPU, on a GPU the rest of vLLM's fraction.
     kv_cache_gib: float | None = Field(default=None, gt=0)
 
 
@@ -59,9 +59,9 @@ class RuntimeConfig(Body):
     wandb_completions: int = Field(default=0, ge=0, le=64)
     # How many completions of a step come home as text, with their rewards; 0 keeps none.
     completions_per_step: int = Field(default=64, ge=0, le=4096)
-    # Whether each choice of an answer has `slipway: {sample, version}`, by which it can be rewarded.
+    # Whether each choice of an answer has `slipway: {sample, version}`, which names it for a reward.
     name_samples: bool = True
-    # Whether a turn goes on from the ids of the turn before, where its client sends the same text again.
+    # Whether a turn goes on from the ids of the turn before, if its client sends the same text again.
     continue_turns: bool = True
     train: TrainConfig = TrainConfig()
     engine: EngineConfig = EngineConfig()

@@ -1,4 +1,4 @@
-"""The HTTP bodies that are sent to the runtime, the headers, and what its answers have in common.
+"""The HTTP bodies that are sent to the runtime, the headers, and the common part of its answers.
 
 Neighbours: client and CLI send them; `statuses.py` has the answers, `runtime_config.py` the configuration,
 `train_config.py` the names of its choices. Knows nothing of torch, vLLM, files or processes: pydantic only,
@@ -24,7 +24,7 @@ CALL_HEADER = "x-slipway-call"
 PURPOSE_HEADER = "x-slipway-purpose"
 # Stamped by the relay; the gateway answers a request id it has seen with the stored answer.
 REQUEST_HEADER = "x-slipway-request"
-# "follows": whoever asks will say whether the answer reached its client (`POST /slipway/receipts`).
+# "follows": the sender will report whether the answer reached its client (`POST /slipway/receipts`).
 RECEIPT_HEADER = "x-slipway-receipt"
 RECEIPT_FOLLOWS = "follows"
 # So many receipts at a time.
@@ -44,12 +44,12 @@ MOST_EXAMPLES = 4096
 class Body(BaseModel):
     """A request body: an unknown key is an error, not a silent no-op."""
 
-    # A reward that is no number must arrive as one: as null it would be a reward nobody gave.
+    # A reward that is no number must arrive as one: as null it would be a missing reward.
     model_config = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="constants")
 
 
 class Answer(BaseModel):
-    """A response body: keys are only ever added, so readers ignore what they do not know."""
+    """A response body: keys are only ever added, so readers ignore unknown ones."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
@@ -63,14 +63,14 @@ MOST_SAMPLES = 4096
 
 
 class Member(Body):
-    """One rollout's part in a group: a reward for what it sampled, or the reason there is none.
+    """One rollout's part in a group: a reward for its samples, or the reason there is none.
 
-    What it sampled is named in one of three ways: by `rollout`, the tag of its requests; by `messages` and
-    `completion` or `tool_calls` or both, the question as it was asked and what the answer's message had, for
-    clients that cannot tag; by `sample` or `samples`, the ids as the answers said them: all answers of one
-    conversation are one member. `predictor` and `call` narrow the reward to those samples of the rollout;
-    without them it holds for every sample the rollout made. `reward` None excludes the member and counts
-    `failure` (C22): an excluded reward is not a zero.
+    Its samples are named in one of three ways. `rollout` is the tag of its requests. `messages` and
+    `completion` or `tool_calls` or both are the request's messages and the answer's fields, for clients that
+    cannot tag. `sample` or `samples` are the ids from the answers: all answers of one conversation are one
+    member. `predictor` and `call` narrow the reward to those samples of the rollout; without them it holds
+    for every sample the rollout made. `reward` None excludes the member and counts `failure` (C22): an
+    excluded reward is not a zero.
     """
 
     rollout: str = Field(default="", max_length=128)
@@ -103,7 +103,7 @@ class Group(Body):
 
 
 def _plain_json(state: dict[str, Any] | None) -> dict[str, Any] | None:
-    """What every reader of the state can read: finite numbers, whole characters, nesting with an end."""
+    """A state that every reader can read: finite numbers, whole characters, bounded nesting."""
     level: list[Any] = [state]
     for _ in range(STATE_DEEPEST):
         level = [child for node in level for child in _children(node)]
@@ -121,10 +121,10 @@ ClientState = Annotated[dict[str, Any] | None, AfterValidator(_plain_json)]
 
 
 class StepSettings(Body):
-    """The settings in which one step differs from the run's own `train.` keys; None: as the run (C60).
+    """The settings in which one step differs from the run's own `train.` keys; None: the run's value (C60).
 
-    The names are those of TrainConfig. `schedule` is the course of `learning_rate` after `warmup_steps` steps
-    in which it rises to its value: constant, or falling to 0 at step `schedule_steps` (linear, cosine).
+    The names are those of TrainConfig. `learning_rate` rises to its value over `warmup_steps` steps; after
+    them `schedule` keeps it constant, or lets it fall to 0 at step `schedule_steps` (linear, cosine).
     `schedule_step` is this step's place in it, 0 is the first; None counts the run's steps.
     """
 
@@ -178,7 +178,8 @@ class StepRequest(Body):
 class Validation(Body):
     """`POST /slipway/validations`: a held-out score. The same compile, step and name is the same validation.
 
-    `step`: how many steps the compile had taken. `version`: the policy that was scored; None: what is served.
+    `step`: the number of steps that the compile had taken. `version`: the policy that was scored; None: the
+    served one.
     """
 
     compile: str = Field(default="", max_length=64)

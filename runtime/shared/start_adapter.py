@@ -1,4 +1,4 @@
-"""The adapter that a run begins with, where one was given: `start/`, in PEFT form, in the run's folder.
+"""The adapter that a run begins with, if one was given: `start/`, in PEFT form, in the run's folder.
 
 The launcher puts it there before the runtime starts; queue.py takes it in as the run's first step, a
 "restore" from this name, and the trainer commits it as version 1. Version 0 is the base without an adapter,

@@ -13,12 +13,12 @@ StepState = Literal["queued", "training", "committed", "published", "failed"]
 
 
 class StepCounts(Answer):
-    """The fate of everything a step named: trained + the sum of `dropped` = samples + missing.
+    """The counts of everything a step named: trained + the sum of `dropped` = samples + missing.
 
-    `samples`: answers that the step named, `trained` and `dropped` by what became of them; `dropped` maps a
-    reason to a number of them (or of members, where no sample was found). `sampled_tokens`: of a step with
-    rewards, tokens of the answers that were trained. `learned_tokens`: of a supervised step, tokens of the
-    answers that its examples have; 0 in a step with rewards.
+    `samples`: answers that the step named; each is in `trained` or in `dropped`. `dropped` maps a reason to a
+    number of them (or of members, if no sample was found). `sampled_tokens`: in a step with rewards, tokens
+    of the answers that were trained. `learned_tokens`: in a supervised step, tokens of its examples' answers;
+    0 in a step with rewards.
     """
 
     groups: int = 0
@@ -27,7 +27,8 @@ class StepCounts(Answer):
     trained: int = 0
     sampled_tokens: int = 0
     learned_tokens: int = 0
-    # Given as text that no answer matched: trained on the engine's ids of that text, not on what was sampled.
+    # Answers given as text that no sample matched: trained on the engine's token ids for that text, not on
+    # sampled ones.
     retokenised: int = 0
     # Samples that go on from an earlier turn id for id, and are trained in one sequence with it.
     turns_joined: int = 0
@@ -35,7 +36,7 @@ class StepCounts(Answer):
     sealed: int = 0
     sealed_by: dict[str, int] = {}
     groups_without_variance: int = 0
-    # Answers that nobody is known to have received: no samples, so not among `samples` either.
+    # Answers without a receipt: no samples, so not among `samples` either.
     unreceived: int = 0
     dropped: dict[str, int] = {}
 
@@ -93,7 +94,7 @@ class RuntimeStatus(Answer):
     lease_left_seconds: float | None = None
     client_state: dict[str, Any] | None = None
     last_metrics: dict[str, float] = {}
-    settings: dict[str, Any] = {}  # what the run's own `train.` keys say, of those that a step may change
+    settings: dict[str, Any] = {}  # the run's own `train.` settings that a step may change
     max_staleness: int | None = None  # a sample that is more steps old is not trained
     places: int | None = None  # how many sequences all engines sample at a time
     samples: int = 0

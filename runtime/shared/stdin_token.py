@@ -1,4 +1,4 @@
-"""The run's token, as each process of the runtime is given it: the first line of its stdin.
+"""The run's token: each process of the runtime gets it as the first line of its stdin.
 
 Standard library only: the keeper reads it too.
 """

@@ -1,15 +1,17 @@
 """The settings of one step: the run's `train.` keys, overridden by the step's own (C60).
 
-Neighbours: the gateway checks a step with it before it takes one in, the trainer computes with what it gives:
-a command line and a program's own words end here. `train_config.py` has the names, bounds and contradictions.
+Neighbours: the gateway checks a step with it before it takes one in, the trainer computes with its result.
+`train_config.py` has the names, bounds and contradictions.
 
-A key that the step does not say is as the run says. But a loss of the step's own that is not the run's brings
-its own values: the run's `normaliser`, `constant_tokens`, `scale_rewards` and clips were chosen for another
-loss. In the same way another `schedule` does not take the run's `schedule_steps`, another `overlong` not its
-tokens, and another normaliser not its `constant_tokens`. `warmup_steps` holds for every schedule.
+A key that the step does not set has the run's value. But if the step sets a loss that is not the run's, the
+loss brings its own values: the run's `normaliser`, `constant_tokens`, `scale_rewards` and clips were chosen
+for another loss. In the same way another `schedule` does not take the run's `schedule_steps`, another
+`overlong` does not take its tokens, and another normaliser not its `constant_tokens`. `warmup_steps` holds
+for every schedule.
 
-A supervised step has no rewards. What the run says of its loss is not said of it: its tokens count alike, or
-its answers with `normaliser=sequence`, and only its own `kl_beta` adds a KL term. A loss's keys are refused.
+A supervised step has no rewards, and the run's settings of a loss do not apply to it. Its tokens count alike,
+or its answers with `normaliser=sequence`, and only its own `kl_beta` adds a KL term. A loss's keys are
+refused.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from pydantic import ValidationError
 from runtime.shared.schema import StepSettings
 from runtime.shared.train_config import LOSSES, TrainConfig, first_error
 
-# What the run says of them is said of its own choice alone: choice -> keys.
+# The run's values of these keys belong to the run's own choice alone: choice -> keys.
 _DEPENDENT_KEYS = {
     "loss": ("normaliser", "constant_tokens", "scale_rewards", "clip_low", "clip_high", "dual_clip"),
     "schedule": ("schedule_steps",),
@@ -32,7 +34,7 @@ _DEPENDENT_KEYS = {
 }
 
 
-# What only a loss of rewards reads.
+# Keys that only a loss of rewards reads.
 _REWARD_KEYS = (
     "loss",
     "scale_rewards",
@@ -42,7 +44,7 @@ _REWARD_KEYS = (
     "overlong_tokens",
     "overlong_buffer",
 )
-# Of these a supervised step has what is said here, or what it says itself, never what the run says.
+# A supervised step has these keys' defaults here, or its own values, never the run's.
 _NOT_INHERITED = (*_REWARD_KEYS, "normaliser", "constant_tokens", "dual_clip", "mismatch_cap", "kl_beta")
 
 
@@ -56,7 +58,7 @@ class SettingsError(Exception):
 
 @dataclass(frozen=True)
 class ResolvedSettings:
-    """One step's settings: `train` is resolved, `place` is where in the schedule the step is, from 0."""
+    """One step's settings. `train` is resolved; `schedule_step`: its place in the schedule, from 0."""
 
     train: TrainConfig
     schedule_step: int

@@ -57,11 +57,11 @@ class LossDefaults:
 
 
 # By `train.loss`. DeepSeekMath's own grpo (arXiv 2402.03300) is normaliser=sequence, clip_high=0.2; here it
-# starts from what became of it, with rewards over their group's deviation as there. Then Dr. GRPO
+# starts from its later form, with rewards over their group's deviation as in the paper. Then Dr. GRPO
 # (2503.20783), DAPO (2503.14476), CISPO of MiniMax-M1 (2506.13585; no lower bound, ratios up to 5) and GSPO
-# (2507.18071). Common to all are `dual_clip`, 3 as in Ye et al. (1912.09729, equation 5), and
-# `mismatch_cap`, 2 as in truncated importance sampling between engine and trainer (Yao et al. 2025, "Your
-# Efficient RL Framework Secretly Brings You Off-Policy RL Training").
+# (2507.18071). Common to all are `dual_clip`, 3 as in Ye et al. (1912.09729, equation 5), and `mismatch_cap`,
+# 2 as in truncated importance sampling between engine and trainer (Yao et al. 2025, "Your Efficient RL
+# Framework Secretly Brings You Off-Policy RL Training").
 LOSSES = {
     "grpo": LossDefaults("token", scale_rewards=True, clip_low=0.2, clip_high=0.28),
     "dr_grpo": LossDefaults("constant", scale_rewards=False, clip_low=0.2, clip_high=0.2),
@@ -78,16 +78,16 @@ COMBINATION: LiteralString = "combination"
 
 
 class TrainConfig(Keys):
-    """What one optimizer step does. Defaults follow the field's practice for GRPO with LoRA.
+    """The settings of one optimizer step. Defaults follow the field's practice for GRPO with LoRA.
 
     None is the loss's own value (`resolved`). `normaliser`: a token counts 1 / the step's tokens, 1 / (the
     step's answers x its answer's tokens), or 1 / (the step's answers x `constant_tokens`). `overlong`: an
-    answer cut off at its limit is left out (mask), kept as it is (keep), or kept while each answer is
-    charged up to 1 over its last `overlong_buffer` of `overlong_tokens` tokens (soft; DAPO, equation 13).
-    `dual_clip`: a ratio above it teaches nothing where the advantage is negative, and counts for no more in
-    the KL term; None is 3, or where a clip ends that is wider. `mismatch_cap`: a token weighs at most so many
-    times more for being likelier to the trainer than the engine said. `schedule`: after `warmup_steps` steps
-    in which it rises to its value, `learning_rate` stays (constant) or falls to 0 at step `schedule_steps`.
+    answer cut off at its limit is left out (mask), kept as it is (keep), or kept while each answer is charged
+    up to 1 over its last `overlong_buffer` of `overlong_tokens` tokens (soft; DAPO, equation 13).
+    `dual_clip`: a ratio above it teaches nothing if the advantage is negative, and counts for no more in the
+    KL term; None is 3, or the end of a wider clip. `mismatch_cap`: the largest weight of a token for being
+    likelier to the trainer than to the engine. `schedule`: after `warmup_steps` steps in which it rises to
+    its value, `learning_rate` stays (constant) or falls to 0 at step `schedule_steps`.
     """
 
     lora: LoraConfig = LoraConfig()

@@ -1,10 +1,11 @@
-"""Held-out scores of a run, as its program said them: `validations.jsonl`, a line each.
+"""Held-out scores of a run, as its program reported them: `validations.jsonl`, a line each.
 
     {"compile", "step", "name", "score", "standard_error", "examples", "parse_rate", "cut_off_rate",
      "predictors", "version", "time"}
 
-`step` is how many steps the compile had taken, `version` the policy that was scored. Of several lines of one
-compile, step and name the last is meant: a machine that was lost takes some of its steps again.
+`step` is the number of steps that the compile had taken, `version` the policy that was scored. Of several
+lines of one compile, step and name the last one counts, because steps are repeated after the loss of a
+machine.
 Neighbours: runtime/gateway/validations.py writes, wandb_log.py and `launch report` read. Knows nothing of
 HTTP.
 """

@@ -3,9 +3,10 @@
     train/reward  train/reward/PREDICTOR  train/loss  train/lag2/clip_fraction  …   counts/trained  …
     val/score     val/score/PREDICTOR     val/standard_error  …                train/completions (a table)
 
-Over train/step, and val/step, which is the version that was scored: wandb's own steps only ever go up, and a
-validation comes between two of ours, from another process. Neighbours: the recipe calls; `validations.py` and
-the gateway's `rollout_log.py` have the files that are read here. Knows nothing of training.
+The axes are train/step, and val/step, which is the version that was scored: wandb's own steps only ever go
+up, and a validation comes between two of ours, from another process. Neighbours: the recipe calls;
+`validations.py` and the gateway's `rollout_log.py` have the files that are read here. Knows nothing of
+training.
 """
 
 from __future__ import annotations
@@ -34,10 +35,11 @@ class WandbLog:
     """The run on Weights & Biases; offline runs lie in `logs` until `wandb sync`.
 
     The run's id is ours, so a resumed run goes on in the same one. A service that cannot be reached at the
-    start costs the live page, not the training: the run is then kept offline, and the log says so.
-    It ends with the trainer, or as soon as somebody has left the file CLOSE. `name`: what people call it.
-    `output`: the run's folder. `committed`: its newest step. `completions`: how many of a step are shown.
-    `is_first`: of the trainer's processes; the others log nothing, and OPEN and CLOSE are not theirs.
+    start costs the live page, not the training: the run is then kept offline, and the log reports it. It ends
+    with the trainer, or as soon as the file CLOSE is there. `name`: the run's name for people. `output`: the
+    run's folder. `committed`: its newest step. `completions`: the number shown for each step. `is_first`:
+    whether this is the first of the trainer's processes; the others log nothing, and do not handle OPEN and
+    CLOSE.
     """
 
     def __init__(
@@ -154,7 +156,8 @@ def _validation(line: dict[str, Any]) -> dict[str, Any]:
 
 
 def _table_cell(name: str, value: Any) -> Any:
-    """As a table has it: of a prompt the end says most. Hidden before it is cut."""
+    """A value as a cell of the table. A prompt keeps its end, which tells most. Secrets are hidden before it
+    is cut."""
     if not isinstance(value, str):
         return value
     for secret in _OWN_SECRETS:
@@ -165,9 +168,9 @@ def _table_cell(name: str, value: Any) -> Any:
 
 
 class _UnloggedValidations:
-    """The validations that no life of this run has logged; those that are remembered beside their file.
+    """The validations that no life of this run has logged; the logged ones are remembered beside their file.
 
-    A machine that begins anew remembers none: of what was scored before its newest step all was logged.
+    A machine that begins anew remembers none: all scores from before its newest step count as logged.
     """
 
     def __init__(self, output: Path, committed: int) -> None:
@@ -197,7 +200,7 @@ class _UnloggedValidations:
         self._size = size
         try:
             found = {_mark(line): line for line in validations.read(self._path)}
-        except OSError as error:  # no step waits for what is shown
+        except OSError as error:  # a failure to show must not hold up a step
             _log.warning("%s cannot be read: %s", self._path.name, error)
             return []
         return [line for mark, line in found.items() if mark not in self._known]

@@ -27,7 +27,7 @@ def completion(target: str, text: str) -> str:
 
 
 def parse(target: str, answer: str) -> str | None:
-    """The field's text as DSPy reads it (up to the next header or the end), or None where DSPy fails."""
+    """The field's text as DSPy reads it (up to the next header or the end), or None if DSPy fails."""
     field: str | None = None
     lines: list[str] | None = None
     for line in answer.splitlines():

@@ -1,8 +1,8 @@
 """English phrases and their French: the task of the tiny model and of the quickstart.
 
 `phrases`, `training_phrases` and `held_out_phrases` give correct pairs; `noisy` is how the phrase book the
-model learnt from had it; `distinct_letters` and `exact` score an answer. Standard library only;
-knows nothing of prompts, models or what is trained.
+model learnt from had it; `distinct_letters` and `exact` score an answer. Standard library only; knows nothing
+of prompts, models or training.
 
 The grammar is regular on purpose: no elision (every French word starts with a sounded consonant where an
 article meets it), so that a model of under a million parameters can know it.
@@ -79,7 +79,7 @@ class _Verb:
 
 @dataclass(frozen=True)
 class _Slips:
-    """What the phrase book got wrong in one line."""
+    """The mistakes of the phrase book in one line."""
 
     english_order: bool = False
     masculine_adjectives: bool = False
@@ -252,7 +252,7 @@ def _distinct(count: int, seed: int, held_out: bool | None) -> list[Phrase]:
 
 
 def is_held_out(english: str) -> bool:
-    """Whether a phrase belongs to the sixth of the grammar that nothing is ever trained on."""
+    """Whether a phrase belongs to the sixth of the grammar that is never trained on."""
     return zlib.crc32(english.encode()) % _HELD_OUT_PART == 0
 
 

@@ -1,10 +1,10 @@
-"""Attention over rows that hold trees: one function that transformers' models call in place of their own.
+"""Attention over rows that hold trees: a function that transformers' models call instead of their own.
 
-Neighbours: `network.py` builds the models with it, `packing.py` lays the trees out, `policy.py` says per
-forward pass what each place sees. Knows nothing of weights, adapters or losses.
+Neighbours: `network.py` builds the models with it, `packing.py` lays the trees out, `policy.py` passes the
+places that each place sees, per forward pass. Knows nothing of weights, adapters or losses.
 
-Two ways to the same values: masked softmax over a whole row, for CPUs; and FlexAttention, whose block mask
-leaves out what nobody sees and never writes a mask of a whole row down, for GPUs.
+There are two ways to the same values: masked softmax over a whole row, for CPUs; and FlexAttention for GPUs,
+whose block mask skips unseen blocks and never stores a mask of a whole row.
 
 Names carry dimensions: B rows, L places of a row, H heads, K key heads, W the width of a head.
 """
@@ -21,7 +21,7 @@ from torch.nn.attention.flex_attention import AuxRequest, BlockMask, create_bloc
 
 from runtime.shared.architectures import PolicyError
 
-# What models name beside these changes no attention of a forward pass without a cache.
+# Arguments of models, beside these, that change no attention of a forward pass without a cache.
 _WITHOUT_EFFECT = frozenset(
     {"position_ids", "cache_position", "use_cache", "output_attentions", "return_dict", "is_causal"}
 )
@@ -64,10 +64,11 @@ def attend(
     seen: AttentionPattern | None = None,
     **rest: Any,
 ) -> tuple[Tensor, None]:
-    """transformers' interface of an attention function; [B, L, H, W]. Raises PolicyError for what it lacks.
+    """transformers' interface of an attention function; [B, L, H, W]. Raises PolicyError for an argument it
+    does not support.
 
     `seen` comes from the caller of the whole model, through the keywords that every layer passes on. Dropout
-    is never applied: what was sampled without it must have the same probability here (C29).
+    is never applied: tokens that were sampled without it must have the same probability here (C29).
     """
     odd = sorted(name for name, said in rest.items() if name not in _WITHOUT_EFFECT and said is not None)
     if odd or attention_mask is not None:
@@ -204,7 +205,7 @@ class BlockSparseMask:
 
 @functools.cache
 def _kernel(device: str) -> Any:
-    """FlexAttention, compiled where it has kernels."""
+    """FlexAttention, compiled if it has kernels."""
     return compiled() if device == "cuda" else flex_attention
 
 

@@ -1,10 +1,10 @@
 """Decides when the engine's logprobs replace one more forward pass for samples of an earlier version.
 
-Every engine has proven each version before it serves it; here one of the version's groups shows that it also
-samples as exactly, by the policy's own pass over that group. Each step asks about the next one. All ranks ask
-about the same group and come to one answer: the group is chosen among the step's sequences, not the rank's.
-Not in bf16, nor for a narrow clip: their rounding is what C51 is about.
-Neighbours: `old_logprobs.py` asks; `update.py` says of what.
+Every engine was verified for each version before it serves it. Here the policy's own pass over one of the
+version's groups shows that the engine also samples as exactly. Each step asks about the next one. All ranks
+ask about the same group and come to one answer: the group is chosen among the step's sequences, not the
+rank's. Not in bf16, nor for a narrow clip, because of their rounding (C51).
+Neighbours: `old_logprobs.py` asks; `update.py` passes the tokens.
 
 Names carry dimensions: N tokens of the step.
 """
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from runtime.trainer.policy import Policy
     from runtime.trainer.settings import UpdateSettings
 
-# A token that was nearly certain (above 0.9) is nearly certain to anybody, and shows nothing.
+# A token that was nearly certain (above 0.9) is nearly certain to any policy, and proves nothing.
 _INFORMATIVE_BELOW = -0.1
 _MIN_INFORMATIVE_TOKENS = 16
 
@@ -58,7 +58,7 @@ class BehaviorLogprobReuse:
         return [one for one, group in group_of.items() if group == groups[batch.step % len(groups)]]
 
     def engine_is_exact(self, own_N: Tensor, said_N: Tensor, here_N: Tensor) -> bool:
-        """Whether the engine was exact, and on enough tokens that tell it. `here_N`: this rank's of them."""
+        """Whether the engine was exact, on enough tokens to judge. `here_N`: those of this rank."""
         error = (own_N - said_N)[here_N].abs().nan_to_num(nan=torch.inf)
         worst = torch.zeros(1, device=self.ranks.device)
         if len(error):

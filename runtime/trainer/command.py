@@ -23,10 +23,11 @@ RECIPES = Path(__file__).resolve().parent.parent / "recipes"
 def trainer_command(config: RuntimeConfig, *, follow: bool = True) -> list[str]:
     """`tune run` of the GRPO recipe for this run; `follow=False` ends after the last recorded batch.
 
-    By way of `recipes/tune.py`, which leaves out of torchtune's imports what no recipe here uses.
+    By way of `recipes/tune.py`, which skips those of torchtune's imports that no recipe here uses.
     """
     state = Path(config.state_dir)
-    # As it was said: a step that says another loss must not take this loss's own values for the run's words.
+    # The given settings, unresolved: a step with another loss must not take this loss's own values for the
+    # run's settings.
     train = config.train
     keys = {
         "model_path": config.model_path,

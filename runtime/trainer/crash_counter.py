@@ -1,7 +1,7 @@
 """Counts how often a step ended the whole trainer, because a killed process reports nothing.
 
-A step that raises says why and fails at once. One that ends the process without a word (what Linux does when
-memory is full, a fault in a kernel of the device) would be retried by the next process for ever.
+A step that raises has a reason and fails at once. A step that kills the process (Linux does so when memory is
+full, or a kernel of the device faults) would be retried by the next process for ever.
 Neighbours: the recipe. Knows nothing of the step itself.
 """
 
@@ -32,8 +32,8 @@ class CrashCounter:
         before = self._ranks.broadcast(self._count(step) if self._ranks.is_first else 0)
         if before >= MAX_CRASHES:
             raise TooManyCrashesError(
-                f"the trainer was ended {before} times while it computed this step, without a word: most "
-                f"likely for memory, of which a smaller train.pack_tokens needs less"
+                f"the trainer was ended {before} times while it computed this step, without a message: most "
+                f"likely it needs more memory than there is; a smaller train.pack_tokens needs less"
             )
         self._write({"step": step, "tries": before + 1})
 
@@ -42,9 +42,10 @@ class CrashCounter:
         self._write({"step": 0, "tries": 0})
 
     def on_sigterm(self) -> None:
-        """SIGTERM: who is then killed has not died of this step, unless it comes because another rank has.
+        """SIGTERM: a process killed after it did not die of this step, unless the signal comes because
+        another rank died.
 
-        torchrun sends it to all that are left when one was killed.
+        torchrun sends it to all remaining ranks when one was killed.
         """
         if self._ranks.size == 1:
             self.reset()
@@ -58,5 +59,5 @@ class CrashCounter:
 
     def _write(self, value: dict[str, int]) -> None:
         if self._ranks.is_first:
-            with contextlib.suppress(OSError):  # a full disk: what is not counted costs no step
+            with contextlib.suppress(OSError):  # a full disk: a missing count must not fail the step
                 write_json(self._path, value)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-# Added to a deviation, as in TRL: rewards are fp32, and what their rounding makes must stay small.
+# Added to a deviation, as in TRL: rewards are fp32, and the effect of their rounding must stay small.
 _EPSILON = 1e-4
 # Far beyond any clip; past e^88 a ratio would be infinite and its gradient NaN even where it is clipped.
 _MAX_LOG_RATIO = 20.0
@@ -101,8 +101,8 @@ def _logprob_chunk(
 class LossTerms:
     """`loss` weighted as the step's normaliser wants; the others are plain sums over T sampled tokens.
 
-    All but `loss` and `kl_reference` are by lag [G]. `ratio`, `ratio_max` and `kl_behaviour` compare with
-    what the engine said. `masked`: tokens past `dual_clip`, which teach nothing, and `masked_answers`: the
+    All but `loss` and `kl_reference` are by lag [G]. `ratio`, `ratio_max` and `kl_behaviour` compare with the
+    engine's logprobs. `masked`: tokens past `dual_clip`, which teach nothing, and `masked_answers`: the
     answers they stand in; `truncated`: tokens whose mismatch was cut to `mismatch_cap`.
     """
 
@@ -120,7 +120,7 @@ class LossTerms:
 def token_weights(length_A: Tensor, normaliser: str, constant_tokens: int | None = None) -> Tensor:
     """The weight of a token of each answer in the step's loss [A], for answers of `length_A` sampled tokens.
 
-    The loss is then a plain sum over tokens, whatever the micro-batches and ranks they lie in.
+    The loss is then a plain sum over tokens, independent of their micro-batches and ranks.
     """
     length_A = length_A.double()
     if normaliser == "token":
@@ -161,19 +161,19 @@ def policy_loss(
 
     grpo, dr_grpo, dapo: -min(r A, clip(r, 1 - low, 1 + high) A). gspo: the same with one ratio for a whole
     answer, the geometric mean of its tokens' (an answer never lies in two packs). cispo: -clip(r) A logprob,
-    where the clipped ratio is a number: no token's gradient is stopped, its weight is bounded.
-    Where A is negative nothing bounds r from above but `dual_clip` (Ye et al., equation 5); inside it each
-    loss is what its paper says.
+    where the clipped ratio is a number: no token's gradient is stopped, its weight is bounded. If A is
+    negative only `dual_clip` bounds r from above (Ye et al., equation 5); inside it each loss is that of its
+    paper.
 
-    `old_T` are the trainer's own logprobs under the policy that sampled, so that a clip sees what was learned
-    since and not the engine's rounding. How far the engine was from them, w = exp(old - behaviour), is a
-    number beside the loss, cut to `mismatch_cap`. Without `old_T` they are the engine's own, and w is 1.
+    `old_T` are the trainer's own logprobs under the policy that sampled, so that a clip sees the learning
+    since then and not the engine's rounding. The engine's distance from them, w = exp(old - behaviour), is a
+    factor beside the loss, cut to `mismatch_cap`. Without `old_T` they are the engine's own, and w is 1.
 
     `kl_beta` adds beta x r w x k3 towards the reference (adapter off). As k3's mean over the policy is
-    KL(policy || reference) whatever the policy, the gradient of r w k3 under the behaviour is that of this
-    KL; k3 alone would follow KL(reference || policy) of the sampled tokens (DeepSeek-V3.2, section 3.1).
+    KL(policy || reference) for any policy, the gradient of r w k3 under the behaviour is that of this KL; k3
+    alone would follow KL(reference || policy) of the sampled tokens (DeepSeek-V3.2, section 3.1).
 
-    `lag_T` says which of the `buckets` of staleness each token has, 0 to `buckets` - 1: it changes no loss.
+    `lag_T` is the bucket of staleness of each token, 0 to `buckets` - 1: it changes no loss.
     """
     behaviour_T = behaviour_T.detach()
     old_T = behaviour_T if old_T is None else old_T.detach()

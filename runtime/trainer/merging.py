@@ -1,7 +1,8 @@
 """Merges an adapter into its base model: `python -m runtime.trainer.merging --base … --adapter … --to …`.
 
 One file of the base after the other, one tensor at a time, so that a model larger than memory can be merged.
-Prints one JSON object: what was merged, and how much of the adapter the rounding to `--dtype` took away.
+Prints one JSON object: the merged layers, and the share of the adapter that the rounding to `--dtype` took
+away.
 Neighbours: `launch export --merge` runs it in the runtime's environment; `shared/peft_format.py` has the
 form. While a run lives nothing is merged: engines and trainer keep A and B apart from the base.
 """
@@ -27,7 +28,7 @@ from runtime.trainer.policy import resolve
 
 INDEX = "model.safetensors.index.json"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-# Beside the weights; what else lies in a model's folder is not needed to load it.
+# Files beside the weights; others in a model's folder are not needed to load it.
 _COPIED = ("*.json", "*.txt", "*.model", "*.jinja", "LICENSE*")
 
 
@@ -46,7 +47,7 @@ class MergeReport:
 
     @property
     def rounding_loss(self) -> float:
-        """The rounding error over the adapter's whole change, both as norms; 0 where nothing is rounded."""
+        """The rounding error over the adapter's whole change, both as norms; 0 if nothing is rounded."""
         return math.sqrt(self._lost / self._wanted) if self._wanted else 0.0
 
 
@@ -90,7 +91,7 @@ def _changes(adapter: Path) -> dict[str, tuple[Tensor, Tensor, float]]:
 def _merged_tensors(
     path: Path, left: dict[str, tuple[Tensor, Tensor, float]], merged: MergeReport, dtype: str | None
 ) -> Iterator[tuple[str, Tensor]]:
-    """Each tensor of one file as it is written; of `left` what was merged goes."""
+    """Each tensor of one file as it is written; the layers it merges are removed from `left`."""
     with safe_open(path, framework="pt") as file:
         for name in file.keys():  # noqa: SIM118 - no dict
             weight = file.get_tensor(name)

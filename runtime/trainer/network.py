@@ -1,10 +1,10 @@
 """The network of a model's folder: transformers' own model, with LoRA beside its linear layers.
 
 Neighbours: `policy.py` trains it, `attention.py` has its attention. The only importer of transformers and,
-with the recipes, of torchtune. Knows nothing of adapters on disk or of what is trained.
+with the recipes, of torchtune. Knows nothing of adapters on disk or of the training.
 
-The model computes as its authors' code does, whatever its family; weights are assigned as they are stored,
-and every tensor keeps the name that Hugging Face's files, PEFT and vLLM know it by.
+The model computes as its authors' code does, in any family; weights are assigned as they are stored, and
+every tensor keeps the name that Hugging Face's files, PEFT and vLLM know it by.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def load_model(folder: Path, config: Mapping[str, Any], dtype: torch.dtype, devi
             use_safetensors=True,
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # they are refused below, with their shapes
-            # What is admitted quantized is trained as the plain weights that it stands for.
+            # A model with quantized weights is trained as the plain weights that they stand for.
             **({"quantization_config": Mxfp4Config(dequantize=True)} if quantized else {}),
         )
     except (OSError, ValueError, KeyError, TypeError, RuntimeError, ImportError, AttributeError) as error:
@@ -92,7 +92,7 @@ def _describe_mismatch(one: Any) -> str:
 
 
 def _tie(model: Any) -> None:
-    """One matrix where the config says so, also when a file holds a head as well (C32)."""
+    """Share one matrix if the config ties them, also when a file holds a head as well (C32)."""
     head, embeddings = model.get_output_embeddings(), model.get_input_embeddings()
     if model.config.tie_word_embeddings and head.weight is not embeddings.weight:
         head.weight = embeddings.weight
@@ -101,7 +101,7 @@ def _tie(model: Any) -> None:
 def add_lora(model: nn.Module, targets: Sequence[str], rank: int, seed: int) -> None:
     """Give every linear layer of these names a LoRA beside it, which starts as PEFT's does: B is 0.
 
-    A is uniform in ±1/sqrt(fan-in), by seed and name alone. The scale is 1: who trains folds theirs into B.
+    A is uniform in ±1/sqrt(fan-in), by seed and name alone. The scale is 1: the caller folds its own into B.
     Raises PolicyError for a name that no linear layer of a block has.
     """
     head = getattr(model, "lm_head", None)
@@ -129,9 +129,9 @@ def _linear(module: nn.Module) -> bool:
 
 
 class LoRA(LoRALinear):
-    """torchtune's own with fewer passes over what comes out: the scale is 1, and nothing is multiplied by it.
+    """torchtune's own with fewer passes over the output: the scale is 1, and nothing is multiplied by it.
 
-    Of a fp32 layer on a CPU, B's product is added where the base's stands: the same sums, no copy of them.
+    In a fp32 layer on a CPU, B's product is added to the base's in place: the same sums without a copy.
     Elsewhere it is rounded before it is added, as the engine rounds it.
     """
 
@@ -182,7 +182,7 @@ def enable_gradient_checkpointing(model: Any) -> None:
 
 
 def hidden_states(model: Any, tokens_BL: Tensor, positions_BL: Tensor, seen: AttentionPattern) -> Tensor:
-    """Last hidden states [B, L, D], normalised: what the output layer takes."""
+    """Last hidden states [B, L, D], normalised: the input of the output layer."""
     found = model.base_model(input_ids=tokens_BL, position_ids=positions_BL, use_cache=False, seen=seen)
     return found.last_hidden_state
 

@@ -23,7 +23,7 @@ _BROADCAST_SECONDS = 30.0
 
 @dataclass(frozen=True)
 class NextStep:
-    """`follow`: wait for a step that is not there yet, until `stopping` says so, and call `on_idle`
+    """`follow`: wait for a step that is not there yet, until `stopping` returns true, and call `on_idle`
     meanwhile."""
 
     steps: Path

@@ -1,9 +1,9 @@
 """The trainer's own logprobs of tokens that an earlier version of the policy sampled (C51).
 
-A ratio's clip compares with it and not with what the engine said: between engine and trainer lies rounding,
-which is not what was learned since. Of the version that is trained now it is the step's own forward pass.
-Neighbours: `update.py` asks, once a step; the recipe knows where adapters are kept; `behavior_logprobs.py`
-says when the engine's word will do.
+A ratio's clip compares with them and not with the engine's, because engine and trainer differ by rounding,
+which is no learning. For the version that is trained now they come from the step's own forward pass.
+Neighbours: `update.py` asks, once a step; the recipe knows the adapters' place; `behavior_logprobs.py`
+decides when the engine's own are enough.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PolicyHistory:
-    """The version the policy is now, and the adapters of others; None where one is not kept any more."""
+    """The version the policy is now, and the adapters of others; None if one is not kept any more."""
 
     version: int
     adapter_of: Callable[[int], Path | None]
 
     def as_version(self, policy: Policy, version: int) -> AbstractContextManager[None] | None:
-        """Inside, the policy computes as that version did; None when nobody can say how."""
+        """Inside, the policy computes as that version did; None when that version is not kept."""
         folder = self.adapter_of(version)
         if folder is not None:
             return policy.with_adapter(folder)
@@ -43,10 +43,10 @@ class PolicyHistory:
 
 @dataclass(frozen=True)
 class OldLogprobs:
-    """Old logprobs of the step's tokens [N], NaN where the step's own forward pass has them.
+    """Old logprobs of the step's tokens [N], NaN for tokens that the step's own forward pass covers.
 
-    Two kinds of tokens have the engine's logprobs here. `fallback_tokens`: those of versions that are not
-    kept. `reused_tokens`: those of versions in which the engine was seen to be as exact as the trainer.
+    Two kinds of tokens have the engine's logprobs here. `fallback_tokens`: tokens of versions that are not
+    kept. `reused_tokens`: tokens of versions for which the engine was as exact as the trainer.
     """
 
     logprob_N: Tensor
@@ -85,7 +85,7 @@ def old_logprobs(
             found = pack_logprobs(policy, one, batch).logprob_T.cpu()
             old_N[one.source_T[here_T]] = found[here_T]
 
-    # With other ranks those of all, as all come to one answer about each.
+    # With other ranks, the sequences of all, because all come to one answer about each.
     step = reuse.sequences if reuse else _sequences(packs, version_N >= 0)
     met = set(version_N[_within(batch, step)].tolist()) - {-1}
     fallback_tokens = reused_tokens = 0

@@ -1,6 +1,6 @@
 """The optimizer's moments and the random state as safetensors: a resume needs them beside the adapter.
 
-What a step tells the optimizer is no part of it: each step says all of it again.
+The learning rate and the like are no part of it: each step sets them again.
 Neighbours: the recipe, inside `CheckpointStore.commit`. Knows nothing of steps or manifests.
 """
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _OPTIMIZER = "optimizer.safetensors"
 _RNG = "rng.safetensors"
-# What the first versions called a layer's parts: torchtune's names, without the model's own at the front.
+# The first versions' names of a layer's parts: torchtune's, without the model's own at the front.
 _OLD_PREFIXES: dict[str, str] = dict(
     zip(
         ("attn.q_proj", "attn.k_proj", "attn.v_proj", "attn.output_proj", "mlp.w1", "mlp.w3", "mlp.w2"),

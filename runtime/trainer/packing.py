@@ -1,7 +1,7 @@
 """Lays sequences out in rows: a shared prompt once, its completions as branches that never see each other.
 
 Neighbours: update.py packs a step, forward.py reads the packs. Pure tensors; knows neither torchtune nor
-vLLM, nor what the tokens are for.
+vLLM, nor the use of the tokens.
 
 A tree is one prompt and the sequences that begin with it. Its trunk is the prompt without the last token;
 each branch repeats that last token at its head, so the first sampled token is predicted inside its own
@@ -29,7 +29,8 @@ PADDING = -1
 
 @dataclass(frozen=True)
 class Sequences:
-    """What is to be packed: sequences' token ids, which were sampled, and where each starts in the batch."""
+    """Sequences to pack: their token ids, the sampled ones among them, and each sequence's beginning in the
+    batch."""
 
     tokens: Sequence[Tensor]
     sampled: Sequence[Tensor]
@@ -38,9 +39,9 @@ class Sequences:
 
 @dataclass(frozen=True)
 class Pack:
-    """A micro-batch of rows and what is predicted in it.
+    """A micro-batch of rows, and the tokens that are predicted in it.
 
-    `row_T`, `place_T`: where the hidden state stands that predicts a sampled token; `target_T`: that token;
+    `row_T`, `place_T`: the place of the hidden state that predicts a sampled token; `target_T`: that token;
     `source_T`: its index among the step's N tokens; `sequence_T`: its sequence.
     """
 
@@ -55,7 +56,7 @@ class Pack:
     sequence_T: Tensor
 
     def mask_BLL(self) -> Tensor:
-        """True where place i sees place j: same tree, the trunk or its own branch, and j not after i."""
+        """True if place i sees place j: same tree, the trunk or its own branch, and j not after i."""
         same_tree = self.tree_BL[:, :, None] == self.tree_BL[:, None, :]
         branch_i, branch_j = self.branch_BL[:, :, None], self.branch_BL[:, None, :]
         visible = same_tree & ((branch_j == 0) | (branch_i == branch_j))
@@ -176,8 +177,8 @@ def _fill(
 def _group_by_length(rows: list[_Row], budget: int) -> list[list[_Row]]:
     """Cut the rows, longest first, into packs within the budget that have the fewest places in all.
 
-    As rows of a pack are as long as its longest. Each pack counts as some places more, for the time that its
-    forward and backward pass take whatever is in it.
+    As rows of a pack are as long as its longest. Each pack counts as some places more, for the fixed time of
+    its forward and backward pass.
     """
     rows = sorted(rows, key=lambda row: -row.length)
     least, begins = [0], [0]  # of so many rows: places, and where the last of their packs begins

@@ -1,8 +1,8 @@
-"""Whether a model computes a packed row as it does its sequences alone (C41): asked once, at its admission.
+"""Checks that a model computes a packed row as it does its sequences alone (C41): once, at its parity check.
 
-Engines see one sequence at a time, so no proof of theirs covers packing. A model that counts positions
-by itself, or looks past what it is told to see, is right alone and wrong in a row. Neighbours:
-parity_export.py asks, `packing.py` lays the row out. Knows nothing of engines.
+Engines see one sequence at a time, so no comparison with them covers packing. A model that counts positions
+by itself, or looks past its mask, is right alone and wrong in a row. Neighbours: parity_export.py asks,
+`packing.py` lays the row out. Knows nothing of engines.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The trial that a model is admitted by (C58): a random adapter, and what the trainer makes of it.
+"""The files of a model's parity check (C58): a random adapter, and the trainer's logprobs with it.
 
-Neighbours: the recipe leaves one before its first step; shared/parity_check.py says where; the gateway has
-every engine score the same and compares (gateway/engines/parity_check.py). Knows nothing of engines.
+Neighbours: the recipe writes them before its first step; shared/parity_check.py has the place; the gateway
+has every engine score the same and compares (gateway/engines/parity_check.py). Knows nothing of engines.
 
 The adapter goes the way of every step's: it is put into the fp32 masters, the working copy multiplies with
 it, the export writes it. Afterwards every bit of the policy is as before.
@@ -76,10 +76,10 @@ def write_parity_check(policy: Policy, folder: Path, model: Path, base_model: st
 
 
 def _sequences(policy: Policy, config: Mapping[str, Any]) -> list[Tensor]:
-    """Two: a random prompt each, and what the base says to it at temperature 1, all of it always the same.
+    """Two sequences: a random prompt each, and the base's own answer at temperature 1, always the same.
 
-    What the model says itself is what is trained on; of tokens that it would never say the logprobs are
-    large, and so is what bf16 makes of them.
+    Training uses the model's own answers. Tokens that it would never sample have large logprobs, and so a
+    large bf16 error.
     """
     generator = torch.Generator().manual_seed(_SEED)
     words = torch.tensor(_ordinary_tokens(config, policy.vocab_size))
@@ -143,7 +143,7 @@ def _random_adapter(policy: Policy) -> Iterator[dict[str, Tensor]]:
 
 
 def _random_like(name: str, like: Tensor) -> Tensor:
-    """Random by the name alone, whatever device and order."""
+    """Random by the name alone, on any device and in any order."""
     seed = int.from_bytes(hashlib.sha256(name.encode()).digest()[:7], "big")
     drawn = torch.randn(like.shape, generator=torch.Generator().manual_seed(seed))
     return drawn.to(like.device)
@@ -178,7 +178,7 @@ def _logprobs(policy: Policy, sequences: list[Tensor]) -> list[Tensor]:
 def _probe(
     sequences: list[Tensor], adapter_logprobs: list[Tensor], base_logprobs: list[Tensor]
 ) -> dict[str, Tensor]:
-    """As shared/probe_file.py has it; only what was spoken counts."""
+    """The format of shared/probe_file.py; only sampled tokens count."""
     sampled = [torch.arange(len(ids)) >= len(ids) - _COMPLETION_TOKENS for ids in sequences]
     return {
         "tokens": torch.cat(sequences),

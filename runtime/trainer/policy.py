@@ -1,7 +1,7 @@
 """The policy: a frozen base from a model folder, an adapter with fp32 masters, PEFT in and out.
 
-Neighbours: the recipe trains it, the engine serves what it exports, `network.py` is its network.
-Knows nothing of rewards, batches or processes.
+Neighbours: the recipe trains it, the engine serves its exports, `network.py` is its network. Knows nothing of
+rewards, batches or processes.
 
 A master has the name of its layer in Hugging Face's files, which PEFT and vLLM use as well; so a file's names
 are the masters' with a prefix, and no tensor is permuted or scaled on its way in or out.
@@ -51,9 +51,9 @@ def resolve(model_path: str) -> Path:
 class Policy:
     """A model whose base is frozen in its own precision and whose adapter has fp32 masters.
 
-    The model multiplies with the working copy: what the engine makes of the exported fp32 file. Both round A
-    and B to the model's precision and then fold the scale into B, which rounds B once more (C31).
-    `positions`: the longest sequence that means one and the same computation; None where nothing bounds it.
+    The model multiplies with the working copy, which equals the engine's copy of the exported fp32 file. Both
+    round A and B to the model's precision and then fold the scale into B, which rounds B once more (C31).
+    `positions`: the longest sequence with one and the same computation; None if it is unbounded.
     `one_sequence_per_row`: a row holds one sequence, because the model passes a state along it.
     """
 
@@ -87,9 +87,9 @@ class Policy:
         return all(working.dtype == torch.float32 for working in self._working.values())
 
     def hidden(self, tokens_BL: Tensor, positions_BL: Tensor, seen: Tensor | AttentionPattern) -> Tensor:
-        """Last hidden states [B, L, D], normalised: what the output layer takes.
+        """Last hidden states [B, L, D], normalised: the input of the output layer.
 
-        `seen`: whom each place sees, as a boolean mask [B, L, L] or as attention.py has it.
+        `seen`: the places that each place sees, as a boolean mask [B, L, L] or as attention.py has it.
         """
         pattern = DenseMask(seen, positions_BL) if isinstance(seen, Tensor) else seen
         return hidden_states(self.model, tokens_BL, positions_BL, pattern)

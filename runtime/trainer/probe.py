@@ -1,7 +1,8 @@
-"""The logprob probe, made: the trainer's own logprobs of sequences that it trained on, or of one it speaks.
+"""Makes the logprob probe: the trainer's own logprobs of sequences that it trained on, or of one that it
+samples.
 
-Neighbours: the recipe commits it with each checkpoint; shared/probe_file.py says what is in it; the gateway
-proves with it that engines hold what was committed. Knows nothing of a tokenizer, nor of engines.
+Neighbours: the recipe commits it with each checkpoint; shared/probe_file.py has the format; the gateway
+verifies with it that engines hold the committed adapter. Knows nothing of a tokenizer, nor of engines.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ _TOKENS = 64
 
 @torch.no_grad()
 def make_probe(policy: Policy, batch: Batch, count: int = 2) -> dict[str, Tensor]:
-    """Sampled sequences, up to what is compared, with each token's logprobs: fp32, 0 at a first token."""
-    # The longest sampled sequences say the most; ties go to the first.
+    """Sampled sequences, up to the compared length, with each token's logprobs: fp32, 0 at a first token."""
+    # The longest sampled sequences test the most; ties go to the first.
     order = sorted(
         range(batch.sequences), key=lambda sequence: -int(batch.sampled[batch.span(sequence)].sum())
     )

@@ -20,7 +20,7 @@ _TIMEOUT = timedelta(minutes=10)
 
 
 class RankLostError(Exception):
-    """Another process of the trainer is gone or stands still; why, it says itself, or nobody does."""
+    """Another process of the trainer is gone or stands still; only it can report the reason."""
 
 
 class RanksDifferError(Exception):
@@ -117,7 +117,8 @@ def thread_count(given: int | None, device: str) -> int | None:
 
 @contextmanager
 def _collective() -> Iterator[None]:
-    """Around what all ranks do at once: an error of it is another rank's, by gloo's and nccl's own words."""
+    """Around a step that all ranks take at once: its error is another rank's, by the wording of gloo and
+    nccl."""
     try:
         yield
     except torch.OutOfMemoryError:

@@ -1,7 +1,7 @@
 """The settings of an update: the recipe's keys overridden by the step's, checked and resolved.
 
 Neighbours: shared/step_settings.py puts the two together; shared/train_config.py has the names, the bounds
-and the defaults; update.py reads these. A key that no update reads (the adapter's) is the recipe's affair.
+and the defaults; update.py reads these. Keys that no update reads (the adapter's) are the recipe's.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ _KEYS = TrainConfig.model_fields.keys() - {"lora", "activation_checkpointing", "
 class UpdateSettings:
     """`TrainConfig.resolved()`, in the types that it has then: nothing the loss decides is None any more.
 
-    `learning_rate` is that of the very step, by its schedule; `recorded` is all that was decided, for people
-    and for who would do the step again.
+    `learning_rate` is that of the very step, by its schedule; `recorded` has all settings, for people and for
+    a replay of the step.
     """
 
     learning_rate: float
@@ -52,18 +52,18 @@ class UpdateSettings:
 
     @property
     def negligible_difference(self) -> float:
-        """How far apart two logprobs may be, in nats, that are one and the same to the clip.
+        """The difference in nats below which the clip treats two logprobs as equal.
 
-        0 where nothing is: a narrow clip, as gspo's, sees what lies between any two kernels.
+        0 if there is none: a narrow clip, as gspo's, sees the rounding between any two kernels.
         """
         bound = min(self.clip_low, self.clip_high, 1.0)
         return bound / 1000 if bound >= _WIDE_CLIP else 0.0
 
     @classmethod
     def of(cls, keys: Mapping[str, Any], meta: Mapping[str, Any] | None = None) -> UpdateSettings:
-        """Those of a step, out of the recipe's configuration and what its batch says. Raises SettingsError.
+        """The settings of a step, from the recipe's configuration and its batch. Raises SettingsError.
 
-        `meta`: the batch's; None for what the run says of every step, as in its first.
+        `meta`: the batch's; None for the run's settings of every step, as in its first.
         """
         meta = meta or {}
         settled = resolve(

@@ -1,7 +1,7 @@
-"""One optimizer step on examples: cross-entropy of their answers' tokens, and what it measured (C53).
+"""One optimizer step on examples: cross-entropy of their answers' tokens, and its metrics (C53).
 
-Neighbours: the recipe calls it for a "supervised" batch; update.py has what every step does, losses.py the
-loss. Knows nothing of rewards, nor of how an example became ids.
+Neighbours: the recipe calls it for a "supervised" batch; update.py has the common part of every step,
+losses.py the loss. Knows nothing of rewards or tokenizing.
 
 Names carry dimensions: A answers, T learned tokens of a pack.
 """
@@ -49,7 +49,7 @@ def sft_step(
 
 
 def sft_gradients(policy: Policy, batch: Batch, settings: UpdateSettings, ranks: Ranks) -> dict[str, float]:
-    """Fill the masters' gradients with the loss's, and return what was measured over the step's tokens.
+    """Fill the masters' gradients with the loss's, and return the metrics over the step's tokens.
 
     A token's weight is settled for the whole step: packs and ranks change nothing but rounding.
     """
@@ -89,6 +89,7 @@ def _pack_loss(
 
 
 def _counts(batch: Batch) -> dict[str, Any]:
-    """The gateway's, which had decided everything; of a batch without them, what it has."""
+    """The gateway's counts, which had decided everything; for a batch without them, counts of its own
+    content."""
     own = {"trained": int(batch.turns.sum()), "learned_tokens": int(batch.sampled.sum())}
     return {"samples": own["trained"], **(batch.meta.get("counts") or {}), **own}

@@ -1,7 +1,7 @@
-"""A step's metrics by staleness: how many steps were committed since a token was sampled.
+"""A step's metrics by staleness, the number of steps that were committed since a token was sampled.
 
 Neighbours: `losses.py` adds up over a pack's tokens of each lag, `update.py` over packs and ranks, and the
-batch knows the lags. The whole step's figures are made of the lags' and of nothing else. Knows no loss.
+batch knows the lags. The whole step's figures are sums of the lags'. Knows no loss.
 
 Names carry dimensions: G lags of a step, F figures, N tokens of the batch.
 """
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from runtime.shared.batch import Batch
 
-# Sums, and what is shown as a mean over the tokens, in the order in which `update.py` adds them up.
+# Sums; below them, metrics shown as a mean over the tokens, in the order in which `update.py` adds them up.
 SUMMED_METRICS = ("masked_tokens", "masked_sequences", "mismatch_truncated")
 MEAN_METRICS = ("ratio_mean", "clip_fraction", "kl_behaviour")
 METRIC_COUNT = len(SUMMED_METRICS + MEAN_METRICS)
@@ -24,9 +24,9 @@ METRIC_COUNT = len(SUMMED_METRICS + MEAN_METRICS)
 
 @dataclass(frozen=True)
 class StalenessBuckets:
-    """The lags of what a step trains, youngest first, with how many tokens and answers have each [G].
+    """The lags in a step's trained tokens, youngest first, with the number of tokens and answers of each [G].
 
-    `place_N`: which of them each token of the step's sequences has. Turns joined in one sequence have each
+    `place_N`: the lag's index for each token of the step's sequences. Turns joined in one sequence have each
     its own.
     """
 

@@ -14,7 +14,7 @@ from runtime.trainer.update import StepResult
 
 
 def state_of(batch: Batch, folder: str, trained: StepResult, counters: Mapping[str, int]) -> dict[str, Any]:
-    """`folder`: where the batch lies; `counters`: sums over the run, this step in them."""
+    """`folder`: the batch's folder; `counters`: sums over the run, this step in them."""
     return {
         "schema": 1,
         "step": batch.step,

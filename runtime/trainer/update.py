@@ -1,11 +1,11 @@
-"""One optimizer step on one batch: advantages, packs, gradients over all ranks, AdamW, and what it measured.
+"""One optimizer step on one batch: advantages, packs, gradients over all ranks, AdamW, and its metrics.
 
 Neighbours: the recipe calls it; `forward.py`, `old_logprobs.py`, `losses.py` and `packing.py` do the
-arithmetic. Imports neither torchtune nor vLLM: the policy is whatever has `hidden`, `output`, `masters`,
+arithmetic. Imports neither torchtune nor vLLM: the policy is any object with `hidden`, `output`, `masters`,
 `reference`.
 
-Names carry dimensions: M members, S sequences, A answers, N tokens of the step, T sampled
-tokens of a pack, G lags, F figures of each.
+Names carry dimensions: M members, S sequences, A answers, N tokens of the step, T sampled tokens of a pack, G
+lags, F figures of each.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from runtime.trainer.staleness import METRIC_COUNT, StalenessBuckets
 if TYPE_CHECKING:
     from runtime.trainer.policy import Policy
 
-# Of a step, over all ranks, besides what is measured by lag: sums, and means over the step's tokens.
+# Metrics of a step, over all ranks, besides those by lag: sums; below them means over the step's tokens.
 _SUMMED_METRICS = ("loss", "unkept_tokens", "trusted_tokens")
 _MEAN_METRICS = ("kl_reference", "entropy")
 
@@ -60,9 +60,9 @@ class StepResult:
 class Selected:
     """The sequences with something to learn from, their advantage, and the reasons of the others.
 
-    `weight_A`: what a sampled token of each answer counts in the step's loss, by the normaliser; 0 where it
-    is not trained. Turns joined in one sequence are an answer each, so that joining changes no loss.
-    `tokens`: how many tokens of the trained sequences were sampled.
+    `weight_A`: the weight of a sampled token of each answer in the step's loss, by the normaliser; 0 if it is
+    not trained. Turns joined in one sequence are an answer each, so that joining changes no loss. `tokens`:
+    the number of sampled tokens in the trained sequences.
     """
 
     sequences: list[int]
@@ -78,11 +78,11 @@ def select(batch: Batch, settings: UpdateSettings) -> Selected:
     """Sort the batch's sequences into trained and dropped. Every sequence is one or the other.
 
     Sequences of a group without variance have advantage 0: they are left out, and leave the denominators,
-    unless a KL term has something to say about them. This is the half of DAPO's dynamic sampling that can be
-    done here: the other half, to roll out more until there are enough groups with variance, is the program's,
-    which reads `groups_without_variance` of the step; so dapo leaves them out whatever the KL term.
-    A member none of whose sequences can be trained leaves the mean of its group too: masked answers that earn
-    more than whole ones would push the whole ones down.
+    unless a KL term applies to them. This is the half of DAPO's dynamic sampling that can be done here. The
+    other half, to roll out more until there are enough groups with variance, is the program's, which reads
+    `groups_without_variance` of the step. So dapo leaves them out with any KL term. A member none of whose
+    sequences can be trained leaves the mean of its group too: masked answers that earn more than whole ones
+    would push the whole ones down.
     """
     member_S = torch.from_numpy(batch.member)
     reasons = [_drop_reason(batch, sequence, settings) for sequence in range(batch.sequences)]
@@ -129,7 +129,7 @@ def answers(batch: Batch) -> tuple[Tensor, Tensor]:
 
 
 def _overlong_penalties(batch: Batch, member_A: Tensor, length_A: Tensor, settings: UpdateSettings) -> Tensor:
-    """What each member is charged for its longest answer [M], 0 to -1; 0 unless `overlong` is soft."""
+    """The penalty of each member for its longest answer [M], 0 to -1; 0 unless `overlong` is soft."""
     penalty_M = torch.zeros(len(batch.reward), dtype=torch.float64)
     if settings.overlong != "soft":
         return penalty_M
@@ -140,9 +140,9 @@ def _overlong_penalties(batch: Batch, member_A: Tensor, length_A: Tensor, settin
 
 
 def _drop_reason(batch: Batch, sequence: int, settings: UpdateSettings) -> str | None:
-    """Why a sequence cannot be trained, whatever its group earned; None when it can.
+    """The reason why a sequence cannot be trained, for any reward of its group; None when it can.
 
-    Nothing here grows likelier with a sequence's length but by its limit, and that by choice (C19).
+    No reason here grows likelier with a sequence's length, except the length limit, which is a setting (C19).
     """
     span = batch.span(sequence)
     behaviour = batch.logprobs[span][batch.sampled[span].astype(bool)]
@@ -208,7 +208,7 @@ def gradients(
     history: PolicyHistory | None = None,
     old: OldLogprobs | None = None,
 ) -> dict[str, float]:
-    """Fill the masters' gradients with the loss's, and return what was measured over the step's tokens.
+    """Fill the masters' gradients with the loss's, and return the metrics over the step's tokens.
 
     Every rank packs the same sequences the same way and takes every size-th pack. A token's weight was
     settled for the whole step, so ranks, packs and their order change nothing but rounding. `old` is computed
@@ -317,7 +317,7 @@ def _pack_loss(
 
 
 def _counts(batch: Batch, selected: Selected) -> dict[str, Any]:
-    """The gateway's counts, with what was decided here moved from trained to dropped."""
+    """The gateway's counts, with the sequences dropped here moved from trained to dropped."""
     counts: dict[str, Any] = dict(batch.meta.get("counts") or {"samples": batch.sequences})
     dropped = Counter[str](counts.get("dropped") or {}) + selected.dropped
     return counts | {

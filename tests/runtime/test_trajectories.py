@@ -110,7 +110,7 @@ def test_b10_a_result_may_be_awaited_and_a_loop_goes_on_beside_a_step(
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ([Trajectory(reward=1.0)], "needs groups: TrajectoryGroup"),
+        ([Trajectory(reward=1.0)], "pass TrajectoryGroup"),
         ([asyncio.sleep], "not iterable"),
     ],
 )

@@ -153,7 +153,7 @@ def test_the_keeper_is_told_first_and_has_time_to_end_the_rest(machine: LocalMac
     [
         (None, "its keeper was killed"),
         ('{"state": "running", "reason": null}', "its keeper was killed"),
-        ('{"state": "ended", "reason": "lease"}', "nobody renewed its lease"),
+        ('{"state": "ended", "reason": "lease"}', "its lease was not renewed"),
     ],
 )
 def test_a_runtime_that_ended_by_itself_says_why(

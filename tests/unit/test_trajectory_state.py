@@ -192,7 +192,7 @@ def test_b10_the_runs_key_is_in_no_text_at_home(run: SmallRun, session: Session,
 
 
 def test_b10_one_trajectory_is_no_group_to_train(session: Session) -> None:
-    with pytest.raises(TypeError, match="train\\(\\) needs groups"):
+    with pytest.raises(TypeError, match="pass TrajectoryGroup"):
         session.train(answered(0.5, 1))  # type: ignore[arg-type]
 
 

@@ -1,9 +1,9 @@
 """A timer from a machine's first boot on: it ends the machine if SkyPilot's own timer is never armed.
 
-On AWS a dead-man is set at its boot, before anybody has to reach it: after the idle minutes and ten more it
-shuts down, which stops it there (a stopped machine costs its disk, and `launch gc` ends it). It is called off
-when SkyPilot's own timer is read back as armed. Elsewhere a machine has no such command at boot, and the
-window stays; how long it was is in each run's summary.
+On AWS the machine sets this timer at its boot, before anything has to reach it. After the idle minutes and
+ten more the machine shuts down, which stops it there (a stopped machine costs its disk, and `launch gc` ends
+it). The timer is cancelled when SkyPilot's own timer is read back as armed. On other clouds a machine takes
+no such command at boot, and the window stays; its length is in each run's summary.
 Neighbours: `cloud.py` arms and closes by these; `sky_config.py` has the commands in SkyPilot's configuration.
 """
 
@@ -12,9 +12,10 @@ from __future__ import annotations
 from launcher.backends.ssh.link import SshHost, run_on
 from launcher.base.errors import PreflightError
 
-# Whose machines take commands for their boot from SkyPilot (`post_provision_runcmd`), and stop at a shutdown.
+# Clouds whose machines take commands for their boot from SkyPilot (`post_provision_runcmd`), and stop at a
+# shutdown.
 _CLOUDS = ("aws",)
-# A machine that is slow to come up is armed within this, whatever its idle minutes.
+# The time that a machine gets to come up and be armed, beside its idle minutes.
 _MARGIN_MINUTES = 10
 _UNIT = "slipway-unarmed"
 _ARMED = "/run/slipway-armed"
@@ -43,9 +44,9 @@ def boot_commands(cloud: str, idle_minutes: int) -> list[str]:
 
 
 def cancel(host: SshHost, where: str) -> None:
-    """Read SkyPilot's timer back, and call the dead-man off. `where`: the machine's place, by the books.
+    """Read SkyPilot's timer back, and cancel the boot timer. `where`: the machine's place, by the books.
 
-    Raises PreflightError where it is not armed, LaunchError where the machine cannot be reached.
+    Raises PreflightError if SkyPilot's timer is not armed, LaunchError if the machine cannot be reached.
     """
     if where.partition("/")[0].lower() not in _CLOUDS:
         return

@@ -1,7 +1,7 @@
 """The cluster that a run requests from SkyPilot: its GPUs, and the places where it may be.
 
 Neighbours: `cloud.py` makes it, `provision.py` carries it out, `provider_listings.py` and
-`cluster_teardown.py` end what came of it. Knows nothing of SkyPilot.
+`cluster_teardown.py` end its machines. Knows nothing of SkyPilot.
 """
 
 from __future__ import annotations
@@ -14,8 +14,10 @@ from typing import Any
 class ClusterRequest:
     """A cluster of this name with these GPUs, at the first place of `infra` that has them.
 
-    `labels` are set when it is given. `unsure`: the places asked for it that did not refuse the request at
-    that time. `accounts`: whose account it was given in, by cloud, as `sky_identity.account` says."""
+    `labels` are set when the request is made. `unsure`: the places asked for it that did not refuse the
+    request at that time. `accounts`: the account of the request, by cloud, as `sky_identity.account` returns
+    it.
+    """
 
     cluster: str
     infra: list[str]

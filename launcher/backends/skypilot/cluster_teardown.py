@@ -1,9 +1,8 @@
 """Ends a run's cluster and proves its end by the provider's own list, not by SkyPilot's.
 
 Neighbours: `cloud.py` is the machine whose end this is, `sky_process.py` makes the calls, in `sky_home.py`;
-`provider_listings.py` judges what each place says; `standby_home.py` is where providers are asked from when
-the run's own home cannot be written.
-Knows nothing of the link, of results or of how a machine came up.
+`provider_listings.py` judges each place's answer; `standby_home.py` asks the providers if the run's own home
+cannot be written. Knows nothing of the link, of results or of how a machine came up.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ DOWN_SECONDS = 300.0
 # SkyPilot's server rests while a machine works, and is back in 5 s. Of the minute in which a machine is gone
 # (G1) the guardian may have waited 20 s for a byte of its results; without the server its provider ends it.
 SERVER_BACK_SECONDS = 30.0
-# The provider's list may go on showing what is ending.
+# The provider's list may go on showing a machine that is ending.
 GONE_SECONDS = 120.0
 # A provider that refuses once often does not refuse twice.
 _DOWN_ATTEMPTS = 2
@@ -43,7 +42,7 @@ _POLL_SECONDS = 1.0
 # A request for a machine that was cut off a moment ago is carried out, and listed, within this.
 _SETTLE_SECONDS = 5.0
 
-# What SkyPilot's books said of a cluster while it was in them: how the provider is asked afterwards.
+# A cluster's last entry in SkyPilot's books; it tells how to ask the provider afterwards.
 ClusterStatus = dict[str, Any]
 
 
@@ -78,21 +77,22 @@ class ClusterTeardown:
         self.standby: StandbyHome | None = None
         # Instead of `sky`, once the run's own home has failed.
         self._standby_home: StandbyHome | None = None
-        # What the books said last.
+        # The last entry in the books.
         self._known: ClusterStatus | None = None
 
     def down(self, cluster_status: ClusterStatus | None) -> None:
-        """End it by name, so a launch under way ends too, whoever began it. If SkyPilot cannot, the provider
-        is asked directly; if nothing can be written here, from a home in memory.
+        """End it by name, which also ends a launch in progress, of any process. If SkyPilot cannot, the
+        provider is asked directly; if nothing can be written here, from a home in memory.
 
-        Raises nothing: the proof says what is left, and why.
+        Raises nothing: the proof tells what is left, and why.
         """
         self._known = cluster_status or self._known
         for attempt in range(_DOWN_ATTEMPTS):
             time.sleep(_POLL_SECONDS if attempt else 0)
             if self._tried("ending it by name", self._by_name):
                 return
-            # It has had its time, and the machine is paid for; whoever is asked, another account answers.
+            # SkyPilot has had its time, and the machine costs money; or another account answers, now and
+            # later.
             if isinstance(self._failed, (NoServerError, OtherAccountError)):
                 break
         # A launch it still works on would make another machine.
@@ -175,7 +175,7 @@ class ClusterTeardown:
                 return self._prove()
             except OtherAccountError as error:
                 return _from_other_account(error)
-            except Exception as error:  # noqa: BLE001 - then nobody says anything
+            except Exception as error:  # noqa: BLE001 - then nothing is proven
                 LOGGER.warning("asking for %s from a spare home: %s", self._run_id, _described(error))
         detail = f"it is not proven that it is gone: {_described(before)}"
         return Proof(False, f"{detail}; {self._manual_check_hint()}")
@@ -196,7 +196,7 @@ class ClusterTeardown:
         self._standby_home = None
 
     def listed(self, cluster_status: ClusterStatus | None) -> list[str]:
-        """The cluster's machines by the provider's list. Raises LaunchError where it cannot be asked."""
+        """The cluster's machines by the provider's list. Raises LaunchError if it cannot be asked."""
         if cluster_status is None or not self._home.folder.exists():
             raise LaunchError("there is no cluster to ask for", "it is not rented yet, or already down", None)
         ((_, found),) = self._ask([cluster_status["provider"]]).complete()
@@ -209,14 +209,15 @@ class ClusterTeardown:
             self._sky.call("down", DOWN_SECONDS, cluster=self._run_id)
 
     def _final_status(self) -> bool:
-        """SkyPilot's entry once nobody can change it: everything that works in SkyPilot's home ends first."""
+        """SkyPilot's entry once no process can change it: everything that works in SkyPilot's home ends
+        first."""
         self._sky.end()
         self._home.end_server()
         return self._refresh_status()
 
     def _end_listed(self) -> None:
         """Machines a provider still lists although SkyPilot is done with the cluster, or never knew."""
-        # Whose launch was broken off may still be on its way into the provider's list.
+        # A machine whose launch was interrupted may not be in the provider's list yet.
         broken_off = self._known is not None and self._known["address"] is None
         settled_at = time.monotonic() + (_SETTLE_SECONDS if broken_off else 0)
         while True:
@@ -234,7 +235,8 @@ class ClusterTeardown:
         asked = waiting = self._providers()
         while True:
             listed = self._ask(waiting).complete()
-            # Whose list was empty once has nothing more to say: nobody is left who could make a machine.
+            # A provider whose list was empty once is not asked again: no process is left that could make a
+            # machine.
             waiting = [provider for provider, found in listed if found]
             if not waiting:
                 return self._nothing_listed(asked)
@@ -303,7 +305,8 @@ class ClusterTeardown:
         return self._elsewhere
 
     def _refresh_status(self) -> bool:
-        """Whether SkyPilot has an entry for it now. The entry is noted; an older one stays known."""
+        """Whether SkyPilot has an entry for it now. The entry is kept; without one, the last known entry
+        stays."""
         # Removed, by hand or with a proof that the record does not have; or made for one cloud of several.
         self._home.make()
         found = self._sky.call("cluster_status", LIST_SECONDS, cluster=self._run_id)

@@ -1,9 +1,9 @@
 """Finds machines at providers that belong to runs, by name and label, with or without a record.
 
-Neighbours: `cloud.py` labels what it launches, `cluster_teardown.py` ends a run that is known;
-`teardown/rented_leftovers.py` offers what is found here to `launch gc`. A cluster is called `slip-<8
-hex>-<the same 8 hex>` at its provider: the run's id, and the user id SkyPilot is given for it. Anybody's run
-looks so; whose it is, says the label. Knows nothing of records.
+Neighbours: `cloud.py` labels what it launches, `cluster_teardown.py` ends a known run;
+`teardown/rented_leftovers.py` offers the found machines to `launch gc`. A cluster is called `slip-<8
+hex>-<the same 8 hex>` at its provider: the run's id, and the user id SkyPilot is given for it. Every user's
+runs are named so; the label tells whose run it is. Knows nothing of records.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ LABEL = "slipway-home"
 # For listing, where the provider knows patterns; then for judging.
 _PATTERN = "slip-????????-????????"
 _OURS = re.compile(r"(slip-([0-9a-f]{8}))-\2")
-# Nobody waits long for a cloud that cannot be reached: importing SkyPilot takes 2 to 4 s, a list some more.
+# A cloud that cannot be reached is not waited for long: importing SkyPilot takes 2 to 4 s, a list some more.
 LIST_SECONDS = 60.0
 _END_SECONDS = 120.0
 _USER_ID = "00000000"
 
 
 def home_label(runs: Path) -> str:
-    """The label that says whose run it is: this user's, on this computer, with this home. It tells others
-    nothing, and stays the same after the records were deleted or the computer was renamed."""
+    """The label that marks a run as this user's, on this computer, with this home. It tells others nothing,
+    and stays the same after the records were deleted or the computer was renamed."""
     runs = runs.resolve()
     text = f"{os.getuid()}@{computer_identity.of_this_computer(runs.parent)}:{runs}"
     return hashlib.sha256(text.encode()).hexdigest()[:16]
@@ -45,8 +45,8 @@ def home_label(runs: Path) -> str:
 
 @dataclass(frozen=True)
 class OrphanedMachine:
-    """A machine at a provider. `ours`: its label is this home's; else it is another computer's or home's;
-    None where there are no labels. `began`: None where this provider does not say."""
+    """A machine at a provider. `ours`: True if its label is this home's, False if it is another computer's or
+    home's, None without labels. `began`: None if this provider does not tell."""
 
     id: str
     run_id: str

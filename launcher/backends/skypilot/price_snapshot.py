@@ -1,11 +1,12 @@
-"""A few list prices that come with the package, each with its day: for a plan where there are no catalogs.
+"""A few list prices that come with the package, each with its day: for a plan without catalogs.
 
     price_snapshot.csv    cloud,region,instance_type,gpu,count,price_per_hour,read,source
 
-A price is what SkyPilot's public catalog says in the version `source`, a file at one commit; without a region
-it is the same in all. `read` is the day on which that was looked up: how old the version was then is not
-known. An orientation, never what a run is agreed to by: that asks for SkyPilot's newest catalogs.
-Neighbours: `prices.py` reads those, `pricing.py` says which of the two it is. Asks nobody, needs no SkyPilot.
+A price is from SkyPilot's public catalog in the version `source`, a file at one commit; without a region it
+is the same in all. `read` is the day on which the catalog was read; the version may have been older. The
+prices are an orientation. Consent to a run needs prices from SkyPilot's newest catalogs.
+Neighbours: `prices.py` reads those, `pricing.py` shows which of the two a price is from. Needs no network and
+no SkyPilot.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ def prices() -> list[Price]:
 
 
 def clouds() -> tuple[str, ...]:
-    """The clouds of which some price is known."""
+    """The clouds with a price for at least one GPU."""
     return tuple(sorted({price.cloud for price in prices()}))
 
 

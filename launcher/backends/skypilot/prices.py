@@ -1,8 +1,8 @@
-"""The prices of rented GPUs, from SkyPilot's catalogs on this computer: offline, and with nobody's keys.
-They are fetched only where that is asked for.
+"""The prices of rented GPUs, from SkyPilot's catalogs on this computer: offline, and without credentials. The
+catalogs are fetched only on request.
 
 Neighbours: `sky_prices.py` reads them, in a home that holds the catalogs and nothing else; `pricing.py` asks;
-`price_snapshot.py` has the few that come with the package.
+`price_snapshot.py` has the few prices that come with the package.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""Asks each provider which machines of a cluster it lists, and decides what a missing answer means.
+"""Asks each provider which machines of a cluster it lists, and decides whether a missing answer counts as an
+empty list.
 
 Only the account in which the cluster was requested counts. An answer from another or an unknown account
-counts as no answer. A place that cannot be asked counts as empty where the cluster was never tried there, or
-where a policy denies the account the list and this very cluster's request, both now and when it was tried.
-Any other one has to answer: its silence proves nothing.
+counts as no answer. A place that cannot be asked counts as empty if the cluster was never tried there, or if
+a policy denies the account the list and this very cluster's request, both now and when it was tried. Any
+other place has to answer: its silence proves nothing.
 Neighbours: `cluster_teardown.py` ends and proves by these, `sky_providers.py` asks for the lists,
-`sky_account.py` makes the request; `cluster_request.py` has what was ordered. Knows nothing of SkyPilot's
-books.
+`sky_account.py` makes the request; `cluster_request.py` has the request. Knows nothing of SkyPilot's books.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def _own_account_hint(cluster: str, own: dict[str, Any], now: dict[str, Any]) ->
     again, profile = f"launch down {cluster}", own["profile"]
     if profile is None or profile == now["profile"]:
         return f"{again}  # once the credentials here are those of account {own['id']}"
-    # What stands in variables goes before a profile.
+    # Credentials in variables take precedence over a profile.
     keys = [f"-u {name}" for name in _KEYS if name in os.environ]
     without = f"env {' '.join(keys)} " if keys else ""
     return f"{without}AWS_PROFILE={shlex.quote(profile)} {again}"
@@ -84,7 +84,7 @@ class ProviderListings:
     def __init__(self, order: ClusterRequest, tried: Tried) -> None:
         self._order = order
         self._tried = tried
-        # Places with machines of the cluster on their lists, whatever they say later.
+        # Places that had machines of the cluster on a list, also if a later answer lacks them.
         self._had: set[str] = set()
         # Those that count as empty without a list, with why.
         self.without_list: dict[str, str] = {}
@@ -131,7 +131,8 @@ class ProviderListings:
         if not self._was_tried(provider):
             self.without_list[where] = "no machine was ever asked for there"
             return True
-        # What was asked for there, and not refused then, may be there: a refusal now takes nothing back.
+        # A machine that was requested there, and not refused then, may exist: a later refusal does not
+        # disprove it.
         if not denied or any(_is_at(provider, one) for one in self._order.unsure):
             return False
         if provider["name"] == "AWS" and self._refused(sky, provider["config"]["region"]):

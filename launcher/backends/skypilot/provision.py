@@ -1,8 +1,8 @@
 """The first launch of a run's cluster: empty, so that autodown is armed before anything else happens.
 
-One cloud after the other, the cheapest first, each in a home that shows SkyPilot no other's credentials: what
-it sees while it launches, it uploads to the machine (G16). Neighbours: `cloud.py` arms by this, `sky_home.py`
-is the home, `cluster_teardown.py` ends what it began. Knows nothing of the machine's use.
+One cloud after the other, the cheapest first, each in a home without the other clouds' credentials, because
+SkyPilot uploads the credentials it finds to the machine (G16). Neighbours: `cloud.py` arms by this,
+`sky_home.py` is the home, `cluster_teardown.py` ends its machines. Knows nothing of the machine's use.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ _ACCOUNT_SECONDS = 30.0
 
 @dataclass(frozen=True)
 class Provisioning:
-    """One request in progress. `trying(places)` gets, before a provider is asked for a machine, all places
-    asked so far; fewer if one admitted nobody. `warn` gets messages for the user."""
+    """One request in progress. `trying(places)` is called before a provider is asked for a machine, with all
+    places asked so far; a place that refused the account is left out. `warn` gets messages for the user."""
 
     order: ClusterRequest
     home: SkyHome
@@ -59,7 +59,8 @@ class Provisioning:
     def _on(self, cloud: str, tried: list[str]) -> dict[str, Any]:
         for line in self._begin(cloud):
             self.warn(line)
-        with contextlib.suppress(LaunchError):  # then nobody knows, and its end goes without
+        # then the account is unknown, and the teardown goes without it
+        with contextlib.suppress(LaunchError):
             if (found := self.sky.call("account", _ACCOUNT_SECONDS, cloud=cloud)) is not None:
                 self.order.accounts[cloud] = found
         steps = self._steps(cloud)
@@ -139,7 +140,7 @@ class Provisioning:
             raise error
 
     def _refuse_denied(self, step: _Step) -> None:
-        """Raises _DeniedError where the account may not have it there: SkyPilot trips over that, and the next
+        """Raises _DeniedError if the account may not have it there: SkyPilot trips over that, and the next
         place may do."""
         word = None
         if step.instance_type is not None:

@@ -1,7 +1,7 @@
 """The permissions of an AWS account: its regions, and whether one refuses a run's own request.
 
 Neighbours: `sky_providers.py` lists machines in these regions, `sky_calls.py` answers with these in
-SkyPilot's process, `provider_listings.py` asks. Makes nothing: a request for a machine is asked with DryRun.
+SkyPilot's process, `provider_listings.py` asks. Makes no machine: requests are sent with DryRun.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from launcher.backends.skypilot.sky_prices import machines_with
 
 Json = dict[str, Any]
 
-# AWS's words for "this account may not", whichever policy says so.
+# AWS's error codes for a refusal by any policy.
 DENIED = ("UnauthorizedOperation", "AccessDenied")
-# What of the user's configuration says in which network a machine is made.
+# Settings of the user's configuration that choose the network of a machine.
 _NETWORK = ("vpc_name", "vpc_names", "subnet_names")
 _FIRST = "us-east-1"
 _TEMPLATE = "aws-ray.yml.j2"
@@ -25,7 +25,7 @@ _TEMPLATE = "aws-ray.yml.j2"
 
 def regions(near: Iterable[str] = ()) -> set[str] | None:
     """The regions this account has: in another one neither it nor its list answers. Asked in one that is
-    `near`, else in any: an account may be denied the one that usually answers. None where all refuse."""
+    `near`, else in any: an account may be denied the one that usually answers. None if all refuse."""
     from sky.adaptors import aws
 
     for region in _all_regions(near):
@@ -45,8 +45,8 @@ def _all_regions(near: Iterable[str] = ()) -> list[str]:
 
 
 def _lists_somewhere() -> bool:
-    """Whether any region lists its machines to this account now. Where none does, it may be this computer's
-    address or an ended login that is refused, and no region's word is about the account."""
+    """Whether any region lists its machines to this account now. If none does, the refusal may be for this
+    computer's address or an ended login, and no region's answer is about the account."""
     from sky.adaptors import aws
 
     errors: Any = aws.botocore_exceptions()
@@ -59,8 +59,8 @@ def _lists_somewhere() -> bool:
 
 
 def _has_own_network(region: str) -> bool:
-    """Whether the user's configuration names the network there: a policy may allow machines in it alone, and
-    what is asked with DryRun names none."""
+    """Whether the user's configuration names the network there: a policy may allow machines in that network
+    alone, and a request with DryRun names none."""
     from sky import skypilot_config
 
     return any(
@@ -72,11 +72,11 @@ def _has_own_network(region: str) -> bool:
 
 
 def rent_refused(cluster: str, region: str, gpus: str, disk_gb: int | None, labels: dict[str, str]) -> Json:
-    """Whether the account may not have this run's machine in a region: "refused" is AWS's word then.
+    """Whether the account may not have this run's machine in a region; "refused" is then AWS's error.
 
-    It is None where that is not certain, also where no region answers from here. Asked with all that the run
-    itself would send: a policy may refuse any other type, image or tag, and allow these. Only where each way
-    to ask is refused there is certainly no machine.
+    It is None if that is not certain, also if no region answers from here. The request is the run's own in
+    full, because a policy may refuse any other type, image or tag, and allow these. A machine is impossible
+    only if every form of the request is refused.
     """
     from sky.adaptors import aws
 
@@ -96,7 +96,7 @@ def rent_refused(cluster: str, region: str, gpus: str, disk_gb: int | None, labe
 
 
 def denied(error: Exception) -> bool:
-    """Whether a call of AWS's was refused by a policy, and not by the network or for old credentials."""
+    """Whether a policy refused a call of AWS's, rather than the network or old credentials."""
     return code(error) in DENIED
 
 
@@ -107,7 +107,7 @@ def code(error: Exception) -> str | None:
 
 
 class _DeniedError(Exception):
-    """A policy of the account says no."""
+    """A policy of the account refuses the call."""
 
 
 @contextlib.contextmanager
@@ -132,15 +132,15 @@ def _dry_run(client: Any, request: Json) -> None:
             raise
         said = error.response["Error"]
         if "IamInstanceProfile" in request and "iam" in said["Message"].lower():
-            # SkyPilot has never come to making it: whether more is refused, says the rest of the request.
+            # SkyPilot could not make that profile; the rest of the request tells whether more is refused.
             _dry_run(client, {name: value for name, value in request.items() if name != "IamInstanceProfile"})
 
 
 def _requests(
     cluster: str, region: str, gpus: str, disk_gb: int | None, labels: dict[str, str]
 ) -> Iterator[Json]:
-    """What SkyPilot would ask the region for: of each type with these GPUs, with its volumes' tags and, as it
-    does where those are refused, without."""
+    """The requests that SkyPilot would send to the region: one for each type with these GPUs, with its
+    volumes' tags and, as SkyPilot does if those are refused, one without."""
     gpu, _, count = gpus.partition(":")
     offers = machines_with("aws", gpu, int(count or 1))
     for kind in sorted({one.instance_type for one in offers if one.region == region}):
@@ -181,7 +181,8 @@ def _request(
 
 @contextlib.contextmanager
 def _without_looking_at_the_image() -> Iterator[None]:
-    """SkyPilot asks the region what the image calls its first disk; one that is denied says nothing."""
+    """Use the default name of the image's first disk. SkyPilot asks the region for it, and a refusal of that
+    question proves nothing."""
     from sky.clouds import aws
 
     kind: Any = aws.AWS

@@ -20,7 +20,7 @@ from launcher.base.home import Home
 
 CATALOGS = ".sky/catalogs"
 _WHEELS = ".sky/wheels"
-# SkyPilot builds anew what is older than its package, whose folders grow younger whenever Python compiles a
+# SkyPilot rebuilds a wheel that is older than its package, whose folders change whenever Python compiles a
 # module in them. The version is in the cache's path.
 _YOUNGER_SECONDS = 86400.0
 

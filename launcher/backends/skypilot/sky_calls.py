@@ -2,13 +2,13 @@
 
     python -m launcher.backends.skypilot.sky_calls      a JSON request a line on stdin, a JSON answer a line
     on stdout
-        --ahead      what ends a cluster is imported before the first request
+        --ahead the modules that end a cluster are imported before the first request
 
 A process of its own, because SkyPilot reads HOME and its variables when it is imported, and its home is not
 ours; because importing it takes 2 to 4 s; and because a call of it that hangs can then be left behind.
-What SkyPilot prints goes to stderr. Neighbours: `sky_prices.py`, `sky_providers.py`,
+SkyPilot's output goes to stderr. Neighbours: `sky_prices.py`, `sky_providers.py`,
 `sky_machines_by_name.py`, `sky_account.py` and `sky_identity.py` have its other calls; `sky_process.py` is
-the other end, `cloud.py` uses that. These and `sky_server.py` are all that import `sky`.
+the other end, `cloud.py` uses that. Only these and `sky_server.py` import `sky`.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def launch(
         infra = _within(max_price_per_hour, infra, gpus)
     task = sky.Task.from_yaml(task_file)
     wanted: Json = {"accelerators": gpus, "disk_size": disk_gb, "max_hourly_cost": max_price_per_hour}
-    wanted["labels"] = labels  # where a provider has none, they are left out
+    wanted["labels"] = labels  # if a provider has none, they are left out
     wanted["instance_type"] = instance_type
     choices = [sky.Resources(infra=one, **wanted) for one in infra]
     task.set_resources(set(choices))
@@ -150,7 +150,8 @@ def cluster_status(cluster: str) -> Json | None:
             "name": repr(resources.cloud),
             "cluster": cluster,
             "cluster_on_cloud": handle.cluster_name_on_cloud,
-            # As in `candidates`: who is asked without a region is one provider, wherever the machine is.
+            # As in `candidates`: a provider that is asked without a region is one place, wherever the machine
+            # is.
             "config": {} if repr(resources.cloud).lower() in LISTED_BY_NAME else config,
         },
         "where": "/".join(part for part in (str(resources.cloud), resources.region, resources.zone) if part),
@@ -180,7 +181,7 @@ _CALLS: dict[str, Callable[..., Json | None]] = {call.__name__: call for call in
 def main() -> None:
     answers, requests = os.fdopen(os.dup(1), "w"), os.fdopen(os.dup(0))
     os.dup2(2, 1)
-    # Whoever is started from here and asks for a code hears at once that nobody answers.
+    # A child that asks for a code on stdin reads its end at once.
     nobody = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nobody, 0)
     os.close(nobody)
@@ -188,14 +189,14 @@ def main() -> None:
         try:
             version()
             import_what_ends()
-        except Exception:  # noqa: BLE001 - each call says it, to whoever asks
+        except Exception:  # noqa: BLE001 - each call raises it again, for its caller
             traceback.print_exc()
     for line in requests:
         request = json.loads(line)
         try:
-            version()  # where SkyPilot is missing, that is what every call says
+            version()  # without SkyPilot every call raises the same error
             answer: Json = {"answer": _CALLS[request["call"]](**request["arguments"])}
-        except BaseException as error:  # noqa: BLE001 - whatever SkyPilot raises is the other end's to judge
+        except BaseException as error:  # noqa: BLE001 - the other end judges SkyPilot's errors
             traceback.print_exc()
             kinds = [kind.__name__ for kind in type(error).__mro__[:-2]]
             answer = {"error": {"kinds": kinds, "text": str(error)}}

@@ -1,10 +1,11 @@
-"""The SkyPilot configuration of a run: the user's own settings that apply, and those launch decides.
+"""The SkyPilot configuration of a run: the user's own settings that apply, and those that launch decides.
 
-Neighbours: `sky_home.py` writes the result into the run's private home. Knows nothing of what the values
-mean: SkyPilot checks them when it reads the file.
+Neighbours: `sky_home.py` writes the result into the run's private home. Knows nothing of the values' meaning:
+SkyPilot checks them when it reads the file.
 
-Taken: the sections of the clouds that may be rented from (VPC, internal addresses, ssh proxy, labels …), and
-how machines are made in general. Ours: which clouds are allowed, and that no credentials go to the machine.
+Taken from the user: the sections of the clouds that may be rented from (VPC, internal addresses, ssh proxy,
+labels …), and the general settings for making machines. Decided here: which clouds are allowed, and that no
+credentials go to the machine.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ CONFIG_PATH = ".sky/config.yaml"
 VARIABLE = "SKYPILOT_GLOBAL_CONFIG"
 # A project's own, in the folder SkyPilot is called in; a run's SkyPilot is called in another one.
 _PROJECT = ".sky.yaml"
-# Where SkyPilot can be told to upload neither the cloud's credentials nor the key of its clusters.
+# Clouds where SkyPilot can be told to upload neither the cloud's credentials nor the key of its clusters.
 _NO_UPLOAD = ("aws", "gcp")
 _IDENTITY = "remote_identity"
 # Its values that name no role.
@@ -29,7 +30,7 @@ _KEYWORDS = ("LOCAL_CREDENTIALS", "SERVICE_ACCOUNT", "NO_UPLOAD")
 _PROXY = "ssh_proxy_command"
 _AT_BOOT = "post_provision_runcmd"
 _TAKEN = ("docker", "nvidia_gpus", "provision")
-# What would change how the user's other clusters are launched, and does not here.
+# Settings for the user's other clusters that a run ignores, each with the reason.
 _NOT_TAKEN = {
     "admin_policy": "launch does not use it",
     "api_server": "a run has a SkyPilot API server of its own, on this computer",
@@ -47,10 +48,11 @@ def for_run(
     plugins: Iterable[str] = (),
     boot_commands: Sequence[str] = (),
 ) -> tuple[dict[str, Any], list[str]]:
-    """The configuration of a run's SkyPilot; and what of the user's, in `path`, is left out, a line each.
+    """The configuration of a run's SkyPilot, and a line for each setting of the user's file `path` that is
+    left out.
 
-    `home` is the user's own. `plugins`: clouds that only let in to a cluster of one's own; nothing of theirs
-    is uploaded. `boot_commands`: what a machine does at its first boot, before the user's own.
+    `home` is the user's own. `plugins`: clouds whose credentials only give access to the user's own clusters;
+    nothing of them is uploaded. `boot_commands`: commands for a machine's first boot, before the user's own.
 
     Raises PreflightError when the file cannot be read.
     """
@@ -87,7 +89,7 @@ def for_run(
 
 
 def _is_role(identity: Any) -> bool:
-    """Whether it names a role that machines are given, or one for each pattern of names: then nothing is
+    """Whether it names a role that machines are given, or one for each pattern of names. Then nothing is
     uploaded, and SkyPilot need not make a role of its own."""
     if isinstance(identity, list):
         return all(isinstance(one, dict) and all(map(_is_role, one.values())) for one in identity)

@@ -1,7 +1,7 @@
-"""Credentials that are no keys in a file: programs that print them, and plugins of clusters of one's own.
+"""Credentials that are no keys in a file: programs that print them, and plugins for the user's own clusters.
 
 They look below the user's home, and in a run's private home they would find nothing. Neighbours:
-`sky_home.py` makes that home with these. Reads configurations, and copies nothing of a secret.
+`sky_home.py` makes that home with these. Reads configurations, and copies no secret.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ _PLUGINS = {
     "gke-gcloud-auth-plugin": "gcp", "gcloud": "gcp",
     "kubelogin": "azure", "az": "azure",
 }  # fmt: skip
-# Where their folders are told by a variable: then they are in nobody else's sight (G16).
+# Clouds whose credentials can stay in the user's own folder, named by a variable: no other process sees them
+# (G16).
 _CREDENTIAL_VARIABLES = {
     "gcp": ("CLOUDSDK_CONFIG", ".config/gcloud"),
     "azure": ("AZURE_CONFIG_DIR", ".azure"),
@@ -34,8 +35,9 @@ _CREDENTIAL_VARIABLES = {
 
 def aws_config(user_home: Path, environ: Mapping[str, str]) -> str | None:
     """The user's AWS configuration for a home that is not the user's: each `credential_process` is started
-    with the user's own HOME, where it keeps what it needs. None where there is no such program, or where the
-    file has keys as well: of those there is no copy."""
+    with the user's own HOME, where its files are. None if there is no such program, or if the file has keys
+    as well, because keys are not copied.
+    """
     path = Path(_expanded(environ.get(_AWS_CONFIG_FILE) or "~/.aws/config", user_home))
     try:
         text = path.read_text()

@@ -1,7 +1,7 @@
 """SkyPilot's private home for one run: one cloud's credentials, its own API server on its own port.
 
-Neighbours: `sky_process.py` calls SkyPilot in it, `sky_config.py` says how that is configured, `cloud.py` has
-one for each run; it goes when the machine is proven down. A home of each run's own, so that no run meets
+Neighbours: `sky_process.py` calls SkyPilot in it, `sky_config.py` has its configuration, `cloud.py` makes one
+for each run and removes it when the machine is proven down. Each run has its own home, so that no run meets
 another's server, keys or state, and ending one ends no other. Its server is there while a machine is made and
 while one is ended, not in between. Knows nothing of clusters.
 """
@@ -40,7 +40,7 @@ _POLL_SECONDS, _RAREST_POLL_SECONDS = 0.1, 1.0
 _NOBODY: frozenset[ProcessId] = frozenset()
 _HOME_VARIABLE = "SLIPWAY_SKYPILOT_HOME"
 _PORT = "api-port"
-# What of the user's environment SkyPilot gets for every cloud.
+# The user's environment variables that SkyPilot gets for every cloud.
 _PLAIN = ("PATH", "LANG", "LC_", "TERM", "TMPDIR", "SSL_CERT", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "USER")
 _PROXIES = ("http_proxy", "https_proxy", "no_proxy", "all_proxy")
 
@@ -128,7 +128,7 @@ class SkyHome:
         kept |= sky_credentials.variables(plugins, self._user_home, environ)
         if (config := self.folder / sky_credentials.AWS_CONFIG).exists():
             kept["AWS_CONFIG_FILE"] = str(config)
-        for name in ("no_proxy", "NO_PROXY"):  # its API server is on this computer, whatever the proxy
+        for name in ("no_proxy", "NO_PROXY"):  # its API server is on this computer and needs no proxy
             kept[name] = ",".join(filter(None, [environ.get(name, ""), "127.0.0.1", "localhost"]))
         own = {
             "HOME": str(_without_blanks(self.folder)),
@@ -151,7 +151,7 @@ class SkyHome:
         return self._choose_port()
 
     def _reuse_port(self) -> int:
-        """The port it had, unless somebody has it now."""
+        """The port it had, unless another process has it now."""
         with contextlib.suppress(FileNotFoundError, ValueError):
             port = int((self.folder / _PORT).read_text())
             if not _is_port_taken(port):
@@ -183,18 +183,18 @@ class SkyHome:
         )
 
     def serve(self, bound_seconds: float = SERVER_SECONDS, spared: Set[ProcessId] = _NOBODY) -> None:
-        """Have the API server answer: the one that runs, or a new one; at the port it had, if that is free:
-        who has asked it before, and is `spared`, knows no other. Raises NoServerError."""
+        """Make sure that the API server answers: the running one, or a new one. A new one takes the old port
+        if it is free, because the `spared` processes know no other. Raises NoServerError."""
         if self.processes() and self.healthy():
             return
         why = ""
         for _ in range(_PORTS):
-            self.end_server(spared)  # what is left of one that does not answer
+            self.end_server(spared)  # the remains of one that does not answer
             port = self._reuse_port()
             why = self._start_server(bound_seconds, spared)
             if not why:
                 return
-            if not _is_port_taken(port):  # else somebody took it before us: another one
+            if not _is_port_taken(port):  # else another process took it first: try another one
                 break
         raise NoServerError(
             "SkyPilot's API server did not start", why, f"less {self.folder / 'api-server.log'}"
@@ -232,7 +232,7 @@ class SkyHome:
         ) | process_inspection.with_working_folder(self.folder)
 
     def end_server(self, spared: Set[ProcessId] = _NOBODY, grace_seconds: float = _END_SECONDS) -> None:
-        """End the API server, its executors and whatever else works here but `spared`."""
+        """End the API server, its executors and all other processes that work here, except `spared`."""
         processes.end(lambda: self.processes() - processes.tree(spared), grace_seconds)
 
     def remove(self) -> None:
@@ -253,7 +253,7 @@ class SkyHome:
 
 
 def _write_if_missing(path: Path, text: str) -> None:
-    """Only what is not there already: a teardown makes its home again, and must not need room on a disk."""
+    """Only if it is missing: a teardown makes its home again, and must not need room on a disk."""
     with contextlib.suppress(OSError):
         if path.read_text() == text:
             return
@@ -292,7 +292,7 @@ def _without_blanks(folder: Path) -> Path:
 
 
 def _is_own_link(link: Path, folder: Path) -> bool:
-    """Whether it leads there and is this user's: in /tmp nobody else can change it then."""
+    """Whether it leads there and is this user's: in /tmp no other user can change it then."""
     try:
         return os.readlink(link) == str(folder) and link.lstat().st_uid == os.getuid()
     except OSError:

@@ -27,13 +27,13 @@ def account(cloud: str) -> Json | None:
         return None
     try:
         return asked()
-    except Exception:  # noqa: BLE001 - whatever it is, whose account it is is not known
+    except Exception:  # noqa: BLE001 - after any error the account is unknown
         return None
 
 
 def another(cloud: str, accounts: Json) -> Json | None:
-    """The account that answers now, where that is not the run's own, by cloud in `accounts`: {"id": None}
-    where nobody says whose it is. Google's lists are asked of the run's own project, whoever asks."""
+    """The account that answers now, if it is not the run's own, by cloud in `accounts`; {"id": None} if the
+    account is unknown. Google's lists are those of the run's own project, whichever account asks."""
     own = accounts.get(cloud)
     if own is None or cloud == "gcp":
         return None

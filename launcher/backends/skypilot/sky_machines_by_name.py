@@ -26,12 +26,12 @@ Json = dict[str, Any]
 
 
 def machines_named(cloud: str, name: str, label: str) -> Json | None:
-    """The machines whose cluster's name fits `name` (a shell's pattern): what the cluster is called there,
-    what `label` says, and how the provider is asked for it. "labels": whether there are any.
+    """The machines whose cluster's name fits `name` (a shell's pattern): the cluster's name there, the value
+    of `label`, and the form of a request for it. "labels": whether the provider has labels.
 
     "answered": the places that gave their lists; "denied": those whose lists the account may not see;
-    "silent": those that could not be asked; the last two with why. None for a provider whose list SkyPilot
-    gives for one cluster only.
+    "silent": those that could not be asked; the last two with reasons. None for a provider whose list
+    SkyPilot gives for one cluster only.
     """
     listing = _LISTINGS.get(cloud)
     return None if listing is None else listing(name, label)
@@ -40,7 +40,8 @@ def machines_named(cloud: str, name: str, label: str) -> Json | None:
 def _on_aws(name: str, label: str) -> Json:
     from sky.adaptors import aws
 
-    # Of one session, which reads what boto3 knows of EC2 once; it is not made for threads.
+    # All threads share one session, whose data about EC2 is read once; making a session is not safe in
+    # threads.
     session: Any = aws.session(profile=aws.get_workspace_profile())
     regions = sorted(sky_account.regions() or session.get_available_regions("ec2"))
     clients = [session.client("ec2", region_name=region) for region in regions]

@@ -1,7 +1,7 @@
 """Machines with GPUs and their prices, from the catalogs at hand, as SkyPilot reads them.
 
-Neighbours: `sky_calls.py` answers with these in SkyPilot's process, and knows by them what a launch may cost;
-`sky_providers.py` where machines may be; `prices.py` asks. Asks neither the API server nor a provider.
+Neighbours: `sky_calls.py` answers with these in SkyPilot's process, and uses the prices for a launch;
+`sky_providers.py` uses the places; `prices.py` asks. Asks neither the API server nor a provider.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from typing import Any
 Json = dict[str, Any]
 
 _ALL_TYPES = "common/accelerators.csv"
-# Clusters of one's own: no catalog, no price, and only they know what they have.
+# The user's own clusters: no catalog, no price, and only the cluster knows its machines.
 _SELF_HOSTED = ("kubernetes", "slurm", "ssh")
 
 
 def offers(gpu: str, count: int, infra: list[str]) -> Json:
     """The machines with `count` GPUs of a type in the catalogs at hand, the cheapest first.
 
-    Reads files: asks neither the API server nor a provider, and fetches nothing where `.meta` is not beside
+    Reads files: asks neither the API server nor a provider, and fetches nothing if `.meta` is not beside
     the catalogs. "types": every GPU type there and how many of it a machine has. "elsewhere": other
     clouds that have the type, by SkyPilot's own list. "without_prices": the clouds asked for
     that have no catalog here.
@@ -48,7 +48,7 @@ def offers(gpu: str, count: int, infra: list[str]) -> Json:
 def fetch(clouds: list[str]) -> Json:
     """Fetch the price catalogs of these clouds, and SkyPilot's list of all types, into a home without any.
 
-    Raises what the network says.
+    Raises the network's errors.
     """
     from sky.catalog import common
 
@@ -66,7 +66,7 @@ def machines_with(cloud: str, gpu: str, count: int) -> list[Any]:
     name = f"^{re.escape(gpu)}$"
     if cloud == "gcp":  # there GPUs and their host have prices of their own, which SkyPilot adds up
         found = gcp_catalog.list_accelerators(True, name, None, count, case_sensitive=False, all_regions=True)
-    else:  # the clouds' own functions would first ask the provider what this account sees
+    else:  # the clouds' own functions would first ask the provider what the account may use
         rows: Any = common.read_catalog(f"{cloud}/vms.csv")
         found = common.list_accelerators_impl(
             cloud, rows, True, name, None, count, case_sensitive=False, all_regions=True
@@ -112,7 +112,7 @@ def _types(clouds: list[str]) -> dict[str, list[int]]:
 
 
 def _clouds_with(gpu: str) -> list[str]:
-    """The clouds that rent out a type, by SkyPilot's list of all types, where that is at hand."""
+    """The clouds that rent out a type, by SkyPilot's list of all types, if that is at hand."""
     from sky.catalog import common
 
     if not os.path.exists(common.get_catalog_path(_ALL_TYPES)):

@@ -1,7 +1,7 @@
-"""Bounded calls of SkyPilot: each ends in an answer, in an error of ours, or is left behind.
+"""Bounded calls of SkyPilot: each ends in an answer or in an error of ours, or is left behind.
 
-Neighbours: `sky_calls.py` is the process at the other end, in a `sky_home.py`; `cloud.py` asks.
-Translates SkyPilot's errors; knows nothing of the run.
+Neighbours: `sky_calls.py` is the process at the other end, in a `sky_home.py`; `cloud.py` asks. Translates
+SkyPilot's errors; knows nothing of the run.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _PROGRESS_SECONDS = 20.0
 _SERVER_STALL_SECONDS = 90.0
 _NO_CATALOG = ("catalog", "Catalog")
 _UNINSTALLED = "ModuleNotFoundError"
-# What a prompt ends with where nobody can answer it; botocore's for a profile with `mfa_serial`.
+# The error of a prompt without a user to answer it; botocore's is for a profile with `mfa_serial`.
 _PROMPTED = ("EOFError", "EOF when reading a line")
 
 
@@ -64,8 +64,8 @@ class SkyCallTimeoutError(LaunchError):
 class SkyProcess:
     """One process that has imported SkyPilot; started when first needed, again after a call was left behind.
 
-    It outlives the API server it asks: what ends a machine is imported in it, whatever becomes of SkyPilot's
-    files meanwhile. `log` gets all that SkyPilot says.
+    It outlives the API server it asks. The modules that end a machine are imported in it, so it works even if
+    SkyPilot's files change meanwhile. `log` gets all of SkyPilot's output.
     """
 
     def __init__(self, home: SkyHome, log: Path) -> None:
@@ -76,7 +76,8 @@ class SkyProcess:
         self._port: int | None = None
         self._answers: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         self._progress: Progress = no_progress
-        # Who looks after the machine and who brings results home are threads of one launch.
+        # Two threads of one launch ask here: the one that watches the machine and the one that brings results
+        # home.
         self._one_at_a_time = threading.Lock()
 
     def call(
@@ -158,12 +159,12 @@ class SkyProcess:
         self._home.serve(bound_seconds, self._own())
 
     def end_server(self) -> None:
-        """End the API server, and what is left of others' calls."""
+        """End the API server, and the remains of others' calls."""
         self._home.end_server(self._own())
 
     def pause_server(self) -> None:
-        """End the API server while it has nothing to do; `serve` starts it again. At once: what it knows is
-        in its databases, and it works at nothing."""
+        """End the API server while it has nothing to do; `serve` starts it again. It is ended at once: its
+        state is in its databases, and it has no work in progress."""
         self._home.end_server(self._own(), grace_seconds=0)
 
     def _own(self) -> set[ProcessId]:
@@ -171,7 +172,7 @@ class SkyProcess:
         return set() if process is None else {process}
 
     def end(self) -> None:
-        """Leave whatever runs behind; the next call starts anew."""
+        """Leave a call in progress behind; the next call starts anew."""
         process, self._process = self._process, None
         if process is None:
             return
@@ -208,8 +209,8 @@ class SkyProcess:
         return self._process
 
     def _listen(self, said: IO[str]) -> None:
-        """SkyPilot's lines, without colours: to the log, and to who waits. They are read to their end
-        whatever becomes of the log: a process whose words nobody takes stands still."""
+        """Forward SkyPilot's lines, without colours, to the log and to the waiting caller. They are read to
+        their end even if the log fails: a process whose output is not read stands still."""
         with said:
             for line in said:
                 plain = _COLOUR.sub("", line).replace("\r", "").rstrip()

@@ -1,4 +1,4 @@
-"""The machines of a cluster by its providers' own lists: where they may be, which are there, ending them.
+"""The machines of a cluster by its providers' own lists: finds where they may be, lists them, and ends them.
 
 Neighbours: `sky_calls.py` answers with these in SkyPilot's process; `provider_listings.py` asks;
 `sky_machines_by_name.py` has the machines of all clusters. Asks through SkyPilot's provisioners, never its
@@ -21,8 +21,9 @@ LISTED_BY_NAME = ("cudo", "do", "fluidstack", "lambda", "paperspace", "runpod", 
 _LISTED_BY_REGION = ("aws", "nebius", "oci")
 # Regions asked at the same time: an answer takes about half a second.
 AT_ONCE = 8
-# What a provider may go on listing although it is gone for good. Everything else it lists is a machine, in
-# whatever state: SkyPilot takes states it does not know for gone on GCP and Lambda, and raises on RunPod.
+# States in which a provider may go on listing a machine that is gone for good. Everything else on its list is
+# a machine, in any state. SkyPilot itself takes unknown states for gone on GCP and Lambda, and raises on
+# RunPod.
 GONE = {
     "GCP": ("DEPROVISIONING",),
     "Lambda": ("terminating", "terminated"),
@@ -32,10 +33,11 @@ GOOGLE_ATTEMPTS = 3
 
 
 def candidates(cluster: str, gpus: str, infra: list[str], accounts: Json | None = None) -> Json:
-    """Where machines named after this cluster may be, whatever the books say: how each provider is asked.
+    """The places where machines named after this cluster may be, whatever the books have, each with the form
+    of a request.
 
-    Reads catalogs; of AWS it asks which regions the account has, where that is the cluster's own by
-    `accounts`. "unasked": the clouds of which only a cluster's entry in the books says how they are asked.
+    Reads catalogs; asks AWS for the account's regions, if the account is the cluster's own by `accounts`.
+    "unasked": the clouds that can only be asked with a cluster's entry in the books.
     """
     from sky.utils import common_utils, registry
 
@@ -51,7 +53,7 @@ def candidates(cluster: str, gpus: str, infra: list[str], accounts: Json | None 
         name = common_utils.make_cluster_name_on_cloud(cluster, kind.max_cluster_name_length())
         provider = {"name": repr(kind), "cluster": cluster, "cluster_on_cloud": name}
         asked = [provider | {"config": config} for config in configs]
-        # Two places of a cloud may be one list: what is on it would be ended twice.
+        # Two places of a cloud may share one list: its machines would be ended twice.
         found["providers"] += [one for one in asked if one not in found["providers"]]
     return found
 
@@ -89,9 +91,9 @@ def _gcp_configs(region: str, gpu: str, accounts: Json) -> list[Json]:
 def instances(providers: list[Json], accounts: Json | None = None) -> Json:
     """Each provider's own list of the cluster's machines that are not gone, in the order they are given.
 
-    "refused": why one gave none, in the same order; its list is None then, and nothing is proven of it.
-    "denied": whether that is a policy's word, and not the network's or a login's. "others": the account that
-    has said so, where it is not the cluster's own by `accounts` (one cloud, one account).
+    "refused": the reason for each missing list, in the same order; a missing list is None, and proves
+    nothing. "denied": whether a policy refused it, and not the network or a login. "others": the account that
+    answered, if it is not the cluster's own by `accounts` (one cloud, one account).
     """
     with ThreadPoolExecutor(AT_ONCE) as pool:
         said = list(pool.map(_answer, providers))
@@ -113,7 +115,7 @@ def _cloud(provider: Json) -> str:
 def _answer(provider: Json) -> tuple[list[str] | None, str | None, bool]:
     try:
         return _listed(provider), None, False
-    except Exception as error:  # noqa: BLE001 - whatever it is, there is no list of this one
+    except Exception as error:  # noqa: BLE001 - after any error there is no list of this one
         return None, f"{type(error).__name__}: {error}", sky_account.denied(error)
 
 
@@ -180,7 +182,7 @@ def _states_on_runpod(cluster: str, config: Json) -> dict[str, str]:
 
 
 def _is_of(cluster: str, name: str | None) -> bool:
-    """Whether a machine's name is SkyPilot's for one of the cluster, where there are no labels."""
+    """Whether a machine's name is SkyPilot's for one of the cluster; used where machines have no labels."""
     return name in (f"{cluster}-head", f"{cluster}-worker")
 
 

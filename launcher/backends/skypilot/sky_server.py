@@ -2,10 +2,11 @@
 
     python -m launcher.backends.skypilot.sky_server --host=127.0.0.1 --port=PORT
 
-Left out are its standing jobs, a process each that imports SkyPilot (3 s of a processor, 180 MB) and then
-looks after clusters, volumes, tokens and metrics; and the look at every account's credentials at its start,
-which a launch takes itself. What a run's cluster does is asked of its provider, and its timer is skylet's, on
-the machine. Neighbours: `sky_home.py` starts and ends it, `sky_calls.py` asks it.
+It leaves out the standing jobs: each is a process that imports SkyPilot (3 s of a processor, 180 MB) and then
+looks after clusters, volumes, tokens and metrics. It also leaves out the check of every account's credentials
+at its start, which a launch makes itself. A run asks the provider for the state of its cluster, and the
+machine's timer is skylet's, on the machine. Neighbours: `sky_home.py` starts and ends it, `sky_calls.py` asks
+it.
 """
 
 from __future__ import annotations

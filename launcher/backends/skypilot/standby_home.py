@@ -2,10 +2,10 @@
 
     in memory            when the run's own on disk cannot be written
     in the run's folder  with a process in it that has imported all it needs: the guardian has one from the
-                         beginning, for the day on which this package is replaced in mid-run
+                         beginning, in case this package is replaced in mid-run
 
 Neighbours: `cluster_teardown.py` moves here as its last way to end a machine, `machine_from_record.py` finds
-`stand_by`; `sky_home.py` is what it is made like. It has the credentials and no books: providers list and
+`stand_by`; it is made like a `sky_home.py`. It has the credentials and no books: providers list and
 end machines by the cluster's name without them.
 """
 
@@ -24,7 +24,7 @@ from launcher.base.errors import LaunchError
 
 # Where Linux keeps files in memory; elsewhere the temporary folder has to do, which may be on another disk.
 _MEMORY = "/dev/shm"
-# In the run's folder, of whoever stands by; the rest of the name is each one's own.
+# The beginning of a standby home's name in the run's folder; the rest of the name is unique.
 STANDBY_FOLDER = "skypilot-spare"
 
 
@@ -86,7 +86,7 @@ def start_standby(machine: dict[str, Any]) -> StandbyHome:
     try:
         standby_home.home.make()
         standby_home.sky.warm_up()
-    except BaseException:  # a Ctrl-C too goes on as it came; what was begun stays with nobody
+    except BaseException:  # a Ctrl-C is raised again too; the unfinished home is removed
         standby_home.remove()
         raise
     return standby_home

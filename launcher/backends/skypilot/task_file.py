@@ -1,6 +1,6 @@
 """The task files that SkyPilot is given: in the installed package, or in the checkout.
 
-Neighbours: `provision.py` launches with one. Knows nothing of what is in them.
+Neighbours: `provision.py` launches with one. Knows nothing of their content.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""A rented machine as ssh sees it: the link, its folder, its jobs, what is copied there and back."""
+"""A rented machine as ssh sees it: the link, its folder, its jobs, copies there and back."""

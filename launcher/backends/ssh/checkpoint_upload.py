@@ -1,8 +1,8 @@
 """Uploads the durable checkpoints of a resumed run to its new machine: the newest first, then pins.
 
-Straight from the results' folder, nothing is staged here. On the machine they come beside their place and are
-renamed into it last: it has nothing to resume from, or all of it. Neighbours: `durable.py` says what goes,
-`remote_results.py` keeps the machine there meanwhile, `uploads.py` copies.
+The files are read straight from the results' folder; nothing is staged here. On the machine they arrive
+beside their place and are renamed into it last, so the machine has all checkpoints or none. Neighbours:
+`durable.py` lists the files, `remote_results.py` keeps the machine there meanwhile, `uploads.py` copies.
 """
 
 from __future__ import annotations

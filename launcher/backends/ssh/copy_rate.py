@@ -12,11 +12,11 @@ from collections.abc import Callable
 
 # Where nothing is known yet: 8 Mbit/s.
 FIRST_BYTES_PER_SECOND = 1e6
-# Of what a line carries.
+# The share of the line that a copy may use.
 SHARE = 0.5
 # A copy this near to its rate has reached it.
 _REACHED = 0.85
-# What is shorter says nothing of a line.
+# A shorter copy does not measure a line.
 _MIN_MEASURED_SECONDS = 3.0
 # A laptop that has moved to a better line notices within this.
 _REMEASURE_SECONDS = 600.0
@@ -40,7 +40,7 @@ class CopyRate:
         return self._rate
 
     def learn(self, moved: int, seconds: float) -> None:
-        """A copy at `rate` moved so many bytes in so many seconds."""
+        """Adapt the limit: a copy under it moved so many bytes in so many seconds."""
         if self._fixed is not None or seconds < _MIN_MEASURED_SECONDS:
             return
         reached = moved / seconds

@@ -1,9 +1,9 @@
 """Forwards a local Unix socket to one on a machine: ssh, supervised and probed end to end.
 
 Neighbours: `cloud.py` opens one for its runtime, `relay.py` is in front of it and asks again after a loss.
-Only an HTTP answer through the link counts as health: on a frozen link ssh itself reports no problem.
-The machine's host key is pinned in the run's own file; the user's ssh configuration is not read.
-Knows nothing of SkyPilot or of what is asked through it.
+Only an HTTP answer through the link counts as health: on a frozen link ssh itself reports no problem. The
+machine's host key is pinned in the run's own file; the user's ssh configuration is not read. Knows nothing of
+SkyPilot or of the requests that go through it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _END_SECONDS = 2.0
 _ERROR_TAIL_BYTES = 4096
 _CHANGED = ("REMOTE HOST IDENTIFICATION HAS CHANGED", "Host key verification failed")
 _REFUSED = ("Permission denied", "Bad owner or permissions")
-# Of an ssh that nobody sits at: it asks nothing, shares no connection and notices a machine that is gone.
+# Options of an ssh without a user: it asks nothing, shares no connection and notices a machine that is gone.
 _UNATTENDED = {
     "BatchMode": "yes",
     "ConnectTimeout": "10",
@@ -61,7 +61,7 @@ class SshHost:
 
     @classmethod
     def from_cluster_status(cls, cluster_status: dict[str, Any], known_hosts: Path) -> Self:
-        """The machine that SkyPilot's books say this of (`sky_calls.standing`)."""
+        """The machine of an entry in SkyPilot's books (`sky_calls.cluster_status`)."""
         login, key = cluster_status["ssh"], Path(cluster_status["ssh"]["key"])
         address, proxy_command = cluster_status["address"], login["proxy_command"]
         return cls(address, login["user"], key, known_hosts, login["port"], proxy_command)
@@ -93,7 +93,7 @@ class SshHost:
 
     def own_configuration(self) -> str:
         """All of `options`, as a configuration for this one machine: for a program that takes ssh with a
-        file's name but splits whatever has a blank in it (the rsync of macOS)."""
+        file's name but splits it at blanks (the rsync of macOS)."""
         return _block(("*",), {**_UNATTENDED, **self.login()})
 
     def command(self, *remote: str, flags: tuple[str, ...] = ()) -> list[str]:
@@ -121,7 +121,7 @@ def run_on(
             input=stdin,
             capture_output=True,
             timeout=bound_seconds,
-            start_new_session=True,  # a Ctrl-C is for us, and what brings results home goes on after it
+            start_new_session=True,  # a Ctrl-C is for us, and bringing results home goes on after it
         )
     except subprocess.TimeoutExpired:
         raise _connection_lost(host, f"not finished after {bound_seconds:.0f} s") from None
@@ -154,7 +154,7 @@ class Link:
 
     def start(self) -> None:
         """Start to supervise, without waiting: the other end may not be up yet."""
-        open_files.raise_limit()  # before the first ssh, which has a descriptor for each request under way
+        open_files.raise_limit()  # before the first ssh, which has a descriptor for each request in progress
         self._heard_at = time.monotonic()
         self._supervisor = threading.Thread(target=self._supervise, name="link", daemon=True)
         self._supervisor.start()
@@ -222,7 +222,7 @@ class Link:
 
     def _start_ssh(self) -> subprocess.Popen[bytes]:
         parent = os.getpid()
-        # Whoever sweeps out /tmp must not cost the run its door.
+        # A cleaner of /tmp must not cost the run its socket.
         self._local.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         flags = (
             "-N", "-n", "-T",
@@ -238,7 +238,7 @@ class Link:
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
-                # A forward that nobody supervises serves nobody: it ends with us, whatever ends us.
+                # An unsupervised forward is of no use: it ends with us, however we end.
                 preexec_fn=lambda: processes.die_with_parent(signal.SIGKILL, parent),
             )
         with self._lock:

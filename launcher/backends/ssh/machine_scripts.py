@@ -1,8 +1,8 @@
 """The shell scripts that run on a rented machine: the launch task, the set-up, the serving.
 
-Neighbours: `cloud.py` hands these to `remote_job.py`; what they run, `runtime/fitness.py`, `bootstrap.py`
-and `keeper.py`, is in `CODE`, the folder that `push` filled. No secret is in them: those come on the job's
-stdin, out of a pipe, so that there none is ever in a file. Knows nothing of how they get there.
+Neighbours: `cloud.py` hands these to `remote_job.py`. They run `runtime/fitness.py`, `bootstrap.py` and
+`keeper.py` from `CODE`, the folder that `push` filled. They contain no secret: secrets come on the job's
+stdin, through a pipe, so none is ever in a file there. Knows nothing of how they get there.
 """
 
 from __future__ import annotations
@@ -18,15 +18,16 @@ from runtime.shared import wandb_signals
 CODE = "slipway-code"
 MODELS = "slipway-models"
 ENVIRONMENTS = "~/.cache/slipway/environments"
-# In the run's folder there: the environment's python; what the keeper ended with.
+# Files in the run's folder there: the path of the environment's python; the keeper's exit code.
 PYTHON = "python"
 EXIT = "exit"
 
-# Whether a machine's own Python will do; for CUDA with its headers: kernels are built with them (fitness.py).
+# Tests whether a machine's own Python can be used; for CUDA with its headers, because kernels are built with
+# them (fitness.py).
 _PYTHON_WILL_DO = """import os, sys, sysconfig
 header = sysconfig.get_path("include", "posix_prefix") + "/Python.h"
 sys.exit(sys.version_info < (3, 11) or "{variant}" == "cuda" and not os.path.exists(header))"""
-# What is wrong is said in the last line.
+# The last line of its output has the error.
 _SETUP = """
 set -e
 export PATH="$HOME/.local/bin:$PATH"
@@ -41,9 +42,9 @@ mkdir -p "$root"
 "$python" -m runtime.bootstrap --variant {variant} --root "$root" > {python}.new
 mv {python}.new {python}
 """
-# It runs itself again where the machine's metadata service is out of reach, and reads there what nobody else
-# should see: `export` and `read` are the shell's own, so that nothing of it is in a command line. The
-# supervisor hands each child its part.
+# It runs itself again under `runtime.shield`, out of reach of the machine's metadata service. Only that
+# second process reads the secrets. `export` and `read` are the shell's own, so no secret is in a command
+# line. The supervisor hands each child its part.
 _SERVE = """
 cd {state}
 code=~/{code}
@@ -91,7 +92,8 @@ def serve(state_dir: str) -> str:
 
 
 def close_wandb(state_dir: str, seconds: float) -> str:
-    """Have the trainer end its Weights & Biases run, and wait so long; fails where it is not ended then."""
+    """Ask the trainer to end its Weights & Biases run, and wait for so long; the script fails if it is not
+    ended then."""
     return _CLOSE_WANDB.format(
         state=shlex.quote(state_dir),
         opened=wandb_signals.OPEN,

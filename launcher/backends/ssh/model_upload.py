@@ -2,7 +2,7 @@
 resumes.
 
 Neighbours: `cloud.py` calls this once the machine is known to have room, `remote_folder.py` is its folder
-there, `machine_presence.py` says whether it is worth trying again. A model of the hub is downloaded by the
+there, `machine_presence.py` tells whether it is worth trying again. A model of the hub is downloaded by the
 machine itself. `uploads.py` does the copying. Knows nothing of models.
 """
 
@@ -22,7 +22,7 @@ from launcher.backends.ssh.uploads import Upload
 from launcher.base import disk
 from launcher.types.machine import Progress
 
-# What the runtime reads of a model's folder; its subfolders hold other forms of the same.
+# The files that the runtime reads in a model's folder; its subfolders hold the same weights in other forms.
 FILES = ("*.safetensors", "*.json", "*.jinja", "*.txt", "*.model")
 
 

@@ -1,9 +1,9 @@
-"""A run's folder on a machine, seen from here over ssh: written to, looked at, copied.
+"""A run's folder on a machine, over ssh: writes to it, lists it, copies from it.
 
-Neighbours: `cloud.py` owns one, `link.py` says how the machine is reached, `results_download.py` downloads
-its results; what was copied here is read by `runtime_start.py`, `results_copy.py` and `durable.py` as if the
-run were on this computer. What is written goes over ssh's stdin, never into a command line; secrets go into
-no file at all (`remote_job.py`). Knows nothing of SkyPilot.
+Neighbours: `cloud.py` owns one, `link.py` reaches the machine, `results_download.py` downloads its results;
+`runtime_start.py`, `results_copy.py` and `durable.py` read the copy here as if the run were on this computer.
+Content goes over ssh's stdin, never into a command line; secrets go into no file at all (`remote_job.py`).
+Knows nothing of SkyPilot.
 """
 
 from __future__ import annotations
@@ -102,10 +102,10 @@ class RemoteFolder:
             raise JobFailed(f"{self.host.address}: copying failed", error.why, None) from error
 
     def write_ssh_config(self) -> Path:
-        """How ssh gets there, in a file of the folder that is returned, where rsync is to be started.
+        """Write the ssh options to a file. Returns its folder, in which rsync is to be started.
 
-        It is told the bare name: what it runs is split at blanks, quoted or not (macOS), and a home may have
-        some.
+        rsync gets the bare file name: macOS's splits its ssh command at blanks, quoted or not, and a home's
+        path may have some.
         """
         folder = self.host.known_hosts.parent
         atomic.write(folder / _SSH, self.host.own_configuration(), private=True)

@@ -1,10 +1,10 @@
 """A script that runs on a machine by itself: in a session of its own, with a log and an exit file.
 
-Neighbours: `cloud.py` sets up and serves by these, `machine_scripts.py` has the scripts, `link.py` is the
-way there. Over our own ssh and not as jobs of SkyPilot's, each of which costs 10 to 25 s before it begins,
-and whose log comes only at its end. This one costs under a second, shows its lines as they come, and as a
-job does outlives the link that started it. What a script reads on stdin goes there in the same message and
-stays in memory. Knows nothing of what the scripts do.
+Neighbours: `cloud.py` sets up and serves by these, `machine_scripts.py` has the scripts, `link.py` is the way
+there. The scripts run over our own ssh and not as SkyPilot's jobs: a SkyPilot job costs 10 to 25 s before it
+begins, and its log comes only at its end. A script here costs under a second, shows its lines as they come,
+and like a job outlives the link that started it. Its stdin goes there in the same message and stays in
+memory. Knows nothing of the scripts' work.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from launcher.types.machine import Progress
 
 LINES = 12
 _POLL_TIMEOUT_SECONDS = 30.0
-# How long one question waits on the machine for an end before it reports what was said so far.
+# How long one question waits on the machine for an end before it reports the output so far.
 _REMOTE_WAIT_SECONDS = 5
 _ATTEMPTS = 3
 _PAUSE_SECONDS = 1.0
-# `timeout` ends the script on the machine; what is lost on the way to us is waited for so much longer.
+# `timeout` ends the script on the machine; an answer that is lost on the way is waited for so much longer.
 _SLACK_SECONDS = 90.0
-# As `timeout` says that it had to.
+# The exit code of `timeout` when it had to end the script.
 _TIMED_OUT = 124
 
-# One at a time: a second start of a script that runs (its answer was lost) starts nothing. What comes after
-# the script is for its stdin: whole or not at all, and only ever in memory and in a pipe.
+# One at a time: a second start of a running script (its answer was lost) starts nothing. The text after the
+# script is its stdin: whole or not at all, and only ever in memory and in a pipe.
 _START = """
 umask 077
 mkdir -p ~/{code} {folder}/jobs {folder}/logs && cd {folder} || exit 1
@@ -48,7 +48,7 @@ _RUN = (
     "{limit} bash {folder}/jobs/{name}.sh > {folder}/logs/{name}.log 2>&1;"
     " echo $? > {exit}.new; mv {exit}.new {exit}"
 )
-# Who waits is alive: the machine's own timer is set back, until the runtime's keeper does that.
+# A waiting caller is a living one: the machine's own timer is reset, until the runtime's keeper does that.
 _WATCH = """
 cd ~/{code} && python3 -m runtime.autodown 2>/dev/null
 i=0; until test -f {exit} || test $i -ge {polls}; do sleep 0.2; i=$((i + 1)); done

@@ -1,7 +1,6 @@
 """A log of a machine as it grows, shown here: over one ssh after the other, each byte once.
 
-Neighbours: `remote_verbs.py` has `launch logs`, `link.py` says how the machine is reached. Knows nothing of
-runs.
+Neighbours: `remote_verbs.py` has `launch logs`, `link.py` reaches the machine. Knows nothing of runs.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ _PAUSE_SECONDS = 1.0
 LOST_SECONDS = 60.0
 # An ssh that cannot connect gives up sooner (its ConnectTimeout, and some for the login).
 _SURELY_CONNECTED_SECONDS = 20.0
-# What ssh itself ends with when it fails; everything else is the program's there.
+# The exit code of ssh itself when it fails; every other code is the remote program's.
 _SSH_FAILED = 255
 _BYTES = 65536
 
@@ -79,7 +78,7 @@ class RemoteLog:
         """Until it ends, the connection breaks or the machine is gone (code 0); the code, ssh's last line."""
         following = " -F" if self._follow else ""
         tail = f"tail -c +{self._shown_bytes + 1}{following} {self._path}"
-        # A file: what ssh started itself, and left behind, would keep a pipe open.
+        # A file, because a process that ssh started and left behind would keep a pipe open.
         with tempfile.TemporaryFile() as said:
             reader = subprocess.Popen(
                 self._host.command("--", tail), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=said
@@ -96,7 +95,7 @@ class RemoteLog:
         return (code if ended else 0), lines[-1] if lines else f"ssh ended with code {code}"
 
     def _show_all(self, reader: subprocess.Popen[bytes]) -> bool:
-        """What comes; whether it came to its end, rather than the machine being gone before."""
+        """Show the output as it comes. True if it came to its end, False if the machine was gone before."""
         assert reader.stdout is not None
         descriptor = reader.stdout.fileno()
         while True:

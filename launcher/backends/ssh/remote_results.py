@@ -32,9 +32,10 @@ _LOGS_EVERY_SECONDS = 60.0
 
 
 class RemoteResults:
-    """Those of one run. `here` is what was seen of its folder, `remote` the folder itself, `gone` whether the
-    machine is; `door` is the gateway's socket on this computer, `token` what it asks for, once served;
-    `within_limits`: whether the run's limits let the machine stay."""
+    """The results of one run. `here`: the copy of its folder on this computer. `remote`: the folder itself.
+    `gone`: whether the machine is gone. `door`: the gateway's socket on this computer, and `token` its token,
+    once served. `within_limits`: whether the run's limits let the machine stay.
+    """
 
     def __init__(
         self,
@@ -58,8 +59,10 @@ class RemoteResults:
         self.token: str | None = None
 
     def pull(self, into: Path, progress: Progress, stopped: Stopped) -> PullReport:
-        """See machine.py. First to the run's folder here, then as from a run on this computer; of a machine
-        that is gone, what is here. Meanwhile it does not end itself: nothing else of the run may live."""
+        """See machine.py. Results go first to the run's folder here, then home as from a run on this
+        computer. Of a machine that is gone, the copy here is used. Meanwhile the machine does not end itself,
+        even if nothing else of the run is alive.
+        """
 
         def bring(remote: RemoteFolder) -> None:
             with resetting_timer(remote.reset_timer, self._within_limits):
@@ -99,7 +102,7 @@ class RemoteResults:
         if step is None or step > (self._seen.durable or 0):
             self._fetch(lambda remote: self._rate_limited_copy(remote, into, stopped).run())
             self._seen = results_copy.make_durable(self._here, into)
-        # What is committed there now, not what it was when the copy began.
+        # The step that is committed there now, not the one from when the copy began.
         committed = max(
             (found for found in (self._remote_step(), self._seen.committed) if found), default=None
         )

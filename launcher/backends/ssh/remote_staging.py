@@ -3,12 +3,11 @@
     .home/checkpoints/step-000007/   the newest checkpoints and the pinned ones, under second names: they stay
                                      whole when the trainer removes them while they are copied
     .home/checkpoints/pinned.json    best.json beside it
-    .home/logs/                      the processes' own, rollouts/ a file a step, wandb/ its offline runs
+    .home/logs/ the processes' logs, rollouts/ a file a step, wandb/ its offline runs
 
 Neighbours: `results_download.py` sends it, with {"newest": how many, "journals": {name: [bytes, sha256] of
-what home has}} as its argument, and reads what it prints: a line of JSON, {"files": {path: bytes},
-"journals": [[name, from, bytes]]}, then what the journals have beyond that. Standard library only, and Python
-3.8.
+the copy at home}} as its argument, and reads its output: a line of JSON, {"files": {path: bytes}, "journals":
+[[name, from, bytes]]}, then the journals' new bytes. Standard library only, and Python 3.8.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from typing import Any, BinaryIO
 OUT = ".home"
 _CHECKPOINT = re.compile(r"step-(\d{6,12})")
 _PINNED, _BEST = "pinned.json", "best.json"
-# Of the folder of logs; what else is in it stays there.
+# Patterns in the folder of logs; its other files stay there.
 _LOGS = ("*.log", "rollouts/step-*.jsonl", "wandb/offline-run-*")
 _CHUNK_BYTES = 1 << 20
 # Of one journal at a time; the rest comes with the next step.
@@ -34,7 +33,7 @@ _MAX_READ_BYTES = 64 << 20
 
 
 def stage(newest: int) -> dict[str, int]:
-    """Fill `.home` anew; what is in it, by path, with sizes."""
+    """Fill `.home` anew. Returns the sizes of its files, by path."""
     shutil.rmtree(OUT, ignore_errors=True)
     os.makedirs(os.path.join(OUT, "checkpoints"))
     os.makedirs(os.path.join(OUT, "logs"))
@@ -54,8 +53,8 @@ def stage(newest: int) -> dict[str, int]:
 
 
 def new_lines(name: str, known: int, sha256: str) -> tuple[int, bytes]:
-    """What a file of lines has beyond what is known of it, and where that begins: at 0 where it is another
-    file by now. Whole lines only."""
+    """The lines of a file after its first `known` bytes, and their offset: 0 if the file is another one by
+    now. Whole lines only."""
     with open(name, "rb") as file:
         at = known if known and _digest(file, known) == sha256 else 0
         file.seek(at)
@@ -81,7 +80,7 @@ def _pinned() -> set[str]:
 
 
 def _link_all(path: str) -> bool:
-    """Give a file, or all in a folder, a second name in `.home`; False where it went meanwhile."""
+    """Give a file, or all in a folder, a second name in `.home`; False if it went meanwhile."""
     target = os.path.join(OUT, path)
     try:
         if os.path.isdir(path) and not os.path.islink(path):
@@ -104,8 +103,8 @@ def _link(path: str, target: str) -> None:
 
 
 def _known_by_content(path: str) -> None:
-    """Copy a small file that is written anew at each change, with a time made of what it says: rsync knows a
-    file by its size and second, and two that follow one another may have both in common."""
+    """Copy a small file that is written anew at each change, with a time made from its content: rsync
+    compares files by size and second, and two successive ones may have both in common."""
     try:
         with open(path, "rb") as file:
             content = file.read()

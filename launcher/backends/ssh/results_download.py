@@ -1,9 +1,9 @@
-"""Downloads a run's results from its machine: the newest checkpoint and the pinned ones, the
-weights first, then what a resume needs besides and what was said; metrics line by line; logs last.
+"""Downloads a run's results from its machine: the newest checkpoint and the pinned ones, their weights first,
+then the rest that a resume needs and the rollout texts; metrics line by line; logs last.
 
 Neighbours: `cloud.py` asks for it, at the end at full speed and while the run lives at `copy_rate.py`'s;
-`remote_staging.py` stages the files there; `rsync.py` copies, over an ssh connection of the copy's
-own: never the one that the rollouts go through (`link.py`). Here it lies as on the machine, for
+`remote_staging.py` stages the files there; `rsync.py` copies, over an ssh connection of the copy's own: never
+the one that the rollouts go through (`link.py`). The copy here has the machine's layout, for
 `results_copy.py` to check.
 """
 
@@ -31,15 +31,16 @@ from launcher.types.machine import Progress, Stopped, never_stopped, no_progress
 _STAGING_SECONDS = 120.0
 # Read now: at the moment of death an upgrade of this package may be half-way.
 _STAGING_SCRIPT = Path(remote_staging.__file__).read_bytes()
-# Who copies says so beside the lock; one who says nothing for so long is not waited for any more.
+# A copying process shows its progress beside the lock; one that shows none for so long is not waited for any
+# more.
 _STALL_SECONDS = 2 * rsync.STALL_SECONDS
-# What comes at once anyway is not worth a second connection.
+# A copy that is soon done anyway is not worth a second connection.
 _AT_ONCE_BYTES = 8 << 20
-# As rsync's patterns. No links and no devices: what a machine puts here is files in folders.
+# As rsync's patterns. No links and no devices: a machine puts only files in folders here.
 _FILES = "-rt"
 _WEIGHTS = ("/checkpoints/pinned.json", "/checkpoints/best.json", "/checkpoints/*/")
 _WEIGHTS += ("/checkpoints/*/adapter/***", "/checkpoints/*/manifest.json", "/checkpoints/*/state.json")
-# What comes with each step: what was said in it, too (`rollout_texts.py`).
+# The files that come with each step, also its rollout texts (`rollout_texts.py`).
 _OF_STEPS = ("checkpoints/", "logs/rollouts/")
 _STEPS = tuple(f"/{folder}***" for folder in _OF_STEPS)
 _LOGS = ("/logs/*.log", "/logs/wandb/***")
@@ -51,8 +52,8 @@ def no_callback() -> None:
 
 @dataclass
 class ResultsDownload:
-    """One copy of `remote`, which is brought to `remote.here`. `copy_rate`: that of a live run, None for as
-    fast as it goes; `weights_home` is called when the weights are here and what a resume needs is not yet."""
+    """One copy of `remote` to `remote.here`. `copy_rate`: the limit of a live run, None for full speed.
+    `weights_home` is called when the weights are here and the rest that a resume needs is not yet."""
 
     remote: RemoteFolder
     progress: Progress = no_progress
@@ -88,7 +89,7 @@ class ResultsDownload:
         if rest > _AT_ONCE_BYTES:
             self._copy(_WEIGHTS, weights, total, alive)
             self.weights_home()
-        if of_steps:  # also where nothing is missing: of one size is not the same
+        if of_steps:  # also if nothing is missing: an equal size does not prove equal content
             self._copy(_STEPS, weights + rest, total, alive)
         if self.logs:
             self._copy(_LOGS, logs, total, alive, "--inplace")
@@ -100,10 +101,11 @@ class ResultsDownload:
             whole_checkpoints.is_whole(folder / name) for name in names[:newest]
         )
 
-    # -------------------------------------------------------------- what there is
+    # -------------------------------------------------------------- the files there
 
     def _stage(self, newest: int) -> dict[str, int]:
-        """What is to come, by path, with sizes; the journals have come."""
+        """Stage the files there and append the journals here. Returns the sizes of the files to copy, by
+        path."""
         here = self.remote.here
         asked = {
             "newest": newest,
@@ -141,7 +143,7 @@ class ResultsDownload:
         return found.st_size == size
 
     def _logs_bytes(self, logs: dict[str, int]) -> int:
-        """What the logs have beyond what is here of them."""
+        """The bytes of the logs that are not here yet."""
         if not self.logs:
             return 0
         total = 0
@@ -175,7 +177,8 @@ class ResultsDownload:
             self.copy_rate.learn(last[1] - first[1], last[0] - first[0])
 
     def _remove_unwanted(self, name: str, files: dict[str, int]) -> None:
-        """What the machine has no more, of checkpoints also what is neither newest nor pinned."""
+        """Remove files here that the machine does not have any more, and checkpoints that are neither newest
+        nor pinned."""
         folder = self.remote.here / name
         wanted = {file.removeprefix(name).partition("/")[0] for file in files if file.startswith(name)}
         for path in list(folder.iterdir()) if folder.is_dir() else []:

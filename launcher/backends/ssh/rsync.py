@@ -1,8 +1,8 @@
 """Runs rsync and reports its progress; ends it when it stalls or is too slow.
 
 Neighbours: `results_download.py` downloads results by this, `remote_folder.py` sends folders,
-`model_upload.py` a model. How long a copy may take follows from its size, so one that moves is never ended
-for its length. Knows nothing of what is copied, or of ssh.
+`model_upload.py` a model. A copy's time limit follows from its size, so one that moves is never ended for its
+length. Knows nothing of the files, or of ssh.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from launcher.base.descriptor_polling import wait_readable
 from launcher.base.units import format_duration, format_rate
 from launcher.types.machine import Stopped, never_stopped
 
-# The slowest line that is still accepted: 0.8 Mbit/s. What is slower on the whole way is ended.
+# The slowest line that is still accepted: 0.8 Mbit/s. A copy that is slower on average is ended.
 MIN_BYTES_PER_SECOND = 100_000.0
 # Nothing of it for so long is a line that stands still; ssh itself notices a machine that is gone after 15 s.
 STALL_SECONDS = 60.0
-# To connect, to compare what is there, and to be held up once.
+# Time to connect, to compare files, and to be held up once.
 _MIN_SECONDS = 180.0
 _POLL_SECONDS = 0.25
 _END_SECONDS = 5.0
@@ -69,7 +69,7 @@ class TransferProgress:
 
 
 def ignore_progress(moved: TransferProgress) -> None:
-    """Nobody looks how far it is."""
+    """No progress is read."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ def run(arguments: list[str], folder: Path, copy: Transfer) -> TransferProgress:
     command = ["rsync", "--partial", f"--timeout={still_seconds}", *_progress_options()]
     if copy.rate is not None:
         command.append(f"--bwlimit={max(1, round(copy.rate / 1024))}")
-    # A file: what ssh started itself, and left behind, would keep a pipe open.
+    # A file, because a process that ssh started and left behind would keep a pipe open.
     with (
         tempfile.TemporaryFile() as said,
         subprocess.Popen(

@@ -1,7 +1,7 @@
 """Lets plain `ssh RUN` and `scp` find a run: an ssh configuration in its folder, one Include line for all
 runs.
 
-    ~/.ssh/config          Include "…/runs/*/ssh_config"      the one line, first, where it was agreed to
+    ~/.ssh/config          Include "…/runs/*/ssh_config"      the one line, first, if the user agreed to it
     runs/<id>/ssh_config   Host slip-0123abcd my-name …       while the machine lives
 
 The machine's host key is the one the run has pinned. Neighbours: `cloud.py` writes and forgets, `run.py` and
@@ -20,7 +20,7 @@ from launcher.base import atomic, locks
 from launcher.base.errors import PreflightError
 
 FILE = "ssh_config"
-# In ~/.ssh: the file it is for is the user's one and only, whatever home a run is in.
+# In ~/.ssh: a user has one ssh configuration, whichever home a run is in.
 _LOCK = ".slipway.lock"
 
 

@@ -1,9 +1,9 @@
 """Resets a rented machine's own timer again and again while its results are downloaded.
 
-The runtime's keeper does that while the run may go on; at its end the runtime may be dead, its lease over, or
-its launch, and then a copy that takes longer than the idle minutes would be cut. Not longer than a copy makes
-progress: `rsync.py` ends one that stands still. Neighbours: `remote_results.py` pulls under this,
-`remote_folder.py` asks the machine. Knows nothing of what is copied.
+The runtime's keeper does that while the run may go on. At the end the runtime may be dead, or its lease or
+its launch over; then a copy that takes longer than the idle minutes would be cut. The timer is reset only
+while a copy makes progress: `rsync.py` ends one that stands still. Neighbours: `remote_results.py` pulls
+under this, `remote_folder.py` asks the machine. Knows nothing of the files.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from launcher.base.log import LOGGER
 
 # As the runtime's keeper: the least that can be armed is a minute, and three of four may fail.
 EVERY_SECONDS = 15.0
-# One that is under way at the end is waited for so long: an ssh that hangs keeps nobody.
+# A reset in progress at the end is waited for so long: an ssh that hangs must not delay the end.
 _END_SECONDS = 2.0
 
 

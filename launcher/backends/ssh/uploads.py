@@ -1,7 +1,7 @@
 """A large upload to a machine, which resumes after a broken connection.
 
-Neighbours: `model_upload.py` and `checkpoint_upload.py` use it, `rsync.py` does the copying: what
-is there, whole or in part, is not sent again. Knows nothing of the content.
+Neighbours: `model_upload.py` and `checkpoint_upload.py` use it, `rsync.py` does the copying: files and parts
+of files that are there already are not sent again. Knows nothing of the content.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _PAUSE_SECONDS = 3.0
 
 @dataclass(frozen=True)
 class Upload:
-    """`what` names the upload in messages; `hint`: the user's remedy if it fails."""
+    """`what`: the upload's name in messages. `hint`: the user's remedy if it fails."""
 
     what: str
     hint: str | None = None

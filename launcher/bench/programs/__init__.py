@@ -1,1 +1,1 @@
-"""The program that `launch bench` starts, and what it uses."""
+"""The program that `launch bench` starts, and its modules."""

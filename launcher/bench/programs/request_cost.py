@@ -24,7 +24,7 @@ _ANSWER_TOKENS = 20
 
 @dataclass
 class _Route:
-    """One way to the engine, and what was measured on it. `socket` None: over TCP."""
+    """One way to the engine, and the times measured on it. `socket` None: over TCP."""
 
     url: str
     socket: Path | None
@@ -66,7 +66,7 @@ def measure_routes(run: Session, task: dict[str, Any]) -> dict[str, Any]:
     ]
     asked = {"max_tokens": _ANSWER_TOKENS, "ignore_eos": True, "temperature": 1.0}
     body = {"model": "base", "messages": messages, **asked}
-    # What the gateway asks its engine for: without it there is nothing to train on.
+    # The gateway's request to its engine: without these there is nothing to train on.
     evidence = {"logprobs": True, "return_token_ids": True}
     ways = {
         "direct": _Route("http://engine/v1", sockets / "engine-0.sock", body | evidence),
@@ -77,7 +77,7 @@ def measure_routes(run: Session, task: dict[str, Any]) -> dict[str, Any]:
     return {
         "requests_per_second": {name: round(statistics.median(way.rates), 1) for name, way in ways.items()},
         "p50_ms": {name: round(statistics.median(way.milliseconds), 2) for name, way in ways.items()},
-        # Of each round's pair, so that what slows the computer for a while weighs on both.
+        # For each round's pair, so that a slow moment of the computer weighs on both.
         "gateway_to_direct": round(
             statistics.median(
                 through / straight

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from launcher.client.arbor.arbor_provider import ArborProvider
     from launcher.client.arbor.optimizer import ArborGRPO
 
-# Arbor's version whose names these are, and whose they are here.
+# The version of Arbor that these names are from, with our mark.
 __version__ = "0.2.17+slipway"
 
 __all__ = [

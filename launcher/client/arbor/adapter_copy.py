@@ -1,7 +1,7 @@
 """Puts the best adapter into a folder of the user's, as PEFT writes it, once it is at home.
 
-Checkpoints come home by themselves while the run lives (`results/durable`); this waits for the one that is
-meant and copies its adapter. Neighbour: `optimizer.py`. Knows nothing of how they come.
+Checkpoints come home by themselves while the run lives (`results/durable`); this waits for the best one and
+copies its adapter. Neighbour: `optimizer.py`. Knows nothing of how they come.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ _POLL_SECONDS = 0.2
 def copy_best_adapter(
     folder: Path, checkpoint: str | None, run_dir: Path | None, seconds: float = _TIMEOUT_SECONDS
 ) -> bool:
-    """Copy it, and say so; where it cannot be had, say where it will be. Whether it is there now."""
+    """Copy the adapter and log it; if it cannot be had, log where it will be. Returns whether it is there
+    now."""
     if checkpoint is None:
         log(f"{folder} gets no adapter: no step was better than the model before the training")
         return False

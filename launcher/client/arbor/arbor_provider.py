@@ -1,13 +1,13 @@
-"""Arbor's DSPy provider: it marks a `dspy.LM` as this run's, and has such an LM answer as it was written.
+"""Arbor's DSPy provider: it marks a `dspy.LM` as this run's, and makes such an LM work unchanged.
 
     lm = dspy.LM("openai/arbor:MODEL", provider=ArborProvider(), api_base=info["base_url"], api_key="arbor")
 
-In a training the loop puts the run's own LM in its place (`client/dspy/programs.py`). Asked directly, as by
-dspy.Evaluate, it is DSPy's own LM, and its `api_key` ("arbor", or none) is not the run's. So a callback of
-DSPy's gives it the run's key before its first request. The callback is among DSPy's (`settings.callbacks`; a
-program that sets those itself does it before `ArborProvider()`) and touches only LMs that have this provider
-and this run's address: no other host ever gets the run's key, and a key of the user's own does not leave the
-program. Knows nothing of jobs or rewards.
+In a training the loop puts the run's own LM in its place (`client/dspy/programs.py`). When dspy.Evaluate, for
+one, calls it directly, it is DSPy's own LM, and its `api_key` ("arbor", or none) is not the run's. So a DSPy
+callback gives it the run's key before its first request. The callback is among DSPy's (`settings.callbacks`;
+a program that sets those itself does it before `ArborProvider()`) and touches only LMs that have this
+provider and this run's address: no other host ever gets the run's key, and a key of the user's own does not
+leave the program. Knows nothing of jobs or rewards.
 """
 
 from __future__ import annotations
@@ -59,10 +59,11 @@ class ArborProvider(SlipwayProvider):
 
 
 class _DirectCalls(BaseCallback):
-    """Before a request of an LM with Arbor's provider: the run's key, no cache, the mark of an evaluation.
+    """Before a request of an LM with Arbor's provider: sets the run's key, no cache, and the mark of an
+    evaluation.
 
-    No cache, because the weights behind the name change. The mark (`x-slipway-purpose: eval`), because what
-    is asked outside of a training is never to be trained on.
+    No cache, because the weights behind the name change. The mark (`x-slipway-purpose: eval`), because
+    requests outside a training must never be trained on.
     """
 
     def on_lm_start(self, call_id: str, instance: Any, inputs: dict[str, Any]) -> None:
@@ -71,7 +72,7 @@ class _DirectCalls(BaseCallback):
         try:
             session = server.session()
         except NotConnected:
-            return  # the request itself says what is wrong
+            return  # the request itself reports the error
         if targets_run(instance, session.connection):
             _configure_lm(instance, session.api_key)
 

@@ -1,7 +1,7 @@
-"""Arbor's arguments that GRPO spells differently: each is translated, and one plain line says so once.
+"""Arbor's arguments that GRPO spells differently: each is translated, and one plain line reports it once.
 
-Neighbours: `optimizer.py` has the parameters, `client/dspy/parameters.py` checks what comes of them.
-Raises ValueError and TypeError for invalid values. Knows nothing of runs.
+Neighbours: `optimizer.py` has the parameters, `client/dspy/parameters.py` checks the results. Raises
+ValueError and TypeError for invalid values. Knows nothing of runs.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def resolve_num_rollouts(rollouts: int | None, samples_per_input: int | None) ->
 
 
 def resolve_multitask(multitask: bool | None) -> bool:
-    """True is what always happens; False is refused where the other values are checked."""
+    """True is always the case; False is refused with the checks of the other values."""
     if multitask is True:
         log_once("multitask=True needs no saying: all predictors are always trained together")
     return True if multitask is None else multitask

@@ -1,6 +1,6 @@
 """A job of the run's `/v1/fine_tuning/jobs`, begun by `client.fine_tuning.jobs.create(…)` of OpenAI's SDK.
 
-Neighbour: `job_watching.py` follows and cancels it by its id. Knows nothing of what such a job trains.
+Neighbour: `job_watching.py` follows and cancels it by its id. Knows nothing of the job's training.
 """
 
 from __future__ import annotations

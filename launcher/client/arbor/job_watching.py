@@ -81,14 +81,14 @@ def watch_job(
 ) -> None:
     """Print a job's steps, validations and alarms as they come, until it ends or `max_time` is over.
 
-    `show_logs=False`: its states alone. An ArborGRPO says its job's id as it begins (`optimizer.job.id`).
+    `show_logs=False`: its states alone. An ArborGRPO logs its job's id as it begins (`optimizer.job.id`).
     Raises ValueError for an id that this run does not know.
     """
     followed = _find_job(job_id)
     deadline = time.monotonic() + max_time
     shown, known = 0, None
     while True:
-        # Asked before the entries: what came after it will be shown by the next look.
+        # Asked before the entries: later entries will be shown by the next look.
         status = followed.status()
         entries = followed.entries()
         if show_logs:

@@ -1,7 +1,7 @@
-"""The trainings of this process as Arbor's jobs: each has an id, can be followed, and can be told to stop.
+"""The trainings of this process as Arbor's jobs: each has an id, can be followed, and can be stopped.
 
-Neighbours: `optimizer.py` makes one a compile and ends it, `job_watching.py` finds it by its id.
-Knows nothing of DSPy or HTTP.
+Neighbours: `optimizer.py` makes one a compile and ends it, `job_watching.py` finds it by its id. Knows
+nothing of DSPy or HTTP.
 """
 
 from __future__ import annotations

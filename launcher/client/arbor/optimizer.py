@@ -34,12 +34,12 @@ from launcher.client.dspy.training import Training
 
 
 class ArborGRPO(GRPO):
-    """GRPO with ArborGRPO's parameters, in their order, with their defaults; see `GRPO` for what each does.
+    """GRPO with ArborGRPO's parameters, in their order, with their defaults; `GRPO` explains each.
 
-    As in Arbor, `exclude_demos` must be True, and `use_train_as_val` needs `report_train_scores`. Otherwise
-    than in Arbor, one step makes one update of all its groups, and the last step is validated too.
-    `train_kwargs` and `adapter` may be given by LM. `checkpoint` may be a folder: the best adapter is put
-    there at the end, as PEFT writes it. The parameters behind `checkpoint` are older spellings and GRPO's.
+    As in Arbor, `exclude_demos` must be True, and `use_train_as_val` needs `report_train_scores`. Unlike in
+    Arbor, one step makes one update of all its groups, and the last step is validated too. `train_kwargs` and
+    `adapter` may be given by LM. `checkpoint` may be a folder: the best adapter is put there at the end, as
+    PEFT writes it. The parameters behind `checkpoint` are older spellings and GRPO's.
 
     While it trains and afterwards: `job` (its `id` is for `arbor.watch_job` and `arbor.shutdown_job`; its
     `checkpoints` and `last_checkpoint` are there at the end), `validation_scores` by step (-1 is before
@@ -128,7 +128,7 @@ class ArborGRPO(GRPO):
             copy_best_adapter(self._folder, self._best_checkpoint(), self.session.run_dir)
         return program
 
-    # ------------------------------------------------------------- what Arbor's users read
+    # ------------------------------------------------------------- attributes for Arbor's users
 
     @property
     def validation_scores(self) -> dict[int, float]:
@@ -172,7 +172,7 @@ class ArborGRPO(GRPO):
         return ArborValidations(history, run_dir)
 
     def _best_checkpoint(self) -> str | None:
-        """That of the best validation, or of the last step where nothing was validated; None: of none."""
+        """That of the best validation, or of the last step if nothing was validated; None: of none."""
         if self._validations.scores:
             return self._validations.best_checkpoint
         version = self.summary.get("version")

@@ -61,7 +61,7 @@ def start(*words: Any, **named: Any) -> dict[str, Any]:
 def start_server(model: str | None = None, **named: Any) -> dict[str, Any]:
     """`init`, and a check that the run has this model. Arbor had this name in earlier versions.
 
-    Raises Refused where the run has another one.
+    Raises Refused if the run has another one.
     """
     log_once("start_server() is an old name; arbor.init() is enough, because the run has its model already")
     found = init(**named)
@@ -71,7 +71,7 @@ def start_server(model: str | None = None, **named: Any) -> dict[str, Any]:
 
 
 def shutdown() -> None:
-    """Nothing ends: the run is `launch`'s. A line says how to end it."""
+    """Ends nothing: the run is `launch`'s. A line tells how to end it."""
     global _info, _session
     with _lock:
         run, _info, _session = _session, None, None
@@ -93,7 +93,7 @@ def status() -> dict[str, Any] | None:
 
 
 def get_client() -> Any:
-    """An `openai.OpenAI` that talks to the run. Raises ImportError where `openai` is not installed."""
+    """An `openai.OpenAI` that talks to the run. Raises ImportError if `openai` is not installed."""
     try:
         openai = importlib.import_module("openai")
     except ImportError as error:
@@ -117,7 +117,7 @@ def session() -> Session:
 
 
 def check_model(run: Session, name: str) -> None:
-    """Raise Refused where this name (a hub name, `openai/arbor:…`) is not the run's model."""
+    """Raise Refused if this name (a hub name, `openai/arbor:…`) is not the run's model."""
     plain = name.removeprefix("openai/").removeprefix("arbor:")
     path = f"/v1/models/{quote(f'arbor:{plain}', safe='/:@+')}"
     answer = run.connection.wire.send("GET", path, None, {REQUEST_HEADER: new_request_id()})

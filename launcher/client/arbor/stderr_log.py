@@ -21,7 +21,7 @@ def log(text: str) -> None:
 
 
 def log_once(text: str) -> None:
-    """The line, unless it has been said."""
+    """Log the line, unless it was logged before."""
     with _lock:
         if text in _logged:
             return

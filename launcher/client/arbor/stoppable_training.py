@@ -1,7 +1,7 @@
-"""The loop of `GRPO.compile` as an Arbor job: it can be told from outside to take no more steps.
+"""The loop of `GRPO.compile` as an Arbor job: it can be stopped from outside before its next step.
 
-Neighbours: `jobs.py` is who is told, `optimizer.py` begins it; `client/dspy/training.py` is the loop itself.
-Knows nothing of Arbor's spellings.
+Neighbours: `jobs.py` takes the request, `optimizer.py` begins it; `client/dspy/training.py` is the loop
+itself. Knows nothing of Arbor's spellings.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from launcher.client.dspy.rolling import Rolled
 from launcher.client.dspy.training import Training
 
 
-class _JobCancelled(Exception):  # noqa: N818 - says what happened
+class _JobCancelled(Exception):  # noqa: N818 - names the event
     """The job was shut down."""
 
 
 class StoppableTraining(Training):
-    """Ends after the step under way once its `job` is cancelled: validated, the best served, no failure."""
+    """Ends after the step in progress once its `job` is cancelled: validated, the best served, no failure."""
 
     job: Job | None = None
 

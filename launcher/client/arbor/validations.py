@@ -14,7 +14,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class ArborValidations:
-    """`history`: what the loop noted, in order. `run_dir`: where checkpoints come home to."""
+    """`history`: the loop's records, in order. `run_dir`: the folder where checkpoints come home."""
 
     history: Sequence[dict[str, Any]]
     run_dir: Path | None = None
@@ -38,7 +38,7 @@ class ArborValidations:
 
     @property
     def best_checkpoint(self) -> str | None:
-        """The checkpoint of the best; None where that is the model before this training."""
+        """The checkpoint of the best; None if that is the model before this training."""
         best = self._best()
         return best["checkpoint"] if best is not None else None
 

@@ -4,13 +4,13 @@
 
     backend = LocalBackend()
 
-ART itself is never imported here: what it hands over is taken as it is, whichever release made it.
+ART itself is never imported here: its objects are used as they are, from any release.
 """
 
 from launcher.client.art.art_training import TrainResult
 from launcher.client.art.backend import SlipwayBackend
 
-# What ART calls its own.
+# ART's own name for it.
 LocalBackend = SkyPilotBackend = SlipwayBackend
 
 __all__ = ["LocalBackend", "SkyPilotBackend", "SlipwayBackend", "TrainResult"]

@@ -1,7 +1,8 @@
-"""A step of ART's trajectories: their groups become members, its keywords settings, once, until it is served.
+"""One step of ART's trajectories: their groups become members, its keywords settings, and the step is awaited
+until it is served.
 
-Neighbours: `trajectories/members.py` says what of a trajectory is trained, `sample_lookup.py` which sample
-a choice without a name is, `train_kwargs.py` what a keyword is on this run; `backend.py` calls.
+Neighbours: `trajectories/members.py` picks the trained part of a trajectory, `sample_lookup.py` finds the
+sample of a choice without a name, `train_kwargs.py` resolves keywords on this run; `backend.py` calls.
 """
 
 from __future__ import annotations
@@ -50,8 +51,8 @@ class ArtTraining:
     def step(self, trajectory_groups: Sequence[Any], keywords: Mapping[str, Any]) -> TrainResult:
         """One step, until it is served.
 
-        Raises TrainingFailed for a keyword that the run cannot follow, and where nothing could be trained for
-        too long; what a step itself raises.
+        Raises TrainingFailed for a keyword that the run cannot follow, and if nothing could be trained for
+        too long; also the errors of the step itself.
         """
         resolved = train_kwargs.resolve(self._session.connection, keywords, trainer="art")
         for note in resolved.notes:
@@ -88,7 +89,7 @@ class ArtTraining:
 
 
 def groups_of(trajectory_groups: Sequence[Any], found: Mapping[int, str]) -> tuple[list[Group], Counter[str]]:
-    """The groups to train, and what is left out, by reason. `found`: see `group_of`."""
+    """The groups to train, and the number of parts that are left out, by reason. `found`: see `group_of`."""
     groups: list[Group] = []
     left_out: Counter[str] = Counter()
     for number, one in enumerate(trajectory_groups):
@@ -99,7 +100,7 @@ def groups_of(trajectory_groups: Sequence[Any], found: Mapping[int, str]) -> tup
 
 
 def step_metrics(status: StepStatus, dropped: Counter[str]) -> dict[str, float]:
-    """A step's numbers under ART's names, and what became of the samples it named."""
+    """A step's numbers under ART's names, and the counts of the samples it named."""
     found = {_ART_METRIC_NAMES.get(name, name): float(value) for name, value in status.metrics.items()}
     found["samples_trained"] = float(status.counts.trained)
     found["samples_left_out"] = float(sum(status.counts.dropped.values()) + sum(dropped.values()))

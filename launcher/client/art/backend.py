@@ -1,9 +1,9 @@
 """ART's backend by its methods: here it is the run that this program was started in.
 
-`launch` started the run and `launch` ends it, so nothing here does. What a program calls itself is public;
-what begins with `_` is what ART's own model asks of a backend, as its release 0.5 does.
-Neighbours: `art_training.py` and `sft.py` make steps; `session.py` talks to the run, whose gateway knows
-the model by the name it is registered under. Knows nothing of trajectories.
+`launch` started the run and `launch` ends it, so nothing here does. Methods that a program calls are public;
+those with `_` are called by ART's own model, as in its release 0.5.
+Neighbours: `art_training.py` and `sft.py` make steps; `session.py` talks to the run, whose gateway knows the
+model by the name it is registered under. Knows nothing of trajectories.
 """
 
 from __future__ import annotations
@@ -43,17 +43,17 @@ class SlipwayBackend:
 
     @classmethod
     async def initialize_cluster(cls, cluster_name: str | None = None, **others: Any) -> Self:
-        """The run that this program is in: `launch` has rented what it is on."""
+        """The run that this program is in: `launch` has rented its machine."""
         asked = "".join(
             f", {name}={value!r}" for name, value in others.items() if name in ("gpu", "resources")
         )
         log_once(f"the run is launch's, and so is its cluster (asked for was {cluster_name!r}{asked})")
         return await asyncio.to_thread(cls)
 
-    # ------------------------------------------------------------------ what ends nothing
+    # ------------------------------------------------------------------ calls that end nothing
 
     async def close(self) -> None:
-        """Nothing ends: a line says how the run ends."""
+        """Ends nothing: a line tells how the run ends."""
         log_once(_RUN_CONTINUES)
 
     async def down(self) -> None:
@@ -77,7 +77,7 @@ class SlipwayBackend:
     async def register(self, model: Any) -> None:
         """Let the run know the model by its name. One that is only asked needs no run.
 
-        Raises Refused where the run trains another model, or another policy already, and TrainingFailed where
+        Raises Refused if the run trains another model, or another policy already, and TrainingFailed if
         the model's own configuration asks for another LoRA.
         """
         if _is_trainable(model):
@@ -120,9 +120,9 @@ class SlipwayBackend:
     async def train(self, model: Any, trajectory_groups: Iterable[Any], **keywords: Any) -> TrainResult:
         """One step on these groups, until it is served. The keywords are those of ART's `LocalBackend`.
 
-        A keyword that is not given has the run's value. Where nothing can be trained there is no step, and a
-        line says why. Raises TrainingFailed for a keyword that the run cannot follow, or nothing to train for
-        long.
+        A keyword that is not given has the run's value. If nothing can be trained there is no step, and a
+        line gives the reason. Raises TrainingFailed for a keyword that the run cannot follow, or nothing to
+        train for long.
         """
         return await asyncio.to_thread(self._training.step, list(trajectory_groups), keywords)
 
@@ -134,10 +134,10 @@ class SlipwayBackend:
         dev_config: Any = None,
         verbose: bool = False,
     ) -> AsyncIterator[dict[str, float]]:
-        """Steps that learn the answers of trajectories, a batch each; what each measured."""
+        """Steps that learn the answers of trajectories, a batch each; yields the metrics of each step."""
         return sft.sft_steps(self.session, trajectories, config)
 
-    # ------------------------------------------------------------------ what is kept
+    # ------------------------------------------------------------------ checkpoints
 
     async def _delete_checkpoint_files(self, model: Any, steps_to_keep: list[int]) -> None:
         """Keep these. The run keeps its newest, and of older ones those that are pinned: none is deleted."""

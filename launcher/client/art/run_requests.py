@@ -1,4 +1,4 @@
-"""One question of ART's backend to the run, by a route that only such programs use.
+"""One request of ART's backend to the run, on a route that only such programs use.
 
 Neighbours: `backend.py` names the policy by it, `sample_lookup.py` looks samples up. Knows neither.
 """

@@ -1,8 +1,8 @@
-"""Choices that name no sample, found by their words: another model's, or such as a library has rebuilt.
+"""Finds choices without a sample's name by their text: another model's, or those that a library has rebuilt.
 
-ART's own `convert_litellm_choice_to_openai` keeps the words of a choice and nothing beside them. The run
-looks them up among what it has served (`POST /slipway/samples/lookup`); what it does not know is another's.
-Neighbours: `art_training.py` asks before each step; `trajectories/members.py` knows what a choice is.
+ART's own `convert_litellm_choice_to_openai` keeps the text of a choice and nothing else. The run looks it up
+among its own answers (`POST /slipway/samples/lookup`); an unknown text is another model's.
+Neighbours: `art_training.py` asks before each step; `trajectories/members.py` reads choices.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from launcher.client.trajectories.members import get_field, histories_of, is_cho
 def look_up_samples(session: Session, trajectory_groups: Sequence[Any]) -> dict[int, str]:
     """The sample of each nameless choice that the run has served, by the choice's `id()`. Raises Refused.
 
-    Nothing is asked where every choice has its name.
+    No request is made if every choice has its name.
     """
     histories = [*_histories(trajectory_groups)]
     asked = [history for history in histories if any(map(_has_no_sample, history))]

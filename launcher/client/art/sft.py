@@ -26,7 +26,7 @@ async def sft_steps(
 ) -> AsyncIterator[dict[str, float]]:
     """Each step's metrics, once it is served. A batch without anything to learn is logged.
 
-    Raises ValueError where there is no learning rate for each batch.
+    Raises ValueError unless there is a learning rate for each batch.
     """
     examples = [example_of(trajectory) for trajectory in trajectories]
     batch_size = getattr(config, "batch_size", "auto")

@@ -15,7 +15,7 @@ _logged: set[str] = set()
 
 
 def log_once(text: str) -> None:
-    """The line, unless it has been said."""
+    """Log the line, unless it was logged before."""
     with _lock:
         if text in _logged:
             return

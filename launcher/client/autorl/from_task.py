@@ -1,4 +1,4 @@
-"""AutoRL: a policy trained for a task of which there is nothing but a description.
+"""AutoRL: a policy trained for a task from its description alone.
 
     done = await autorl("Sum up a letter to a landlord in one sentence.", run, judge="openai/o3")
     print(done.verdict)
@@ -37,7 +37,7 @@ from launcher.client.trajectories.gathering import gather_trajectory_groups
 from launcher.client.trajectories.results import StepResult, TrainSettings
 from launcher.client.trajectories.trajectory_group import TrajectoryGroup
 
-# In the run's folder: the inputs, and what the held-out ones were answered with before.
+# In the run's folder: the inputs, and the answers to the held-out ones from before.
 START_FILE = "autorl.json"
 # In the program's state: how many steps were asked for.
 STEP_KEY = "autorl_step"
@@ -81,11 +81,11 @@ async def autorl(
     tries: Tries | None = None,
     **settings: Any,
 ) -> AutoRL:
-    """Train the run's policy for this task, and say whether it answers better than before.
+    """Train the run's policy for this task, and report whether it answers better than before.
 
     `judge` writes the inputs, scores (by `rubric`) and compares (by `held_out_rubric`, which must be another
-    one). `settings`: of each step, as `run.train` takes them. Raises TrainingFailed where nothing can be
-    trained three times in a row; else what judges and runs raise.
+    one). `settings`: of each step, as `run.train` takes them. Raises TrainingFailed if nothing can be trained
+    three times in a row; also the errors of judges and runs.
     """
     if unknown := sorted(settings.keys() - {*TrainSettings.__annotations__, "timeout_seconds"}):
         raise TypeError(f"autorl() got an unexpected keyword argument {unknown[0]!r}")

@@ -1,8 +1,8 @@
-"""Whether what was trained answers better than before: a judge compares the two, scenario by scenario.
+"""Compares the trained policy's answers with the earlier ones: a judge decides, scenario by scenario.
 
-Each pair is shown in both orders, and counts only where the judge says the same in both: a judge that likes
-what stands first decides nothing. Neighbours: `from_task.py` has the answers. Knows nothing of how they came
-about.
+Each pair is shown in both orders, and counts only if the judge gives the same verdict in both, so a judge
+that prefers the first answer decides nothing. Neighbours: `from_task.py` has the answers. Knows nothing of
+their origin.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from launcher.client.ruler.judge_protocol import Judge
 from launcher.client.ruler.judge_retries import Tries, ask_with_retries
 from launcher.client.ruler.judge_usage import Usage
 
-# Other words than the rubric of the training: what only pleases that one is not better by this one.
+# Other words than the training's rubric: an answer that only satisfies that one is not better by this one.
 HELD_OUT_RUBRIC = """\
 Imagine the person who wrote this input and has to use the answer. Which of the two would that person rather
 have: the one that is right, that does what was asked and nothing else, and that can be used as it is?\
@@ -76,14 +76,14 @@ class BeforeAfter:
 
     @property
     def chance(self) -> float:
-        """How likely a difference as large as this is where there is none (sign test, two-sided)."""
+        """The chance of a difference as large as this without a real one (sign test, two-sided)."""
         fewer, more = sorted((self.count("better"), self.count("worse")))
         decided = fewer + more
         return min(1.0, 2 * sum(math.comb(decided, it) for it in range(fewer + 1)) / 2**decided)
 
     @property
     def is_better(self) -> bool:
-        """Whether that is more than chance would do."""
+        """Whether the difference is larger than chance explains."""
         return self.count("better") > self.count("worse") and self.chance < _SIGNIFICANCE
 
     def __str__(self) -> str:

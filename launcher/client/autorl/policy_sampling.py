@@ -1,6 +1,6 @@
-"""Inputs answered by the run's policy with a task as its system prompt: to be trained on, or looked at.
+"""Inputs answered by the run's policy with a task as its system prompt: to be trained on, or to be compared.
 
-Neighbours: `from_task.py` says which, `launcher/client/wire.py` carries the requests. Knows nothing of
+Neighbours: `from_task.py` has the inputs, `launcher/client/wire.py` carries the requests. Knows nothing of
 judges.
 """
 

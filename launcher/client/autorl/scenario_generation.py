@@ -1,6 +1,6 @@
 """Inputs for a task from its description, written by a language model: no two alike, and some held out.
 
-Neighbours: `from_task.py` trains on them. Knows nothing of runs, and of models only how to ask one.
+Neighbours: `from_task.py` trains on them. Knows nothing of runs; of models it only sends requests.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ _RESPONSE_FORMAT = json_schema_format(
 
 @dataclass(frozen=True)
 class Scenarios:
-    """Inputs to train on, and others that are only for looking at what was learned.
+    """Inputs to train on, and held-out inputs for comparison.
 
-    `doubled`: how many more the model wrote that were there already. `usage`: what all of it took.
+    `doubled`: the number of inputs that the model wrote again. `usage`: the usage of all its requests.
     """
 
     train: list[str]
@@ -63,9 +63,9 @@ async def scenarios(
 ) -> Scenarios:
     """`n` inputs for the task, `validation` of them held out (a quarter, unless another number is given).
 
-    `model`: whoever writes them, as `ruler_score_group` takes a judge. Which are held out depends on `seed`
-    and on the texts, not on the order in which they came. Where the model has no more to say there are
-    fewer. Raises TrainingFailed for fewer than two, JudgeFailed and JudgeUnusable as a judge does.
+    `model`: the writer, given as `ruler_score_group` takes a judge. The choice of the held-out ones depends
+    on `seed` and on the texts, not on the order in which they came. There are fewer if the model writes no
+    more new ones. Raises TrainingFailed for fewer than two, JudgeFailed and JudgeUnusable as a judge does.
     """
     if n < 2:
         raise ValueError(f"a task needs at least 2 scenarios, one of them held out: {n}")
@@ -103,7 +103,7 @@ def _split(
             f"{held_out} are to be held out, and at least one is to train on",
             "say in the task's description what the inputs are and how they differ, or take another model",
         )
-    # By what they say: the order in which a model writes them is no part of it.
+    # Sorted by their text: the order in which a model writes them must not matter.
     ordered = [found[key] for key in sorted(found)]
     random.Random(seed).shuffle(ordered)
     return Scenarios(ordered[held_out:], ordered[:held_out], doubled, usage)

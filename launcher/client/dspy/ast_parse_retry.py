@@ -1,9 +1,9 @@
-"""`ast.parse` in threads, where Python 3.11 fails one now and then.
+"""Retries `ast.parse`, which fails now and then in Python 3.11's threads.
 
 DSPy parses with it a signature that a program makes as it runs, as `dspy.ReAct` does for each turn, and
-values of some types. Python 3.11 counts the depth of the tree in one place for all threads: where garbage is
-collected in the middle of one and another thread goes on, it ends with SystemError (python/cpython#106905).
-Neither the program nor the policy did it, and the same once more does well.
+values of some types. Python 3.11 counts the depth of the tree in one place for all threads. If garbage is
+collected in the middle of a parse and another thread goes on, the parse ends with SystemError
+(python/cpython#106905). Neither the program nor the policy caused it, and a second try succeeds.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ _Result = TypeVar("_Result")
 def install() -> None:
     """Have this process's `ast.parse`, which `ast.literal_eval` calls, begin anew where that failed it.
 
-    Nothing is done from Python 3.12 on, or where it was done before.
+    Nothing is done from Python 3.12 on, or if it was done before.
     """
     if sys.version_info < _FIXED_IN and not hasattr(ast.parse, "__wrapped__"):
         ast.parse = with_retries(ast.parse)
 
 
 def with_retries(parse: Callable[_Params, _Result]) -> Callable[_Params, _Result]:
-    """The same function, asked once more where another thread came between. Raises what it raises."""
+    """The same function, called again if another thread interfered. Raises the function's errors."""
 
     @wraps(parse)
     def parse_with_retries(*args: _Params.args, **kwargs: _Params.kwargs) -> _Result:

@@ -1,8 +1,9 @@
-"""Where a compile begins: at step 0 on the policy as it is, or where an earlier life of its program stopped.
+"""Decides where a compile begins: at step 0 on the present policy, or where an earlier life of its program
+stopped.
 
-Neighbours: `grpo.py` and the jobs of `provider.py` ask, `training_place.py` knows what is another's work,
-`launch --resume` starts a program again. Nobody else's steps are taken for one's own: a second program on the
-same endpoint trains all of its own.
+Neighbours: `grpo.py` and the jobs of `provider.py` ask, `training_place.py` recognises another program's
+steps, `launch --resume` starts a program again. Another program's steps never count as this one's: a second
+program on the same endpoint trains all of its own.
 """
 
 from __future__ import annotations
@@ -31,12 +32,12 @@ class _CompileRecord:
     name: str | None = None
 
 
-# What this process has compiled on each run: the order of it tells the places apart after a restart.
+# The compiles of this process on each run, whose order tells the places apart after a restart.
 _compiles: defaultdict[str, list[_CompileRecord]] = defaultdict(list)
 
 
 class NoteLog(Protocol):
-    """Says a line to people: an optimizer's journal, for one."""
+    """Logs a line for people: an optimizer's journal, for one."""
 
     def note(self, text: str) -> Any: ...
 
@@ -52,7 +53,7 @@ class CompileStart:
 
 
 def begin_compile(start: CompileStart, session: Session, journal: NoteLog) -> Place:
-    """The place to begin at, which is logged. Raises TrainingFailed where nothing can be resumed."""
+    """The place to begin at, which is logged. Raises TrainingFailed if nothing can be resumed."""
     fresh = _first_place(start, _compiles[session.endpoint.root])
     _compiles[session.endpoint.root].append(_CompileRecord(start.work.digest))
     status = session.settle()

@@ -1,7 +1,8 @@
-"""The run's policy where DSPy has no LM configured: its prompt optimizers drop a program's own and ask that.
+"""Makes the run's policy the default LM if DSPy has none configured: DSPy's prompt optimizers drop a
+program's own LM and use the default.
 
 Neighbours: `lm.py` offers each LM that a program makes, `programs.py` gives its settings to a predictor that
-has lost its own. The user's configuration always goes first. Knows nothing of programs or HTTP.
+has lost its own. The user's configuration always takes precedence. Knows nothing of programs or HTTP.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ _logged: set[str] = set()
 
 
 def install(lm: VersionedLM) -> None:
-    """Let a copy of `lm` answer what has no LM, unless one is configured: the first of a run does."""
+    """Make a copy of `lm` the default LM, unless one is configured; the first LM of a run is taken."""
     present: Any = main_thread_config["lm"]
     if present is None or (is_fallback_lm(present) and _root(present) != _root(lm)):
         copied = lm.copy()
@@ -27,7 +28,7 @@ def install(lm: VersionedLM) -> None:
 
 
 def is_fallback_lm(lm: Any) -> bool:
-    """Whether this LM is the fallback, which nobody configured."""
+    """Whether this LM is the fallback, which no user configured."""
     return bool(getattr(lm, "is_fallback", False))
 
 

@@ -1,7 +1,7 @@
 """Every DSPy name that this room uses, by the part that needs it; the warnings for an untested DSPy.
 
-A newer DSPy is told once and tried. Where it lacks a name, what does not need that goes on, and the line says
-what does not. Neighbours: all of this room; a test compares the list with its imports. Imports DSPy alone.
+A newer DSPy is reported once and tried. If it lacks a name, the parts without that name go on, and the line
+names the others. Neighbours: all of this room; a test compares the list with its imports. Imports DSPy alone.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def has_training_jobs() -> bool:
 
 
 def installed_version() -> str:
-    """The version of this DSPy: what was installed says it, or, copied without that, DSPy itself."""
+    """The version of this DSPy, from its package metadata, or from DSPy itself if it was copied without."""
     try:
         return metadata.version("dspy")
     except metadata.PackageNotFoundError:
@@ -69,7 +69,7 @@ def installed_version() -> str:
 
 
 def log_warnings() -> None:
-    """Say it, once a process: modules are loaded once."""
+    """Log the warnings, once a process: modules are loaded once."""
     for line in compatibility_warnings(installed_version()):
         sys.stderr.write(f"slipway: {line}\n")
     sys.stderr.flush()

@@ -1,10 +1,10 @@
 """DSPy's engine for the run's endpoint: a canonical request out with our tags, a canonical response back.
 
-Neighbours: `lm.py` puts it under a `dspy.LM`, `tagging.py` says who is calling, `live_sampling.py` whether it
-is trained outside a rollout, `wire.py` carries it.
-DSPy 3.4 asks this of a custom LM (`complete(Request) -> Response`; `forward` is deprecated). Each `complete`
-is one sample. Retries are the wire's, with one request id, so DSPy's own are off: they would be a second
-sample under the same rollout (C6). Knows nothing of adapters, predictors or training.
+Neighbours: `lm.py` puts it under a `dspy.LM`, `tagging.py` knows the calling predictor, `live_sampling.py`
+whether it is trained outside a rollout, `wire.py` carries it. DSPy 3.4 requires this of a custom LM
+(`complete(Request) -> Response`; `forward` is deprecated). Each `complete` is one sample. Retries are the
+wire's, with one request id, so DSPy's own are off: they would be a second sample under the same rollout (C6).
+Knows nothing of adapters, predictors or training.
 """
 
 from __future__ import annotations
@@ -33,17 +33,18 @@ from launcher.client.tracing.rollout import is_in_rollout
 from launcher.client.wire import AsyncWire, new_request_id
 
 _PATH = "/v1/chat/completions"
-# What makes the sampled distribution another than the policy's: dropped where a rollout fixes the sampling
+# Parameters that change the sampled distribution from the policy's: dropped if a rollout fixes the sampling
 # (C9).
 _DISTRIBUTION_FIELDS = ("top_p", "top_k", "frequency_penalty", "presence_penalty")
 DISTRIBUTION_PARAMETERS = frozenset(
     {*_DISTRIBUTION_FIELDS, "min_p", "repetition_penalty", "logit_bias", "typical_p"}
 )
-# The model before training, on every run: what is asked of it is no sample of the policy.
+# The model before training, on every run: its answers are no samples of the policy.
 BASE_MODEL = "base"
-# What DSPy's listeners are given at a time: they find a field by reading on, as from a model that streams.
+# The pieces that DSPy's listeners get: they find a field by reading on, as from a model that streams.
 _WORDS_AND_SPACES = re.compile(r"\s*(?:\w+|[^\w\s]+)|\s+")
-# Statuses of what no other try would change; and the runtime's code for a request that its engine fails at.
+# Statuses of errors that another try would not change; the runtime also uses one for a request that crashes
+# its engine.
 _REQUEST_ERROR_STATUSES = frozenset({400, 413, 422})
 _ENGINE_FAILED = "request_failed"
 # A program that swallows even RolloutEnded and asks on should not do so at full speed.
@@ -61,7 +62,7 @@ class _PreparedRequest:
 
 
 class _ChatTranslator:
-    """Canonical ↔ chat completions, with vLLM's spellings; what both engines share."""
+    """Canonical ↔ chat completions, with vLLM's spellings; shared by both engines."""
 
     def __init__(self, connection: Connection, extra_body: dict[str, Any] | None = None) -> None:
         self.connection = connection
@@ -120,7 +121,8 @@ class _ChatTranslator:
 def _sampling_and_headers(
     call: Call | None, connection: Connection
 ) -> tuple[Mapping[str, Any], dict[str, str]]:
-    """How a request is sampled; and the header of what no rollout asks, which is never trained (C48)."""
+    """The sampling of a request; and the header for requests outside a rollout, which are never trained
+    (C48)."""
     if call is not None:
         return call.sampling, {}
     if is_in_rollout(connection):
@@ -130,7 +132,7 @@ def _sampling_and_headers(
 
 
 def _split_text_deltas(events: Iterable[Any]) -> Iterator[Any]:
-    """The same events with each text in pieces; what else rides on a text stays with its first."""
+    """The same events with each text in pieces; the other fields of an event stay with its first piece."""
     for event in events:
         if event.type != "delta" or event.delta.type != "text":
             yield event
@@ -158,9 +160,9 @@ def _answer_record(answer: lm15.Response, version: str) -> AnswerRecord:
 
 
 def _is_request_error(error: lm15.LM15Error, status: int) -> bool:
-    """Whether the endpoint is well and refuses what the program asks: too long a prompt, an image.
+    """Whether the endpoint is well and refuses the program's request: too long a prompt, an image.
 
-    What the engine itself fails at is none of these: it says nothing about the policy (C22).
+    A failure of the engine itself is not one: it tells nothing about the policy (C22).
     """
     return status in _REQUEST_ERROR_STATUSES and error.provider_code != _ENGINE_FAILED
 
@@ -188,7 +190,7 @@ class PolicyEngine:
 
     @property
     def untagged_requests(self) -> int:
-        """Requests so far that came from where no rollout is known, nor meant to be."""
+        """Requests so far outside any rollout that were not meant to be so."""
         return self._translator.untagged_requests
 
     def complete(self, request: lm15.Request) -> lm15.Response:

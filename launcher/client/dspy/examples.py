@@ -1,4 +1,4 @@
-"""The examples an optimizer is given: checked before anything is asked, with what is odd about them.
+"""The examples an optimizer is given: checks them before any request, with warnings.
 
 Neighbours: `grpo.py` and `validation.py` check theirs here. Knows nothing of programs or of training.
 """
@@ -35,7 +35,7 @@ def check_examples(name: str, items: Iterable[Any] | None) -> list[dspy.Example]
 
 
 def example_warnings(trainset: list[dspy.Example], valset: list[dspy.Example], per_step: int) -> list[str]:
-    """Warnings for what is allowed and yet seldom intended."""
+    """Warnings for examples that are allowed and yet seldom intended."""
     notes = []
     if per_step > len(trainset):
         notes.append(

@@ -1,8 +1,8 @@
 """Failures of other models in a run, by name: of an LM that the program asks, or of a judge in the metric.
 
-Neighbours: `rollouts.py` puts the watch among DSPy's callbacks, `program_rollout.py` keeps what it finds.
-Such a failure says nothing about the policy, also where the program or the metric swallows the
-exception. A predictor is judged by how it ends: an adapter may try again within it. Knows nothing of rewards.
+Neighbours: `rollouts.py` puts the watch among DSPy's callbacks, `program_rollout.py` keeps its finds. Such a
+failure tells nothing about the policy, also if the program or the metric swallows the exception. A predictor
+is judged by how it ends: an adapter may try again within it. Knows nothing of rewards.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class ExternalFailureCallback(BaseCallback):
         self._end(call_id, exception)
 
     def on_lm_start(self, call_id: str, instance: Any, inputs: dict[str, Any]) -> None:
-        if not isinstance(_innermost_module(), dspy.Predict):  # a predictor says itself how it ended
+        if not isinstance(_innermost_module(), dspy.Predict):  # a predictor reports its own end
             self._begin(call_id, instance)
 
     def on_lm_end(
@@ -81,7 +81,7 @@ def in_metric(rollout: ProgramRollout) -> Iterator[None]:
         "callbacks": [*(dspy.settings.callbacks or []), EXTERNAL_FAILURES],
     }
     if is_fallback_lm(dspy.settings.lm):
-        settings["lm"] = None  # the policy is nobody's judge unless somebody says so
+        settings["lm"] = None  # the policy is no judge unless the user configures it
     with no_rollout(), dspy.context(**settings):
         yield
 

@@ -1,7 +1,7 @@
-"""The examples of an imitation under way, kept in the run's folder for a program that is started again.
+"""The examples of an imitation in progress, kept in the run's folder for a program that is started again.
 
-DSPy makes them by running the program, and the policy that answers it then is another one half-way through: a
-restarted job goes on with the very examples that it began with.
+DSPy makes them by running the program, and half-way through a job the policy's answers differ: a restarted
+job goes on with the very examples that it began with.
 Neighbours: `training_job.py` alone. Knows nothing of steps.
 """
 
@@ -18,7 +18,7 @@ from launcher.client.schema import SupervisedExample
 def load_or_save(
     folder: Path | None, place: Place, examples: Sequence[SupervisedExample]
 ) -> Sequence[SupervisedExample]:
-    """Those that the job at this place began with; these, where it begins now or where none are found."""
+    """The examples that the job at this place began with; `examples` if it begins now or none are found."""
     if folder is None or not folder.is_dir():
         return examples
     path = folder / f"finetune-{place.id}.jsonl"

@@ -1,8 +1,8 @@
 """Finished rollouts as the groups of one step: one for each example and each predictor that asked the policy.
 
-Neighbours: `rollouts.py` finishes them, `grpo.py` sends the groups, `schema.py` has their form.
-A reward goes to what was sampled, by rollout, predictor and call; text is never rendered or parsed here.
-Knows nothing of DSPy's objects, the wire or the optimizer's loop.
+Neighbours: `rollouts.py` finishes them, `grpo.py` sends the groups, `schema.py` has their form. A reward goes
+to the samples, by rollout, predictor and call; text is never rendered or parsed here. Knows nothing of DSPy's
+objects, the wire or the optimizer's loop.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ class RewardRules:
     def reward(self, finished: FinishedRun, predictor: str, call: int) -> float:
         """The reward of one call of a run that is not excluded.
 
-        The call whose answer did not parse gets the format failure, and so does one cut off at its limit:
-        what it earned so far would reward never coming to an end. The others of a run that came to nothing
-        get the failure, as their own format held.
+        The call whose answer did not parse gets the format failure, and so does one cut off at its limit: the
+        reward it earned so far would teach never coming to an end. The other calls of a failed run get the
+        failure score, because their own format was right.
         """
         rollout = finished.run.rollout
         if (predictor, call) in rollout.unparsed or (predictor, call) in rollout.cut_off:
@@ -52,14 +52,14 @@ EXCLUDED_OUTCOMES = frozenset({"unscored", "lost", "outside", "overdue"})
 
 @dataclass
 class GroupingResult:
-    """The groups of one step, each predictor's rewards, and what became of the runs."""
+    """The groups of one step, each predictor's rewards, and the outcomes of the runs."""
 
     groups: list[Group] = field(default_factory=list)
     rewards: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     # The rewards of each example, of all its predictors.
     by_example: list[list[float]] = field(default_factory=list)
     outcomes: Counter[str] = field(default_factory=Counter)
-    # Trouble by its kind, the first of each kind in full: said once, then only counted.
+    # Troubles by their kind, the first of each kind in full: logged once, then only counted.
     notes: dict[str, str] = field(default_factory=dict)
     # Failures of other models and of judges, by the model's name.
     external_failures: Counter[str] = field(default_factory=Counter)
@@ -69,7 +69,7 @@ class GroupingResult:
     calls_truncated: int = 0
 
     def merged_with(self, more: GroupingResult) -> GroupingResult:
-        """These and those of more examples of the same step."""
+        """The union with the groups of more examples of the same step."""
         rewards = defaultdict[str, list[float]](list)
         for name, values in (*self.rewards.items(), *more.rewards.items()):
             rewards[name] += values
@@ -107,7 +107,8 @@ def build_groups(finished: Sequence[FinishedRun], rules: RewardRules, prefix: st
 
 
 def reason_kind(finished: FinishedRun) -> str:
-    """Outcome and kind of reason: things are counted by it, so what differs from run to run stays out."""
+    """Outcome and kind of reason: things are counted by it, so details that differ from run to run are left
+    out."""
     return f"{finished.outcome}: {(finished.reason or '').partition(':')[0]}"[:_REASON_LENGTH]
 
 
@@ -132,7 +133,7 @@ def _members(
 def _members_of(
     finished: FinishedRun, predictor: str, rules: RewardRules, max_calls: int | None
 ) -> list[Member]:
-    """One member for all the predictor's calls, or one for each where it needs to be told apart."""
+    """One member for all the predictor's calls, or one for each call if they need different rewards."""
     rollout = finished.run.rollout
     made = rollout.calls[predictor]
     if finished.outcome in EXCLUDED_OUTCOMES:

@@ -4,9 +4,9 @@
     optimizer = GRPO(metric=metric, num_train_steps=20, num_rollouts_per_grpo_step=8)
     program = optimizer.compile(program, trainset=train, valset=val)
 
-Its parameters are those of dspy.GRPO and ArborGRPO, each with its meaning or refused by name; the loop is
-our own, because theirs trains re-rendered text and throws rollouts away. Neighbours: `parameters.py` says
-what may be asked for, `compile_start.py` where it begins, `training.py` is the loop. Knows nothing of HTTP.
+Its parameters are those of dspy.GRPO and ArborGRPO, each with its meaning or refused by name. The loop is our
+own, because theirs trains re-rendered text and throws rollouts away. Neighbours: `parameters.py` checks the
+parameters, `compile_start.py` finds the beginning, `training.py` is the loop. Knows nothing of HTTP.
 """
 
 from __future__ import annotations
@@ -57,39 +57,40 @@ _MIN_METRIC_FAILURES = 16
 
 
 class GRPO(Teleprompter):
-    """Trains every predictor of the student that asks the policy, jointly, with a group each.
+    """Trains every predictor of the student that uses the policy, jointly, with a group each.
 
     One step takes `num_dspy_examples_per_grpo_step` examples and runs the student
     `num_rollouts_per_grpo_step` times on each, at `train_kwargs["temperature"]` (default 1.0). The metric's
-    score is the reward of all that was sampled in a run; a metric may add `predictor_scores={name: score}` to
-    its `dspy.Prediction(score=...)` to judge predictors by themselves. An answer that does not parse, or was
-    cut off at its length limit, gives its predictor `format_failure_score`; a program that raises,
-    `failure_score`; a metric that raises or returns None excludes the run, counted, and one that always does
-    fails the training. So does an endpoint that stays away, and a training in which no step taught anything.
+    score is the reward of all samples in a run; a metric may add `predictor_scores={name: score}` to its
+    `dspy.Prediction(score=...)` to judge predictors one by one. An answer that does not parse, or was cut off
+    at its length limit, gives its predictor `format_failure_score`; a program that raises, `failure_score`; a
+    metric that raises or returns None excludes the run, which is counted. A metric that always does fails the
+    training. So does an endpoint that stays away, and a training in which no step taught anything.
 
     Every `num_steps_for_val` steps, before the first and after the last the student is scored greedily on the
     `valset` (`use_train_as_val` takes the trainset). `checkpoint`: "single-best" and "improvements" pin each
-    improvement (`Session.pin`) and serve the best at the end; "none" neither. `dynamic_sampling`: where all
+    improvement (`Session.pin`) and serve the best at the end; "none" does neither. `dynamic_sampling`: if all
     rewards of an example are equal another one is rolled out, with at most three times the step's rollouts
     more (True), so many more (a number) or none (False).
 
-    `staleness` N rolls out up to N steps ahead of the one that trains: a step leaves with the first examples
-    that are done. One that is not goes into a later step, or is left out, counted and replaced where it would
-    be older than N steps. Validations go on beside them.
+    `staleness` N rolls out up to N steps ahead of the one that trains: a step takes the first examples that
+    are done. An example that is not done goes into a later step. If it would be older than N steps, it is
+    left out, counted and replaced. Validations go on beside them.
 
     A run that takes longer than `rollout_seconds`, the metric's time included, is left behind and excluded;
-    one that asks the policy more than `rollout_calls` times is stopped and gets the failure score. A run that
-    another model or a judge failed is excluded, and counted by that model. `num_threads` runs are under way
-    at once; None is as many as the engines have places for, up to 256 or a step's.
+    one that calls the policy more than `rollout_calls` times is stopped and gets the failure score. A run
+    that another model or a judge failed is excluded, and counted by that model. `num_threads` runs go on at
+    once; None is as many as the engines have places for, up to 256 or a step's.
 
-    `train_kwargs` are those of Arbor and TRL, for these steps alone: learning rate, schedule, loss, clips
-    and so on change each step; what was decided when the run started (LoRA, GPUs) is compared, and refused
-    with the `launch` line that fits; a keyword without effect is logged. They and `adapter` may be given by
-    LM, where all LMs are the policy. `num_samples_per_input` is an older name of num_rollouts_per_grpo_step.
+    `train_kwargs` are those of Arbor and TRL, for these steps alone: learning rate, schedule, loss, clips and
+    so on change each step. Keywords that were decided when the run started (LoRA, GPUs) are compared, and a
+    difference is refused with the `launch` line that fits. A keyword without effect is logged. They and
+    `adapter` may be given by LM, if all LMs are the policy. `num_samples_per_input` is an older name of
+    num_rollouts_per_grpo_step.
 
     `resume` None goes on where a killed life of this program stopped, when `launch --resume` has started it
-    again; any other program begins at step 0, on the policy as it is. True goes on where the run's last step
-    was left, whoever made it; False never does.
+    again; any other program begins at step 0, on the present policy. True goes on after the run's last step,
+    whichever program made it; False never does.
 
     Alarms (see `alarms.Thresholds`, changed by `alarms={"length": 3.0}`) are logged once each;
     `on_alarm="stop"` ends the training at the first, with the best policy served.
@@ -174,9 +175,7 @@ class GRPO(Teleprompter):
         check_parameters(self)
         check_train_kwargs(self.train_kwargs)
         self._thresholds = Thresholds.of(alarms)
-        self._resolved = (
-            ResolvedTrainKwargs()
-        )  # what the train_kwargs of the compile under way are on its run
+        self._resolved = ResolvedTrainKwargs()  # the resolved train_kwargs of the compile in progress
 
     def compile(  # pyright: ignore[reportIncompatibleMethodOverride] - positional too, as dspy.GRPO's is
         self,
@@ -186,12 +185,11 @@ class GRPO(Teleprompter):
         valset: Sequence[dspy.Example] | None = None,
         **kwargs: Any,
     ) -> dspy.Module:
-        """Train; the student itself is returned, its predictors asking the trained version by its name.
+        """Train; returns the student itself, whose predictors use the trained version by its name.
 
-        To compare, take a copy made before, which goes on asking its own version, or
-        `PolicyLM(model="base")`, the model before any training. Raises
-        TypeError and ValueError for what cannot be trained, EndpointLost, StepFailed and TrainingFailed when
-        training cannot go on.
+        To compare, take a copy made before, which goes on using its own version, or `PolicyLM(model="base")`,
+        the model before any training. Raises TypeError and ValueError for a program that cannot be trained,
+        EndpointLost, StepFailed and TrainingFailed when training cannot go on.
         """
         if kwargs:
             raise TypeError(f"GRPO.compile() does not accept {', '.join(sorted(kwargs))}")
@@ -329,7 +327,8 @@ class GRPO(Teleprompter):
         )
 
     def _pin_program_version(self, training: Training, trained: TrainedPredictors) -> None:
-        """The program asks the version it was compiled to by its name, whatever is trained after it (C55)."""
+        """Make the program use the version it was compiled to by its name, whatever is trained after it
+        (C55)."""
         if (name := training.place.made) is not None:
             version = int(parse_version(name) or 0)
         else:

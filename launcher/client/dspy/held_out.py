@@ -1,7 +1,7 @@
-"""The held-out set of one training: scored when it is due, the best policy on it served at the end.
+"""The held-out set of one training: scores it when due, and serves the best policy at the end.
 
-Neighbours: `training.py` says when, `validation.py` scores, `score_comparison.py` says what is better,
-`training_place.py` keeps what was found. Knows nothing of rollouts, groups or steps.
+Neighbours: `training.py` decides when, `validation.py` scores, `score_comparison.py` compares,
+`training_place.py` keeps the results. Knows nothing of rollouts, groups or steps.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _REPORTED_FIGURES = ("standard_error", "parse_rate", "cut_off_rate")
 
 @dataclass(frozen=True)
 class ValidationResult:
-    """One validation, before it is compared. `train_score`: of the trainset, where that was asked for."""
+    """One validation, before it is compared. `train_score`: of the trainset, if requested."""
 
     evaluation: Evaluation
     train_score: float | None
@@ -40,7 +40,7 @@ class ValidationResult:
 
 @dataclass
 class HeldOutSet:
-    """`train` is scored as well where that was asked for; `evaluate` runs the program greedily."""
+    """`train` is scored as well if requested; `evaluate` runs the program greedily."""
 
     examples: Sequence[dspy.Example]
     train: Sequence[dspy.Example]
@@ -52,11 +52,11 @@ class HeldOutSet:
     last: tuple[Validated, Scores] | None = None
 
     def needs_score(self, place: Place, step: int) -> bool:
-        """Whether the policy after `step` steps is still to be scored."""
+        """Whether the policy after `step` steps still has no score."""
         return bool(self.examples) and place.validated(step) is None
 
     def score(self, model: str | None = None) -> ValidationResult:
-        """Of the newest version, or the one of this name. Raises TrainingFailed where nothing has a score."""
+        """Of the newest version, or the one of this name. Raises TrainingFailed if nothing has a score."""
         began = time.monotonic()
         evaluation = self._evaluate_or_raise(model)
         train_score = self.evaluate(self.train, model).score if self.train else None
@@ -119,7 +119,7 @@ class HeldOutSet:
             )
 
     def last_is_comparable(self) -> bool:
-        """Whether the last validation says enough to be compared."""
+        """Whether the last validation has enough scores to be compared."""
         return self.last is not None and is_comparable(self.last[1])
 
     def restore_best(self, place: Place) -> StepStatus | None:

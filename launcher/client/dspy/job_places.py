@@ -1,8 +1,8 @@
-"""Where a job of DSPy's own weight optimizers stands: a place among this program's trainings, as GRPO's is.
+"""The place of a job of DSPy's own weight optimizers among this program's trainings, as GRPO's is.
 
-So that a restarted program goes on within it, and what came before or after it is told apart from it.
+By it a restarted program goes on within the job, and earlier and later trainings are told apart from it.
 Neighbours: `training_job.py` and `reinforce_job.py` begin here, `compile_start.py` and `training_place.py`
-know how. Knows nothing of what is trained.
+have the rules. Knows nothing of the training itself.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from launcher.client.dspy.compile_start import CompileStart, begin_compile
 from launcher.client.dspy.training_place import OptimizerWork, Place, digest_of
 from launcher.client.session import Session
 
-# The jobs say themselves where they begin: how many steps there are is theirs to know.
+# The jobs decide themselves where they begin, because only they know their number of steps.
 _UNKNOWN_STEPS = sys.maxsize
 
 

@@ -1,7 +1,7 @@
 """`train_kwargs` of DSPy's weight optimizers: the keywords that the run resolves, and the notes on them.
 
-Neighbours: `training_job.py` and `reinforce_job.py` ask; `client/train_kwargs.py` asks the run. What says how
-much is trained, and not how, is taken out here: it belongs to whoever makes the steps.
+Neighbours: `training_job.py` and `reinforce_job.py` ask; `client/train_kwargs.py` asks the run. Keywords for
+the amount of training are taken out here: they belong to the job that makes the steps.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 from launcher.client.session import Session
 from launcher.client.train_kwargs import ResolvedTrainKwargs, resolve
 
-# What DSPy itself adds, and what the jobs here read themselves.
+# Keywords that DSPy itself adds, and those that the jobs here read themselves.
 _READ_BY_JOBS = frozenset(
     {
         "num_generations",
@@ -28,9 +28,9 @@ _READ_BY_JOBS = frozenset(
 def resolve_for_job(
     session: Session, train_kwargs: Mapping[str, Any], say: Callable[[str], Any], steps: int | None = None
 ) -> ResolvedTrainKwargs:
-    """Ask the run; each note is logged. `steps`: how many there will be, where that is known.
+    """Resolve the keywords on the run; each note is logged. `steps`: their number, if it is known.
 
-    Raises what `ask` raises: TrainingFailed where the run would have to be another one.
+    Raises the errors of `resolve`: TrainingFailed if the run would have to be another one.
     """
     asked = {name: value for name, value in train_kwargs.items() if name not in _READ_BY_JOBS}
     found = resolve(session.connection, asked, steps, strict=False)

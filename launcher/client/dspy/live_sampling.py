@@ -1,11 +1,11 @@
-"""Whether requests outside any rollout may be trained: only while DSPy's own GRPO samples.
+"""Tells whether requests outside any rollout may be trained: only while DSPy's own GRPO samples.
 
-What nobody tagged is an evaluation, a prompt optimizer's attempt or a judge's word: no training material, and
-never what a group given as text means (C48). The exception is the LM that a ReinforceJob trains, while it
-does: DSPy's GRPO tags nothing. Its own validations ask that same LM, so nothing tells them apart from its
-rollouts but that the newest answer is meant, and each only once.
-Neighbours: `reinforce_job.py` begins and ends it, `lm.py` says which LM is calling, `engine.py` asks here.
-Knows nothing of HTTP, steps or programs.
+An untagged request is an evaluation, a prompt optimizer's attempt or a judge's: never training material, and
+never a match for a group given as text (C48). The exception is the LM that a ReinforceJob trains, while it
+does, because DSPy's GRPO tags nothing. Its own validations use that same LM. The only difference from its
+rollouts is that a group means the newest answer, and each answer only once.
+Neighbours: `reinforce_job.py` begins and ends it, `lm.py` knows the calling LM, `engine.py` asks here. Knows
+nothing of HTTP, steps or programs.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from typing import Any
 
 @dataclass
 class LiveSampling:
-    """One job's: copies of its LM made meanwhile share it, as BestOfN makes some within a rollout.
+    """The sampling of one job. Copies of its LM made meanwhile share it; BestOfN makes some within a rollout.
 
-    `asked` replaces the LM's settings: trained answers are sampled from the policy as it is (C9).
+    `overrides` replace the LM's settings: trained answers come from the policy's own distribution (C9).
     """
 
     overrides: Mapping[str, Any] = field(default_factory=dict)

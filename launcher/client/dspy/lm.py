@@ -1,10 +1,9 @@
 """The run's policy as a DSPy LM.
 
 Neighbours: `engine.py` sends its requests, `grpo.py` trains the predictors that hold one, `tagging.py` tags,
-`default_lm_fallback.py` has one answer what DSPy's optimizers have left without an LM, `provider.py` trains
-it for DSPy's own weight optimizers.
-Works with every adapter, `n`, `temperature`, `max_tokens`, `stop` and `tools`, in threads and async.
-Knows nothing of rewards or steps.
+`default_lm_fallback.py` makes one the default for programs that DSPy's optimizers have left without an LM,
+`provider.py` trains it for DSPy's own weight optimizers. Works with every adapter, `n`, `temperature`,
+`max_tokens`, `stop` and `tools`, in threads and async. Knows nothing of rewards or steps.
 """
 
 from __future__ import annotations
@@ -23,24 +22,24 @@ from launcher.client.dspy.tagging import current_rollout
 from launcher.client.dspy.version_names import parse_version, served_version_name
 from launcher.client.session import Session, connect
 
-# What a saved state has that the constructor of a new run's LM decides itself.
+# Fields of a saved state that the constructor of a new run's LM decides itself.
 _NOT_RESTORED = (LM_CLASS_STATE_KEY, "model", "model_type", "num_retries", "cache")
 
 
 class PolicyLM(dspy.LM):
     """The policy being trained, on the run this program was started in.
 
-    `model` is the run's base name, which means the newest version. A program that was compiled asks the
-    version it was compiled to, by name (`policy@v12+3f2a9c1b4d5e`): those weights or an error. A copy that
-    came with a copy of its program goes on asking what it asks when a training begins. The model before any
-    training is `PolicyLM(run, model="base")`. With `cache=True` the name is today's version, as the name is
-    the cache's key; a rollout, and what means the newest, is never answered from a cache. `extra_body` goes
-    into each request as it is: `chat_template_kwargs`, `min_p`, … Other keyword arguments are dspy.LM's. What
-    is asked outside a rollout is an evaluation, never trained. DSPy's own BootstrapFinetune and GRPO train
-    it as well (`provider.py`). Raises NotConnected outside a run.
+    `model` is the run's base name, which means the newest version. A compiled program uses the version it was
+    compiled to, by name (`policy@v12+3f2a9c1b4d5e`): those weights or an error. A copy that came with a copy
+    of its program keeps the version that it uses when a training begins. The model before any training is
+    `PolicyLM(run, model="base")`. With `cache=True` the name is that of the present version, as the name is
+    the cache's key; a rollout, and a request for the newest version, is never answered from a cache.
+    `extra_body` goes into each request unchanged: `chat_template_kwargs`, `min_p`, … Other keyword arguments
+    are dspy.LM's. A request outside a rollout is an evaluation, never trained. DSPy's own BootstrapFinetune
+    and GRPO train it as well (`provider.py`). Raises NotConnected outside a run.
     """
 
-    # What is saved names the class by its public place, which stays.
+    # Saved programs name the class by its public place, which stays.
     __module__ = "launcher.client"
 
     def __init__(
@@ -101,11 +100,11 @@ class PolicyLM(dspy.LM):
         return copied
 
     def use_version(self, model: str) -> None:
-        """Ask this version from here on: what a program was compiled to."""
+        """Use this version from here on: the one that a program was compiled to."""
         self.model, self.compiled = model, True
 
     def copy(self, **kwargs: Any) -> Any:
-        """See dspy.LM. One with a version's name of its own asks that, whatever is trained."""
+        """See dspy.LM. A copy of an LM that names a version keeps it, whatever is trained."""
         copied = super().copy(**kwargs)
         if "model" in kwargs:
             copied.compiled = parse_version(copied.model) is not None
@@ -114,7 +113,7 @@ class PolicyLM(dspy.LM):
         return copied
 
     def infer_provider(self) -> Any:
-        """The provider for DSPy's own weight optimizers: its run, where this DSPy has their classes."""
+        """The provider for DSPy's own weight optimizers: its run, if this DSPy has their classes."""
         if not dspy_compat.has_training_jobs():
             return super().infer_provider()
         from launcher.client.dspy.provider import SlipwayProvider
@@ -132,7 +131,8 @@ class PolicyLM(dspy.LM):
             return await super().acall(prompt, messages=messages, **self._with_cache_key(kwargs))
 
     def _with_cache_key(self, kwargs: dict[str, Any]) -> dict[str, Any]:
-        """The same with what tells answers in DSPy's cache apart beside the model's name.
+        """The same arguments with the fields that tell answers in DSPy's cache apart, beside the model's
+        name.
 
         The cache outlives the run, and every run has a `policy@v3`. No answer from it inside a rollout: it
         would be another rollout's sample.
@@ -149,7 +149,7 @@ class PolicyLM(dspy.LM):
         return {**kwargs, "rollout_id": int(hashlib.sha256(key.encode()).hexdigest()[:12], 16)}
 
     def _warn_zero_temp_rollout(self, temperature: float | None, rollout_id: Any) -> None:
-        """Not said: here it is what tells runs apart, at any temperature."""
+        """Not logged: here the id tells runs apart, at any temperature."""
 
     def _log_fallback_use(self) -> None:
         if self.is_fallback and current_rollout() is None:

@@ -1,8 +1,9 @@
-"""Which run a plain LM asks: this one, by its address or by the name of its model, or somebody else's.
+"""Tells whether a plain LM uses this run, by its address or by the name of its model, or another server.
 
-Neighbours: `programs.py` trains what asks this run, `external_failures.py` counts what asks another.
-`--openai-env` puts the run's address where all clients of OpenAI's look, also those that were meant for
-OpenAI: by that alone, a model that the run does not have never means it (X10). Knows nothing of programs.
+Neighbours: `programs.py` trains LMs of this run, `external_failures.py` counts failures of others.
+`--openai-env` sets the run's address for all clients of OpenAI's, also those that were meant for OpenAI. By
+that variable alone, a model that the run does not have never counts as the run's (X10). Knows nothing of
+programs.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ SET_API_BASE_HINT = (
 
 
 def targets_run(lm: dspy.LM, connection: Connection) -> bool:
-    """Whether a plain LM asks this run: by an address of its own, else by a name that the run has.
+    """Whether a plain LM uses this run: by an address of its own, else by a name that the run has.
 
-    Raises ValueError for one that wants Arbor's server here with a model that the run does not have.
+    Raises ValueError for an LM of Arbor's server here with a model that the run does not have.
     """
     base = _explicit_base_url(lm)
     if base:
@@ -43,7 +44,7 @@ def targets_run(lm: dspy.LM, connection: Connection) -> bool:
 def targets_run_by_environment(lm: Any, address: str | None = None) -> bool:
     """Whether its requests come to this run by the environment alone, and not by a name of the policy's.
 
-    `address`: the run's; None: that of the run this program was started in.
+    `address`: the run's; None: the address of the run this program was started in.
     """
     address = address or os.environ.get("LAUNCH_BASE_URL")
     return (
@@ -72,7 +73,7 @@ def _is_same_endpoint(base: str, address: str) -> bool:
 
 
 def _unknown_model_error(model: str, connection: Connection) -> str | None:
-    """None for a model that the run answers to, else what it says."""
+    """None for a model that the run answers to, else the run's error message."""
     response = connection.wire.send("GET", f"/v1/models/{quote(model, safe='/:@+')}")
     if response.status_code != _NOT_FOUND:
         return None

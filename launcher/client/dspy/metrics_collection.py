@@ -1,4 +1,4 @@
-"""A trained step as alarms look at it: measured on the answers, on the groups and by the trainer.
+"""The measurements of a trained step for the alarms: of the answers, of the groups and by the trainer.
 
 Neighbours: `training.py` asks after each step, `alarms.py` judges. Knows nothing of thresholds.
 """

@@ -1,8 +1,8 @@
-"""Which examples are to be rolled out at a place, by the names of their tickets.
+"""The examples that are still to be rolled out at a place, by the names of their tickets.
 
 A ticket is named by the step it was planned for and its place there (0 to E-1 the step's own examples, from E
-on those rolled out besides), whatever step it is trained in. Neighbours: `pool.py` says what is outstanding
-and begins it, `training_place.py` keeps it. Knows nothing of examples or runs.
+on those rolled out besides), whatever step it is trained in. Neighbours: `pool.py` has the outstanding
+tickets and begins them, `training_place.py` keeps it. Knows nothing of examples or runs.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Key = tuple[int, int]
 
 @dataclass(frozen=True)
 class Outstanding:
-    """What is to be rolled out at a place: `tickets`, then those of the steps' own from number `next` on.
+    """The tickets to roll out at a place: `tickets`, then the steps' own from number `next` on.
 
     Own ticket `e` of step `s` has the number `s * E + e`. `extras`: by planned step, how many examples were
     rolled out besides its own.

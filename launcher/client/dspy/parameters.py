@@ -1,7 +1,7 @@
 """The checks of an optimizer's parameters: every one of dspy.GRPO and ArborGRPO is taken or refused by name.
 
-Neighbours: `grpo.py` has the parameters, `training.py` what they do. Raises ValueError and TypeError before
-anything is asked of the run. Knows nothing of programs, examples or HTTP.
+Neighbours: `grpo.py` has the parameters, `training.py` uses them. Raises ValueError and TypeError before any
+request to the run. Knows nothing of programs, examples or HTTP.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _REASONS = {
 
 
 class OptimizerParameters(Protocol):
-    """An optimizer, by those of its parameters that are more than one of a kind."""
+    """The parameters of an optimizer that are checked together."""
 
     adapter: Any
     dynamic_sampling: bool | int
@@ -123,8 +123,8 @@ def _check_adapter(adapter: Any) -> None:
 
 
 def check_train_kwargs(train_kwargs: Any) -> None:
-    """Check that they are keywords, and those of sampling: a narrowed distribution would be trained wrongly
-    (C9).
+    """Check that they are keywords, and check those of sampling: a narrowed distribution would be trained
+    wrongly (C9).
 
     The run checks the others.
     """
@@ -155,7 +155,7 @@ def is_by_lm(given: Any) -> bool:
 def value_for_policy(name: str, given: Any, session: Session) -> Any:
     """The value given; of values given by LM, the common one: all these LMs are one policy.
 
-    Raises ValueError where one of them is another model, or the values differ.
+    Raises ValueError if one of them is another model, or the values differ.
     """
     if not is_by_lm(given):
         return given
@@ -171,7 +171,7 @@ def value_for_policy(name: str, given: Any, session: Session) -> Any:
 
 
 def resolve_num_rollouts(rollouts: int, samples: int | None) -> int:
-    """`num_samples_per_input` is an older name of `num_rollouts_per_grpo_step`; 8 is what nobody has said."""
+    """`num_samples_per_input` is an older name of `num_rollouts_per_grpo_step`; the default is 8."""
     if samples is None or samples == rollouts:
         return rollouts
     if rollouts != DEFAULT_ROLLOUTS:
@@ -190,7 +190,7 @@ def deprecated_name_warnings(samples: int | None) -> list[str]:
 
 
 def check_sampling(train_kwargs: Mapping[str, Any], policies: Sequence[PolicyLM]) -> None:
-    """A setting given both here and on the LM must have the same value: nobody could tell which is meant."""
+    """A setting given both here and on the LM must have the same value, because neither takes precedence."""
     for name, value in train_kwargs.items():
         for policy in policies if name == "temperature" or name in NEUTRAL_VALUES else ():
             other = policy.kwargs.get(name, policy.policy.extra_body.get(name))

@@ -1,8 +1,8 @@
-"""The policy's answers that did not parse, also where the program swallows the exception.
+"""The policy's answers that did not parse, also if the program swallows the exception.
 
-Neighbours: `rollouts.py` puts the watch among DSPy's callbacks for each run; `program_rollout.py` keeps what
-it finds; `grouping.py` gives such an answer the format failure, for the tokens that were sampled. An answer
-is judged once, by the outermost adapter that read it. Knows nothing of rewards or of HTTP.
+Neighbours: `rollouts.py` puts the watch among DSPy's callbacks for each run; `program_rollout.py` keeps its
+finds; `grouping.py` gives such an answer the format failure, for the tokens that were sampled. An answer is
+judged once, by the outermost adapter that read it. Knows nothing of rewards or of HTTP.
 """
 
 from __future__ import annotations

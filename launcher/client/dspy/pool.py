@@ -1,10 +1,10 @@
-"""The rollouts under way, over the bounds of steps: always as many as may be, none older than it may be.
+"""The rollouts in progress, across the bounds of steps: always as many as allowed, none older than allowed.
 
 A ticket is begun when no more than `staleness` steps are ahead of it, as AReaL admits rollouts (arXiv
-2505.24298): with `staleness` 0 exactly one step's are under way, which is a barrier. A step leaves with the
-oldest tickets that are done; one that is not goes into a later step, or is left out as "stale" where it
-would be older than `staleness` steps. Neighbours: `rolling.py` says what a ticket is, `workers.py` do the
-runs, `training.py` takes steps out. Knows nothing of examples, rewards or the wire.
+2505.24298): with `staleness` 0 exactly one step's are in progress, which is a barrier. A step takes the
+oldest tickets that are done. One that is not done goes into a later step, or is left out as "stale" if it
+would be older than `staleness` steps. Neighbours: `rolling.py` makes tickets, `workers.py` do the runs,
+`training.py` takes steps out. Knows nothing of examples, rewards or the wire.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _Awaited = TypeVar("_Awaited")
 
 @dataclass(frozen=True)
 class Bounds:
-    """Of a training: its steps, the examples of each, how many besides where these are flat, and how old."""
+    """A training's steps, the examples of each, the extra ones for zero-variance ones, and the age."""
 
     steps: int
     per_step: int
@@ -37,7 +37,8 @@ class Bounds:
 class Taken:
     """The tickets of one step, the oldest first, and those that were left out since the step before.
 
-    `outstanding`: what is to be rolled out otherwise than the steps to come say; None: nothing is.
+    `outstanding`: the tickets to roll out that do not follow from the number of steps; None if there are
+    none.
     """
 
     tickets: list[Ticket]
@@ -73,19 +74,19 @@ class Pool:
         self._most_places = 0
 
     def begin_allowed(self, done: int) -> None:
-        """Begin what may be begun once `done` steps are done."""
+        """Begin the tickets that are allowed once `done` steps are done."""
         with self.workers.changed:
             ahead = min(done + 1 + self._bounds.staleness, self._bounds.steps)
             self._most_places = ahead * self._bounds.per_step
             self._fill()
 
     def begin_allowed_after(self, done: int, awaited: Callable[[], _Awaited]) -> BackgroundCall[_Awaited]:
-        """The same once `awaited`, called while runs go on, has returned. What it raises ends the runs."""
+        """The same once `awaited`, called while runs go on, has returned. Its errors end the runs."""
 
         def wait() -> _Awaited:
             try:
                 found = awaited()
-            except BaseException as error:  # a Ctrl-C too: who waits for the runs is told, and it goes on
+            except BaseException as error:  # a Ctrl-C too: the waiting thread gets it, and it is raised again
                 self.workers.fail(error)
                 raise
             self.begin_allowed(done)
@@ -100,12 +101,12 @@ class Pool:
         left_out: Callable[[], None] = lambda: None,
         is_served: bool = True,
     ) -> Taken:
-        """The tickets of the next step, once there are enough. Raises what a run raises, and `left_out`.
+        """The tickets of the next step, once there are enough. Raises the errors of runs and of `left_out`.
 
-        `newest`: the version that the step is trained on; None where nothing was trained that could make one
-        older. `is_served`: it answers already, or else what may be begun after it waits for a
-        `begin_allowed`. `left_out` is called when tickets were left out and there are too few of others:
-        where the newest version is not served any more, all that is begun would be left out, for ever.
+        `newest`: the version that the step is trained on; None if nothing was trained that could make one
+        older. `is_served`: whether it answers already; otherwise the tickets after it wait for a
+        `begin_allowed`. `left_out` is called when tickets were left out and too few others are there: if the
+        newest version is not served any more, every new ticket would be left out, for ever.
         """
         if is_served:
             self.begin_allowed(done)
@@ -127,7 +128,7 @@ class Pool:
         return Taken(tickets, stale, self._outstanding(done + 1))
 
     def end(self) -> list[Ticket]:
-        """No run is under way from here on: the tickets that were begun, and are in no step."""
+        """No run is in progress from here on: the tickets that were begun, and are in no step."""
         with self.workers.changed:
             self.workers.stop()
             left = [*self._open.values(), *self._stale]
@@ -191,7 +192,7 @@ class Pool:
         self._fill()
 
     def _is_stale(self, ticket: Ticket, newest: int | None) -> bool:
-        # At 0 nothing is trained while a rollout is under way.
+        # At 0 nothing is trained while a rollout is in progress.
         if newest is None or not self._bounds.staleness:
             return False
         oldest = ticket.oldest()
@@ -212,7 +213,8 @@ class Pool:
         return key[0] * self._bounds.per_step + key[1]
 
     def _outstanding(self, done: int) -> Outstanding | None:
-        """Of what was begun only what comes before the last that was taken: the rest comes by itself."""
+        """The tickets in progress that come before the last one taken; later ones follow from the number of
+        steps."""
         per_step = self._bounds.per_step
         keys = sorted({*self._open, *self._again})
         before = tuple(it for it in keys if it[1] >= per_step or self._number(it) < self._after_taken)

@@ -1,4 +1,4 @@
-"""The predictors of a DSPy program by name, found by identity; and which of them is calling.
+"""The predictors of a DSPy program by name, found by identity; and the one that is calling.
 
 Neighbours: `program_rollout.py` counts by these names, `programs.py` decides which are trained. Knows nothing
 of rollouts.

@@ -1,8 +1,8 @@
-"""Loading a saved program so that it asks this run, or the LM it is given, and never anybody else.
+"""Loads a saved program so that it uses this run, or the LM it is given, and never any other.
 
-`program.save("program.json")` writes no address and no key. Loaded by DSPy alone, a program that asked the
-policy is refused (its LM is a class of ours), and one saved with a plain LM would ask OpenAI with the user's
-own key. Neighbours: `lm.py` is what a predictor of the policy gets. Knows nothing of training.
+`program.save("program.json")` writes no address and no key. Loaded by DSPy alone, a program that used the
+policy is refused (its LM is a class of ours), and one saved with a plain LM would call OpenAI with the user's
+own key. Neighbours: `lm.py` has the policy's LM. Knows nothing of training.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dspy.clients.base_lm import LM_CLASS_STATE_KEY, BaseLM
 from launcher.client.dspy.lm import PolicyLM
 from launcher.client.session import Session, connect
 
-# By its public place, which stays; and by where it once stood, for what was saved then.
+# By its public place, which stays; and by its earlier place, for programs that were saved then.
 _POLICY_LM_CLASSES = (f"{PolicyLM.__module__}.{PolicyLM.__qualname__}", "launcher.client.lm.PolicyLM")
 
 
@@ -28,13 +28,13 @@ def load(
     *,
     session: Session | None = None,
 ) -> dspy.Module:
-    """Load what `program.save(path)` wrote into `program` (in place), prompts, demos and all.
+    """Load a file of `program.save(path)` into `program` (in place), with prompts and demos.
 
-    A predictor that asked the policy asks the newest version on the run this program is in, with the settings
-    it was saved with; with `lm` it asks that instead: the trained weights served elsewhere, for one. A
-    predictor that asked another model is left without an LM unless `lm` is given, as a saved state has no
-    address: set one with `set_lm`. Raises NotConnected outside a run when no `lm` is given, ValueError for
-    another kind of file.
+    A predictor of the policy uses the newest version on the run this program is in, with the settings it was
+    saved with; with `lm` it uses that instead, such as the trained weights served elsewhere. A predictor of
+    another model is left without an LM unless `lm` is given, because a saved state has no address: set one
+    with `set_lm`. Raises NotConnected outside a run when no `lm` is given, ValueError for another kind of
+    file.
     """
     path = Path(path)
     if path.suffix != ".json":

@@ -1,7 +1,7 @@
-"""One run of a DSPy program on one example: its tags, its calls of the policy, and what came of each.
+"""One run of a DSPy program on one example: its tags, its calls of the policy, and the result of each.
 
-Neighbours: `tagging.py` says which is in force, `engine.py` notes each answer, `rollouts.py` opens one around
-each run. Knows nothing of HTTP, metrics or training.
+Neighbours: `tagging.py` has the rollout in force, `engine.py` notes each answer, `rollouts.py` opens one
+around each run. Knows nothing of HTTP, metrics or training.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from launcher.client.schema import CALL_HEADER, PREDICTOR_HEADER, PURPOSE_HEADER
 
 
 class RolloutEnded(BaseException):
-    """Raised where a program asks on in a run that is over. No Exception: programs swallow those."""
+    """Raised if a program sends requests in a run that is over. No Exception: programs swallow those."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class AnswerRecord:
     empty: bool = False
     # It ended at its length limit and not by itself.
     cut_off: bool = False
-    # None where the endpoint does not say.
+    # None if the endpoint does not tell.
     tokens: int | None = None
     repeated: float = 0.0
 
@@ -38,18 +38,21 @@ class AnswerRecord:
 class ProgramRollout:
     """Tags and tally of one run of a program. Shared by the threads of that run.
 
-    Once it has ended nothing is added: what answers late belongs to no step (its batch went on without it).
+    Once it has ended nothing is added: a late answer belongs to no step, because its batch went on without
+    it.
     """
 
     id: str
     predictors: Predictors
     purpose: Literal["train", "eval"] = "train"
-    # Takes the place of what the program or its LM asks for: training and evaluation sample alike everywhere.
+    # Replaces the sampling settings of the program or its LM: training and evaluation sample alike
+    # everywhere.
     sampling: Mapping[str, Any] = field(default_factory=dict)
     seed: str | None = None
     # The model before training is evaluated in the policy's place.
     uses_base: bool = False
-    # Asked in the place of the newest version, as what is scored beside training is one; the base, of any.
+    # The model used instead of the newest version, for a validation beside training; the base instead of any
+    # version.
     model: str | None = None
     # Requests after which a program is taken to ask for ever.
     max_calls: int | None = None
@@ -62,7 +65,7 @@ class ProgramRollout:
     external_failure_reason: str | None = None
     # The endpoint stayed away for as long as patience lasted.
     is_unreachable: bool = False
-    # What an adapter's parse() raised last: a program that lets it through has an answer that did not parse.
+    # The last error of an adapter's parse(): a program that lets it through has an answer that did not parse.
     parse_error: BaseException | None = None
     # The program has ended and the metric is at work.
     is_in_metric: bool = False
@@ -81,7 +84,7 @@ class ProgramRollout:
         return call
 
     def end(self) -> None:
-        """From here on the program asks in vain, and what answers late is not noted."""
+        """From here on requests of the program fail, and late answers are not noted."""
         with self._lock:
             self._ended = True
 
@@ -111,7 +114,7 @@ class ProgramRollout:
 
     @property
     def reached_call_limit(self) -> bool:
-        """Whether it has made all the requests that it may."""
+        """Whether it has made all its allowed requests."""
         return self.max_calls is not None and self.calls.total() >= self.max_calls
 
     @property

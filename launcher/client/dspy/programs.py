@@ -23,10 +23,10 @@ from launcher.client.session import Session
 
 @dataclass(frozen=True)
 class TrainedPredictors:
-    """The predictors that ask the policy, and what was decided about the others, in words.
+    """The predictors that use the policy, and notes on the others, in words.
 
-    `lm` is put in force while the program runs, for what asks without an LM of its own; None: leave what is.
-    `of_base`: it asks the model before training in the policy's place.
+    `lm` is in force while the program runs, for predictors without an LM of their own; None: the present one
+    stays. `uses_base`: the model before training replaces the policy.
     """
 
     names: tuple[str, ...]
@@ -42,11 +42,11 @@ _USES_BASE = f" uses {BASE_MODEL!r}, the model before training: it is not traine
 def attach_policy(program: dspy.Module, session: Session, may_be_base: bool = False) -> TrainedPredictors:
     """Give the policy to each predictor that should have it, in place.
 
-    A predictor asks the policy when its LM (or the configured one) is a PolicyLM, is a plain LM that points
-    at this run, or is missing altogether (then a note says whose settings it gets). Others keep their LM and
-    are not trained, nor are those of a part that is compiled already. Raises TypeError for what is no
-    program, ValueError when nothing of it would be trained or when it asks another run. `may_be_base`: a
-    program that asks the model before training alone is none of these, as it is only evaluated.
+    A predictor uses the policy when its LM (or the configured one) is a PolicyLM, is a plain LM that points
+    at this run, or is missing altogether (then a note tells the source of its settings). Others keep their LM
+    and are not trained, nor are those of a part that is compiled already. Raises TypeError for an object that
+    is no program, ValueError when nothing of it would be trained or when it uses another run. `may_be_base`:
+    a program that only uses the model before training raises no error, because it is only evaluated.
     """
     if not isinstance(program, dspy.Module):
         raise TypeError(f"the program must be a dspy.Module, not {type(program).__name__}")
@@ -94,10 +94,10 @@ def _environment_warnings(program: dspy.Module, session: Session) -> list[str]:
 
 
 def with_own_lms(program: dspy.Module, trained: TrainedPredictors, model: str) -> TrainedPredictors:
-    """Have each trained predictor ask `model`, by an LM that will take the name of what is trained here.
+    """Give each trained predictor an LM that names `model`, and will later name the trained version.
 
-    An LM that an earlier compile has named stays with the program of that compile, and the configured one
-    with all that asks it: then it is a copy that is named here.
+    An LM that an earlier compile has named stays with the program of that compile, and the configured LM
+    stays with all its users: then a copy is named here.
     """
     own = {id(policy): _own_lm(policy, trained) for policy in trained.policies}
     for policy in own.values():
@@ -130,7 +130,7 @@ def sampling_warnings(policies: Sequence[PolicyLM], temperature: float) -> list[
     return list(dict.fromkeys(notes))
 
 
-# Values that leave the policy's own distribution: accepted, as other optimizers want them said.
+# Values that keep the policy's own distribution: accepted, because programs for other optimizers set them.
 NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
     "top_p": (1, None),
     "top_k": (-1, 0, None),
@@ -142,12 +142,13 @@ NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
 
 
 def is_neutral(name: str, value: Any) -> bool:
-    """Whether a setting leaves the distribution as it is."""
+    """Whether a setting keeps the distribution unchanged."""
     return value in NEUTRAL_VALUES[name]
 
 
 def _default_lm(configured: Any, session: Session) -> tuple[PolicyLM | None, str | None]:
-    """The LM for what has none, and in words whose settings it has, where the user did not configure it.
+    """The default LM for predictors without one, and a note on the source of its settings if the user did not
+    configure it.
 
     DSPy's prompt optimizers return programs without the LM they were given: its settings are kept.
     """
@@ -167,7 +168,7 @@ def _settings_text(lm: PolicyLM) -> str:
 
 
 def _policy_for(lm: Any, session: Session) -> tuple[PolicyLM | None, str | None]:
-    """The policy that stands for this LM, or None when it is another model; and what to say about it."""
+    """The policy that replaces this LM, or None when it is another model; and a note on it."""
     if _is_plain(lm) and targets_run(lm, session.connection):
         if lm.model.rpartition("/")[2].rpartition(":")[2] == BASE_MODEL:
             return None, _USES_BASE
@@ -185,7 +186,7 @@ def _policy_for(lm: Any, session: Session) -> tuple[PolicyLM | None, str | None]
 
 
 def is_policy_lm(lm: Any, session: Session) -> bool:
-    """Whether the LM is this run's policy, or a plain one that asks it."""
+    """Whether the LM is this run's policy, or a plain one that uses it."""
     if isinstance(lm, PolicyLM):
         return lm.session.endpoint.root == session.endpoint.root and not _is_base(lm)
     return _is_plain(lm) and targets_run(lm, session.connection)

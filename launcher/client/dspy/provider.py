@@ -3,9 +3,9 @@
     optimizer = dspy.BootstrapFinetune(metric=metric, train_kwargs={"num_train_epochs": 3})
     program = optimizer.compile(program, trainset)
 
-A PolicyLM has one by itself; any other `dspy.LM` that asks this run takes `provider=SlipwayProvider()`.
-Neighbours: `training_job.py` imitates, `reinforce_job.py` reinforces; `lm.py` has one. Nothing that DSPy asks
-of it starts or ends anything: the run is `launch`'s. Knows nothing of steps.
+A PolicyLM has one by itself; any other `dspy.LM` of this run takes `provider=SlipwayProvider()`.
+Neighbours: `training_job.py` imitates, `reinforce_job.py` reinforces; `lm.py` has one. No call by DSPy starts
+or ends anything: the run is `launch`'s. Knows nothing of steps.
 """
 
 from __future__ import annotations

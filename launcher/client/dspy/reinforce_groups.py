@@ -1,9 +1,9 @@
 """The groups that DSPy's own GRPO hands a job, as the groups of one step of the run: each new one, once.
 
-It fills as many places as ids are listed, with copies of a step's groups and with what an earlier step left
-over; and a group that came out short with copies of its own members. A copy is the very same object, so that
-is how it is told: the same words may well have been sampled twice.
-Neighbours: `reinforce_job.py` sends what is made here. Knows nothing of the run.
+DSPy fills as many places as ids are listed: with copies of a step's groups and with an earlier step's
+leftovers. It also fills a short group with copies of its own members. A copy is recognised because it is the
+very same object; the same words may well have been sampled twice.
+Neighbours: `reinforce_job.py` sends these groups. Knows nothing of the run.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from launcher.client.schema import Group, Member
 
 @dataclass
 class GroupDeduplicator:
-    """Remembers the groups of the last two steps, which holds what is compared in being."""
+    """Remembers the groups of the last two steps, which also keeps their objects alive for comparison."""
 
     copies: int = 0
     _recent: deque[list[Any]] = field(default_factory=lambda: deque(maxlen=2))

@@ -1,10 +1,10 @@
 """One `lm.reinforce(…)` of DSPy's own GRPO: its groups become steps of the run, one for each of its steps.
 
-Neighbours: `provider.py` names it, `reinforce_groups.py` makes the groups of what DSPy hands over,
-`live_sampling.py` lets the LM's untagged answers be trained meanwhile, `job_train_kwargs.py` says what its
-keywords mean. DSPy's loop has no end for what goes wrong, so each of these raises out of it: an endpoint that
-is away, a step that failed, a training in which no step was taken. launcher.client.GRPO is the better loop:
-it trains what was sampled, and is resumed without sampling again. Knows nothing of programs.
+Neighbours: `provider.py` names it, `reinforce_groups.py` converts DSPy's groups, `live_sampling.py` lets the
+LM's untagged answers be trained meanwhile, `job_train_kwargs.py` resolves its keywords. DSPy's loop does not
+end on errors, so these errors are raised out of it: an endpoint that is away, a step that failed, a training
+in which no step was taken. launcher.client.GRPO is the better loop: it trains the sampled tokens, and resumes
+without sampling again. Knows nothing of programs.
 """
 
 from __future__ import annotations
@@ -36,10 +36,11 @@ from launcher.client.schema import Group, StepStatus
 from launcher.client.session import Session, connect
 from launcher.client.train_kwargs import ResolvedTrainKwargs
 
-# So many groups are asked for at first. DSPy throws away what it rolled out beyond the ids that are listed,
-# and fills what is listed beyond that with copies, which are not sent again.
+# The number of groups that are requested at first. DSPy throws away rollouts beyond the listed ids, and fills
+# ids beyond its rollouts with copies, which are not sent again.
 _PENDING_IDS = 256
-# Losses of the machine, and steps of which nothing could be trained, without another step between them.
+# Losses of the machine in a row, with no committed step between them; below it, the same for steps without
+# anything to train.
 _MAX_REWINDS = 3
 _MAX_EMPTY_STEPS = 16
 
@@ -73,7 +74,7 @@ class SlipwayReinforceJob(ReinforceJob):
         need another run.
         """
         _check_adapter()
-        # DSPy's loop does not say how many steps it will make.
+        # DSPy's loop does not tell its number of steps.
         self._resolved: ResolvedTrainKwargs = resolve_for_job(
             self.session, self.train_kwargs, _log, self.train_kwargs.get("max_steps")
         )
@@ -83,7 +84,7 @@ class SlipwayReinforceJob(ReinforceJob):
         self.place: Place = begin_job("dspy reinforce", self.train_kwargs, self.session)
         self._steps_to_skip = math.inf if self.place.superseded else self.place.step
         sampling = LiveSampling({"temperature": temperature})
-        # An exception within DSPy's loop drops the job, and nothing else says that it is over.
+        # An exception within DSPy's loop drops the job, and nothing else reports its end.
         self._release = weakref.finalize(self, _end_sampling, self.lm, sampling)
         self.lm.sampling = sampling
         self._use_newest(self.session.version)
@@ -94,7 +95,7 @@ class SlipwayReinforceJob(ReinforceJob):
             _log(f"{done} were taken before the restart: DSPy samples for them again, none is trained twice")
 
     def terminate(self) -> None:
-        """End. The LM asks what was trained, by its name. Raises TrainingFailed where no step was taken."""
+        """End the job. The LM now names the trained version. Raises TrainingFailed if no step was taken."""
         if self._status != TrainingStatus.running:
             return
         if not self.place.step and not self.place.superseded:
@@ -131,7 +132,7 @@ class SlipwayReinforceJob(ReinforceJob):
             self._end(TrainingStatus.failed)
             raise
 
-    # ------------------------------------------------------------- what the loop reads
+    # ------------------------------------------------------------- attributes for DSPy's loop
 
     @property
     def current_model(self) -> str:
@@ -173,7 +174,7 @@ class SlipwayReinforceJob(ReinforceJob):
     def step(self, train_data: Sequence[Mapping[str, Any]], train_data_format: Any = None) -> None:
         """Train one step on all fresh groups; the LM asks the new version once it is served.
 
-        Raises StepFailed, EndpointLost, and TrainingFailed where nothing can be trained again and again.
+        Raises StepFailed, EndpointLost, and TrainingFailed if nothing can be trained again and again.
         """
         with self._failing_on_error():
             if train_data_format not in (None, TrainDataFormat.GRPO_CHAT):

@@ -1,7 +1,7 @@
 """An optimizer's report: every rollout is trained or counted with its reason.
 
-Neighbours: `training.py` tells it each step and validation. Writes lines to stderr and `grpo.jsonl` into the
-run's folder, of all compiles, each line with its own's id. Knows nothing of how training is done.
+Neighbours: `training.py` reports each step and validation to it. Writes lines to stderr, and `grpo.jsonl`
+into the run's folder: of all compiles, each line with its compile's id. Knows nothing of the training itself.
 """
 
 from __future__ import annotations
@@ -157,7 +157,7 @@ class StepLine:
 
 
 class Journal:
-    """Says each thing once: a line for people, an object for programs."""
+    """Reports each thing once: a line for people, an object for programs."""
 
     def __init__(self, folder: Path | None, steps: int, stream: TextIO | None = None) -> None:
         self._path = folder / "grpo.jsonl" if folder is not None and folder.is_dir() else None
@@ -203,7 +203,7 @@ class Journal:
         self._write("step", asdict(line))
 
     def backfill_step(self, line: StepLine) -> None:
-        """A step that was committed after its program had died; nothing where its line is there."""
+        """A step that was committed after its program had died; nothing if its line is there."""
         if self._path is not None and not any(map(partial(_is_of, line, self._compile), self._lines())):
             self.note(f"step {line.step}/{self._steps} was committed after its program had died: noted now")
             self._write("step", {**asdict(line), "late": True})
@@ -243,7 +243,7 @@ class Journal:
 
 
 def _is_of(line: StepLine, compile_id: str, found: dict[str, Any]) -> bool:
-    """Whether it is that step's line, and not one of a lost machine's that had its number."""
+    """Whether it is that step's line, and not one from a lost machine with the same number."""
     known = {"kind": "step", "compile": compile_id, "step": line.step, "version": line.version}
     return found.items() >= known.items() and found.get("metrics") == line.metrics
 
@@ -263,14 +263,14 @@ def _masked_text(metrics: Mapping[str, float]) -> str:
 
 
 def _staleness_text(lags: Mapping[str, int]) -> list[str]:
-    """How many answers an older version has sampled, where one has."""
+    """The number of answers that older versions sampled, if any."""
     older = sum(count for lag, count in lags.items() if lag != "0")
     oldest = max((int(lag) for lag in lags), default=0)
     return [f"{older} of {sum(lags.values())} up to {plural(oldest, 'step')} old"] if older else []
 
 
 def _excluded_text(outcomes: dict[str, int]) -> list[str]:
-    """The runs of a validation that say nothing about the policy."""
+    """The runs of a validation that tell nothing about the policy."""
     excluded = ("unscored", "lost", "outside", "overdue")
     found = [f"{outcomes[name]} {name}" for name in excluded if outcomes.get(name)]
     return [f"left out: {', '.join(found)}"] if found else []

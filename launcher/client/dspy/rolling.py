@@ -1,10 +1,11 @@
-"""One step's rollouts: its examples' runs, and with dynamic sampling others' where nothing is to learn.
+"""One step's rollouts: its examples' runs, and with dynamic sampling those of others in place of
+zero-variance groups.
 
-Neighbours: `training.py` asks for each step and sends what comes; `pool.py` has the runs under way, those of
-later steps too; `grouping.py` makes the groups, `sampler.py` says which examples. A group whose rewards are
-all equal teaches nothing (DAPO, arXiv 2503.14476): other examples are rolled out besides, up to a bound.
-Every group is sent, those without variance too: the trainer leaves them out, and counts them by that reason.
-Knows nothing of training or of the wire.
+Neighbours: `training.py` asks for each step and sends it; `pool.py` has the runs in progress, also of later
+steps; `grouping.py` makes the groups, `sampler.py` chooses the examples. A group whose rewards are all equal
+teaches nothing (DAPO, arXiv 2503.14476): other examples are rolled out besides, up to a bound. Every group is
+sent, those without variance too: the trainer leaves them out, and counts them by that reason. Knows nothing
+of training or of the wire.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ from launcher.client.dspy.workers import BackgroundCall, Workers, WorkerTask
 from launcher.client.schema import Group
 
 _Result = TypeVar("_Result")
-# Of a step's own rollouts, where nobody says how many more there may be.
+# Of a step's own rollouts, the default bound for extra ones.
 _MAX_EXTRA_FACTOR = 3
 
 
@@ -67,17 +68,18 @@ class Sampling:
     drops_truncated: bool = True
 
     def concurrency(self, of_a_step: int) -> int:
-        """Runs under way at a time, those of later steps among them, where a step has so many."""
+        """The number of runs at a time, including later steps', if a step has `of_a_step`."""
         return self.limits.concurrency(max(of_a_step, MAX_CONCURRENCY), of_a_step)
 
 
 @dataclass(frozen=True)
 class Rolled:
-    """One step's rollouts, before they are trained. `again`: groups that were rolled out for flat ones.
+    """One step's rollouts, before they are trained. `resampled`: the number of groups that
+    were rolled out for zero-variance ones.
 
-    `seconds`: how long the step waited for them. `lags`: of its answers, how many were sampled by a version
-    so many steps older than the one that is served. `stale`: how many examples were left out before it.
-    `outstanding`: see `Taken`.
+    `seconds`: how long the step waited for them. `staleness`: by the number of steps that a version is older
+    than the served one, the number of answers it sampled. `stale`: the number of examples that were left out
+    before it. `outstanding`: see `Taken`.
     """
 
     step: int
@@ -105,9 +107,9 @@ class Rolled:
 
 
 def max_extra_rollouts(asked: bool | int, rollouts: int) -> int:
-    """How many rollouts a step may have besides its own: none, unless it is asked for, whatever the loss.
+    """The number of rollouts that a step may have besides its own: none by default, whatever the loss.
 
-    `rollouts`: the step's own. A number that is asked for is the bound itself.
+    `rollouts`: the step's own. A number given by the user is the bound itself.
     """
     return (_MAX_EXTRA_FACTOR * rollouts if asked else 0) if isinstance(asked, bool) else asked
 
@@ -136,9 +138,9 @@ def sampling_notes(sampling: Sampling, steps: int, examples: int) -> list[str]:
 
 @dataclass
 class Rolling:
-    """Rolls out one step after the other. `report` and `journal` are told what came.
+    """Rolls out one step after the other; `report` and `journal` get the results.
 
-    Between `begin` and `end` runs are under way.
+    Between `begin` and `end` runs are in progress.
     """
 
     program: dspy.Module
@@ -192,14 +194,14 @@ class Rolling:
         self._pool = Pool(bounds, workers, self._ticket, done, outstanding)
 
     def end(self) -> None:
-        """No run is under way any more; those in no step are counted."""
+        """No run is in progress any more; those in no step are counted."""
         pool, self._pool = self._pool, None
         if pool is not None:
             self.report.rollouts_unused += sum(it.begun for it in pool.end())
         self._quiet.close()
 
     def begin_allowed(self, done: int) -> None:
-        """Begin what may be begun once `done` steps are done; at staleness 0 only `step` does."""
+        """Begin the runs that are allowed once `done` steps are done; at staleness 0 only `step` does."""
         if self.staleness:
             self._live.begin_allowed(done)
 
@@ -215,7 +217,7 @@ class Rolling:
         """All rollouts of step `step`, from 0. Raises as `raise_if_unanswered` does, and Rewound."""
         began = time.monotonic()
         if not self.staleness:
-            self._untagged_before = self._untagged_requests()  # what a validation asked was not to be trained
+            self._untagged_before = self._untagged_requests()  # a validation's are not to be trained
         served = self.served
         taken = self._live.take(step, served.committed, served.check_still_served, served.is_newest)
         ended = [it.ended for it in taken.tickets if it.ended is not None]
@@ -326,9 +328,10 @@ class Rolling:
 def zero_variance_examples(
     finished: Iterable[FinishedRun], groups: Iterable[Group], drops_truncated: bool
 ) -> frozenset[int]:
-    """The examples, by their place in the step, of which every group's rewards are known and all equal.
+    """The examples, by their place in the step, whose groups all have known rewards without variance.
 
-    One whose runs say nothing about the policy (a judge was away) is not: others would fare no better.
+    An example whose runs tell nothing about the policy (a judge was away) is not among them: others would
+    fare no better.
     """
     runs = {it.run.rollout.id: it for it in finished}
     varied: dict[int, bool] = {}
@@ -347,7 +350,7 @@ def zero_variance_examples(
 
 
 def _is_cut_off(finished: FinishedRun, predictor: str | None, call: int | None) -> bool:
-    """Whether every answer that a member is about was cut off."""
+    """Whether every answer of a member was cut off."""
     rollout = finished.run.rollout
     calls = range(rollout.calls[predictor or ""]) if call is None else (call,)
     return all((predictor, it) in rollout.cut_off for it in calls)

@@ -1,9 +1,9 @@
-"""Running a program on examples, many at a time: each run ends with its score or the reason for none.
+"""Runs a program on examples, many at a time: each run ends with its score or the reason for none.
 
 Neighbours: `workers.py` runs them side by side, `scoring.py` judges, `tagging.py` tags, `parse_failures.py`
-watches what parses, `external_failures.py` which other models fail, `grouping.py` turns what is finished into
-groups. `training.py` and `validation.py` ask for runs: one code, so that what they find can be compared.
-Knows nothing of steps, the wire or the use of a reward.
+watches the parsing, `external_failures.py` other models' failures, `grouping.py` turns finished runs into
+groups. `training.py` and `validation.py` both run programs by it, so that their scores can be compared. Knows
+nothing of steps, the wire or the use of a reward.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ exception; without an answer from the endpoint; failed by another model or a jud
 
 DEFAULT_CALLS = 256
 RUN_BY_HAND = "run the program once by hand on an example of the"
-# Runs at once where nobody says: as many as an engine takes by default, and no more than judges often allow;
-# where the engines are known to have places for more, so many, or a step's. Each has a thread.
+# Runs at once by default: as many as an engine takes by default, and no more than judges often allow. If the
+# engines are known to have places for more, as many as these, or a step's. Each has a thread.
 DEFAULT_CONCURRENCY = 64
 MAX_CONCURRENCY = 256
-# Before whatever a pool rolls out.
+# Before all runs of a pool.
 _BEFORE_POOL = -1
 
 
@@ -65,12 +65,12 @@ class FinishedRun:
     score: MetricScore | None = None
     reason: str | None = None
     prediction: Any = None
-    # Of one that crashed: the endpoint would not take what it asked, a prompt that has grown too long say.
+    # For a run that crashed: the endpoint refused its request, such as a prompt that has grown too long.
     refused: bool = False
 
     @property
     def parsed(self) -> bool:
-        """Whether every answer of the policy in this run parsed; of one that crashed nobody knows."""
+        """Whether every answer of the policy in this run parsed; unknown for one that crashed."""
         return self.outcome != "crashed" and not self.run.rollout.unparsed
 
     @property
@@ -82,7 +82,8 @@ class FinishedRun:
 def all_failed(finished: Sequence[FinishedRun]) -> bool:
     """Whether the program itself failed in every run.
 
-    The policy may be to blame where it asked for ever or too much, or met an answer that did not parse.
+    The policy may be to blame if the program called it for ever or too often, or met an answer that did not
+    parse.
     """
     return all(
         it.outcome == "crashed"
@@ -105,16 +106,16 @@ class RolloutLimits:
     places: int | None = None
 
     def concurrency(self, runs: int, of_a_step: int = 0) -> int:
-        """How many of so many runs are under way at a time; a step's own may all be."""
+        """How many of so many runs are in progress at a time; a step's own may all be."""
         return self.threads or min(runs, self.places or DEFAULT_CONCURRENCY, max(of_a_step, MAX_CONCURRENCY))
 
 
 @dataclass
 class Runner:
-    """Makes jobs of runs, and of what came of a job a finished run.
+    """Makes jobs of runs, and finished runs of the jobs' results.
 
-    `lm` is put in force for what the program asks without an LM of its own. A run that takes too long is
-    "overdue", and once the endpoint is known to be gone the runs not begun are "lost".
+    `lm` is in force for predictors without an LM of their own. A run that takes too long is "overdue", and
+    once the endpoint is known to be gone the runs not begun are "lost".
     """
 
     program: dspy.Module
@@ -155,8 +156,8 @@ def run_all(
 ) -> list[FinishedRun]:
     """All runs, in their order. Raises TrainingFailed when the metric never scores.
 
-    `workers`: those of a pool, where these come first; else it has its own. When this returns, or raises,
-    none of these runs is under way any more: a program that goes on asks in vain (RolloutEnded).
+    `workers`: a pool's, where these runs come first; else it has its own. When this returns, or raises, all
+    these runs have ended: further requests of a program fail (RolloutEnded).
     """
     at_work = workers or runner.workers(runner.limits.concurrency(len(runs)))
     jobs = [runner.job(run, (_BEFORE_POOL, index)) for index, run in enumerate(runs)]
@@ -184,7 +185,7 @@ def _unfinished(
 
 
 def _run(program: dspy.Module, run: ProgramRun, metric: Metric, settings: Mapping[str, Any]) -> FinishedRun:
-    """One run and its score, in the order of what can go wrong.
+    """One run and its score; the order of the steps is that of the possible errors.
 
     The example is a copy: a program or a metric that writes into it changes no other run's.
     """
@@ -194,7 +195,7 @@ def _run(program: dspy.Module, run: ProgramRun, metric: Metric, settings: Mappin
     with in_rollout(rollout, callbacks=callbacks, trace=[], **settings):
         try:
             prediction = _call(program, example)
-        except (Exception, SystemExit, RolloutEnded) as caught:  # noqa: BLE001 - whatever a user's program raises is an outcome of the run
+        except (Exception, SystemExit, RolloutEnded) as caught:  # noqa: BLE001 - its errors are outcomes
             error = caught
     if rollout.endpoint_errors:
         return FinishedRun(run, "lost", reason=rollout.endpoint_errors[0])
@@ -243,7 +244,7 @@ async def _awaited(answer: Any) -> Any:
 def _copy_example(example: dspy.Example) -> dspy.Example:
     try:
         return copy.deepcopy(example)
-    except Exception:  # noqa: BLE001 - whatever is in it may refuse to be copied; then its fields are shared
+    except Exception:  # noqa: BLE001 - its values may refuse to be copied; then its fields are shared
         return example.copy().with_inputs(*example.inputs().keys())
 
 
@@ -252,7 +253,7 @@ def _is_same_error(error: BaseException | None, other: BaseException | None) -> 
 
 
 def _is_refused(error: BaseException | None) -> bool:
-    """Whether the endpoint's refusal is it, or what it was raised from."""
+    """Whether the error, or its cause, is the endpoint's refusal."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         if isinstance(error, LMInvalidRequestError):
@@ -281,7 +282,7 @@ def _error_text(error: BaseException) -> str:
 
 
 class _OncePerMessage(logging.Filter):
-    """Lets each warning through once: an answer cut off is counted, not said a thousand times."""
+    """Lets each warning through once: an answer that was cut off is counted, not logged a thousand times."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -302,7 +303,7 @@ _quiet: list[object] = []
 
 @contextmanager
 def quiet_dspy() -> Iterator[None]:
-    """DSPy says each of its warnings once, until the last of these ends."""
+    """DSPy logs each of its warnings once, until the last of these ends."""
     mine = object()
     with _quiet_lock:
         _quiet.append(mine)

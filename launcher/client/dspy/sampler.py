@@ -1,7 +1,7 @@
-"""Which examples a step takes: epochs in an order that depends on the seed and the epoch alone.
+"""Chooses the examples of a step: epochs in an order that depends on the seed and the epoch alone.
 
 Neighbours: `grpo.py` asks for the examples of each step. The place in the data is one number, the steps
-taken, so a resumed run goes on with the very examples it would have had (C43). Knows nothing of examples.
+taken, so a resumed run goes on with the same examples as without the break (C43). Knows nothing of examples.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which of two validations is the better one: judged on the very examples that both have scored (C54).
+"""Compares two validations, on the very examples that both have scored (C54).
 
 Neighbours: `held_out.py` has the scores, `training_place.py` keeps the best's. Means of different examples
 are never compared: one easy example scored is not better than two hard ones. Pure: knows nothing of programs.
@@ -30,7 +30,7 @@ def is_comparable(scores: Scores) -> bool:
 
 
 def mean_gain(scores: Scores, baseline: Scores) -> float | None:
-    """The mean difference on the examples that both have scored; None where those are too few."""
+    """The mean difference on the examples that both have scored; None if those are too few."""
     pairs = [
         (here, there)
         for here, there in zip(scores, baseline, strict=True)
@@ -38,7 +38,7 @@ def mean_gain(scores: Scores, baseline: Scores) -> float | None:
     ]
     if not _enough_scored(len(pairs), len(scores)):
         return None
-    # Summed exactly: what is equal in sum is no gain.
+    # Summed exactly: equal sums are no gain.
     return math.fsum([here for here, _ in pairs] + [-there for _, there in pairs]) / len(pairs)
 
 

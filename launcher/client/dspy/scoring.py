@@ -1,10 +1,9 @@
 """A user's metric as a score or the reason there is none.
 
-Neighbours: `rollouts.py` scores each finished run of the program here.
-A metric may return a number, a bool, or a `dspy.Prediction` with a `score`; it may take two to five
-arguments (example, prediction, trace, and GEPA's pred_name and pred_trace); it may be asynchronous. What it
-cannot judge has no score: it is excluded and counted, never a zero (C22). Knows nothing of rollouts, groups
-or training.
+Neighbours: `rollouts.py` scores each finished run of the program here. A metric may return a number, a bool,
+or a `dspy.Prediction` with a `score`; it may take two to five arguments (example, prediction, trace, and
+GEPA's pred_name and pred_trace); it may be asynchronous. A run that it cannot judge has no score: it is
+excluded and counted, never a zero (C22). Knows nothing of rollouts, groups or training.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ _MAX_REWARD = 3.4e38
 
 @dataclass(frozen=True)
 class MetricScore:
-    """`value` for the whole program; `predictors` where the metric judges some of them by themselves."""
+    """`value` for the whole program; `predictors` if the metric judges some of them one by one."""
 
     value: float
     predictors: Mapping[str, float] = field(default_factory=dict)
@@ -37,15 +36,15 @@ class MetricScore:
         return self.predictors.get(predictor, self.value)
 
 
-class Unscored(Exception):  # noqa: N818 - this name says what happened
+class Unscored(Exception):  # noqa: N818 - the name is the event
     """The metric gave no score; the text is the reason."""
 
 
 class Metric:
-    """Calls a user's metric, from several threads. Raises TypeError for what cannot be one.
+    """Calls a user's metric, from several threads. Raises TypeError for a function that cannot be one.
 
-    `patience` exceptions or unusable answers in a row, with no score between them, end the training with the
-    metric's own message: a metric that always fails must not be mistaken for a run (G19).
+    `max_failures` exceptions or unusable answers in a row, with no score between them, end the training with
+    the metric's own message: a metric that always fails must not be mistaken for a run (G19).
     """
 
     def __init__(self, function: Callable[..., Any], max_failures: int) -> None:
@@ -85,7 +84,7 @@ class Metric:
 
 
 def metric_arity(function: Callable[..., Any]) -> int:
-    """How many positional arguments to call with: three as DSPy does, fewer or more where it must be so."""
+    """The number of positional arguments: three as DSPy does, fewer or more if the metric requires it."""
     name = getattr(function, "__name__", None) or repr(function)
     if not callable(function):
         raise TypeError(f"metric {name} is not a function: it must take (example, prediction, trace=None)")
@@ -129,7 +128,7 @@ def _parse_result(answer: Any) -> MetricScore:
 def _number(value: Any) -> float:
     if value is None:
         raise Unscored("the metric returned None")
-    if isinstance(value, (str, bytes)):  # "0.5" is a number nobody meant to return as text
+    if isinstance(value, (str, bytes)):  # a number as text, such as "0.5", is surely a mistake
         raise Unscored(f"the metric returned {type(value).__name__}, not a number")
     try:
         number = float(value)

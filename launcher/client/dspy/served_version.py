@@ -1,8 +1,8 @@
 """The version that a training is served; an older one all of a sudden means that the machine was lost.
 
-Neighbours: `training.py` tells it what was trained and what answered; `version_names.py` has the names. A
-loss shows in unknown rollouts only where it fell among them: what is asked after it is answered, by older
-weights. Knows nothing of groups or scores.
+Neighbours: `training.py` reports the trained versions and those of answers; `version_names.py` has the names.
+A loss shows in unknown rollouts only if it fell among them; later requests are answered, by older weights.
+Knows nothing of groups or scores.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from launcher.client.session import Session
 
 @dataclass
 class ServedVersion:
-    """`version`: what is served after the last step that was waited for, and the hash of its weights.
+    """`version`: the version that is served after the last awaited step, and the hash of its weights.
 
-    `committed`: the version that the last step made; it is served soon, or is `version`.
+    `committed`: the version that the last step made; it will be served soon, or is `version`.
     """
 
     session: Session
@@ -31,7 +31,7 @@ class ServedVersion:
     version: int | None = None
     weights: str | None = None
     committed: int | None = None
-    # The newest version of which a step or an answer has told.
+    # The newest version that a step or an answer has named.
     _seen: int = 0
 
     def note_published(self, status: StepStatus) -> None:
@@ -50,7 +50,7 @@ class ServedVersion:
         return self.version == self.committed
 
     def check_runs(self, finished: Sequence[FinishedRun], predictors: Predictors) -> None:
-        """Raise Rewound where an older version answers than was served before."""
+        """Raise Rewound if an older version answers than was served before."""
         own = predictors.names - predictors.frozen
         versions = {version for it in finished for version in it.run.rollout.versions_of(own)}
         if versions and min(versions) < self._seen:
@@ -58,14 +58,15 @@ class ServedVersion:
         self._seen = max(self._seen, *versions, 0)
 
     def check_still_served(self) -> None:
-        """Raise Rewound where the version of before is not served any more."""
+        """Raise Rewound if the version of before is not served any more."""
         if self._seen:
             self._raise_if_rewound(self._seen)
 
     def pin(self) -> tuple[int, str]:
-        """Have what is served at the end kept (see `Session.pin`): its version, and its name (C55).
+        """Pin the version that is served at the end (see `Session.pin`). Returns its number and its name
+        (C55).
 
-        Raises Rewound where it was lost meanwhile.
+        Raises Rewound if it was lost meanwhile.
         """
         version, weights = self.version, self.weights
         if version is None:  # nothing was trained here: a number alone may have been given out before

@@ -1,8 +1,8 @@
 """The examples of each SFT step, and their order, by `train_kwargs` and a seed.
 
-Neighbours: `training_job.py` sends what is planned here. The names are Hugging Face's, the defaults those of
-DSPy's own local trainer. The same in every process, so that a restarted program goes on within it.
-Knows nothing of the run, of texts or of DSPy.
+Neighbours: `training_job.py` sends the steps. The names are Hugging Face's, the defaults those of DSPy's own
+local trainer. The same in every process, so that a restarted program goes on within it. Knows nothing of the
+run, of texts or of DSPy.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _EPOCHS, _PER_DEVICE, _ACCUMULATED = 5, 1, 8
 
 @dataclass(frozen=True)
 class SFTPlan:
-    """`steps` steps of `per_step` examples; an epoch's last step has what is left of it."""
+    """`steps` steps of `per_step` examples; an epoch's last step has the remaining ones."""
 
     examples: int
     per_step: int
@@ -29,7 +29,7 @@ class SFTPlan:
 
     @classmethod
     def of(cls, examples: int, train_kwargs: Mapping[str, Any]) -> SFTPlan:
-        """Raises ValueError for what cannot be meant."""
+        """Raises ValueError for invalid values."""
         per_device = _integer(train_kwargs, "per_device_train_batch_size", _PER_DEVICE, 1)
         accumulated = _integer(train_kwargs, "gradient_accumulation_steps", _ACCUMULATED, 1)
         per_step = per_device * accumulated

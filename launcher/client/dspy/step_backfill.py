@@ -1,6 +1,6 @@
 """The line of a step that was committed after its program had died: its next life writes it, once.
 
-It says what the run knows of the step. How its rollouts ended and how long they took nobody knows any more.
+It has the run's own data of the step. The outcomes and durations of its rollouts are lost.
 Neighbours: `training.py` asks as it begins, `report.py` writes. Knows nothing of rollouts or of the wire.
 """
 
@@ -21,7 +21,7 @@ def backfill_last_step(place: Place, epoch: int, session: Session, journal: Jour
     """Write the line of the last step that is done, unless it is there. `epoch`: of that step."""
     if not place.step:
         return
-    # The newest committed step carried the place; it is served, or comes after what is.
+    # The newest committed step carried the place; it is served, or will be the next.
     entries = session.metrics(after=max(0, session.version - 1))
     if entries and entries[-1].get("kind") == "train":  # and no checkpoint that is served again
         journal.backfill_step(_step_line(place.step, epoch, entries[-1]))

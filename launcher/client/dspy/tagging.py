@@ -1,10 +1,10 @@
-"""The rollout of a DSPy program that is in force here, and the call that a request is.
+"""The rollout of a DSPy program that is in force here, and the call that a request belongs to.
 
 Neighbours: `program_rollout.py` has a rollout and its calls; `engine.py` asks for each request, `rollouts.py`
-puts one in force around each run, `parse_failures.py` says which answers did not parse.
-The rollout in force is a DSPy setting, not a context variable of our own: DSPy carries its settings into the
-threads and tasks it starts, together with `caller_modules`, which says which predictor is calling.
-Knows nothing of HTTP, metrics or training.
+puts one in force around each run, `parse_failures.py` finds the answers that did not parse. The rollout in
+force is a DSPy setting, not a context variable of our own: DSPy carries its settings into the threads and
+tasks it starts, together with `caller_modules`, which has the calling predictor. Knows nothing of HTTP,
+metrics or training.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _SETTING = "slipway_rollout"
 
 @dataclass
 class Exchange:
-    """One call of an LM and what it became: its requests in order, and how many answers an adapter parsed."""
+    """One call of an LM and its result: its requests in order, and how many answers an adapter parsed."""
 
     calls: list[Call] = field(default_factory=list)
     parsed: int = 0
@@ -53,7 +53,7 @@ def current_rollout() -> ProgramRollout | None:
 
 
 def is_untagged() -> bool:
-    """Whether no rollout is known here: in training, a thread the program started by itself."""
+    """Whether no rollout is known here: in training, this is a thread that the program started by itself."""
     return _SETTING not in dspy.settings
 
 
@@ -82,7 +82,7 @@ def rollout(
     rollout_id: str | None = None,
     purpose: Literal["train", "eval"] = "train",
 ) -> Iterator[ProgramRollout]:
-    """Tag all that the policy is asked within the block as one rollout; reward it by its `id`.
+    """Tag all requests to the policy within the block as one rollout; reward it by its `id`.
 
     With `program`, each of its predictors is told apart by name. Threads that DSPy starts belong to the
     rollout; threads the program starts by itself do not, unless they run in a copy of the context.

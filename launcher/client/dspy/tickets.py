@@ -1,4 +1,4 @@
-"""A ticket: one example to roll out, its group's runs, and what came of them.
+"""A ticket: one example to roll out, its group's runs, and their result.
 
 Neighbours: `pool.py` begins tickets and takes them out, `rolling.py` makes and judges them, `outstanding.py`
 has their names. Knows nothing of steps.
@@ -17,9 +17,10 @@ from launcher.client.dspy.workers import WorkerTask
 
 @dataclass(frozen=True)
 class Ended:
-    """What came of a ticket. `flat`: all its rewards are known and equal, so that it teaches nothing.
+    """The result of a ticket. `zero_variance`: all its rewards are known and equal, so that it teaches
+    nothing.
 
-    `oldest`: the oldest policy version that has answered in it, None where none has.
+    `oldest`: the oldest policy version that has answered in it, None if none has.
     """
 
     finished: Sequence[FinishedRun]
@@ -30,16 +31,16 @@ class Ended:
 
 @dataclass(eq=False)
 class Ticket:
-    """One example's runs. `judge` is asked once they have all ended.
+    """One example's runs. `judge` is called once they have all ended.
 
-    `replaced`: it is flat, and another example is rolled out in its place.
+    `replaced`: its rewards have no variance, and another example is rolled out in its place.
     """
 
     key: Key
     runs: Sequence[ProgramRun]
     jobs: Sequence[WorkerTask[FinishedRun]]
     judge: Callable[[], Ended]
-    # Whose answers count for its age.
+    # The predictors whose answers count for its age.
     predictors: frozenset[str]
     ended: Ended | None = None
     replaced: bool = False

@@ -1,9 +1,9 @@
 """The loop of one `GRPO.compile`: roll out, send the groups, train, validate, keep the best.
 
-Neighbours: `grpo.py` checks what it was asked and builds it; `rolling.py` makes a step's
-groups; `session.py` trains them; `validation_schedule.py` validates; `training_place.py` is where it stands,
-`report.py` what it says, `vain.py` when it gives up.
-Advantages and losses are the runtime's; here are only rollouts and their rewards.
+Neighbours: `grpo.py` checks the parameters and builds it; `rolling.py` makes a step's groups; `session.py`
+trains them; `validation_schedule.py` validates; `training_place.py` has its place, `report.py` its report,
+`vain.py` decides when it gives up. Advantages and losses are computed in the runtime; here are only rollouts
+and their rewards.
 """
 
 from __future__ import annotations
@@ -74,9 +74,9 @@ class Training:
     plan: CompilePlan
     place: Place
     journal: Journal
-    # What each step does otherwise than the run.
+    # The settings of each step that differ from the run's.
     resolved: ResolvedTrainKwargs = field(default_factory=ResolvedTrainKwargs)
-    # For what the program asks without an LM of its own.
+    # For predictors without an LM of their own.
     lm: PolicyLM | None = None
     report: Report = field(default_factory=Report)
     history: list[dict[str, Any]] = field(default_factory=list)
@@ -90,9 +90,9 @@ class Training:
     held_out: HeldOutSet = field(init=False)
     validations: ValidationSchedule = field(init=False)
     served: ServedVersion = field(init=False)
-    # Whether an earlier life of the program had done all of it.
+    # Whether an earlier life of the program had done all steps.
     had_finished: bool = field(init=False)
-    # The version served at the end, and the name that means it whatever is trained later.
+    # The version served at the end, and its lasting name.
     final_version: tuple[int, str] | None = None
 
     def __post_init__(self) -> None:
@@ -133,10 +133,10 @@ class Training:
         )
 
     def run(self) -> None:
-        """All steps from the place on. Raises what the session raises, and TrainingFailed.
+        """All steps from the place on. Raises the session's errors, and TrainingFailed.
 
-        Where the machine was lost on the way, it goes back to the last durable place and rolls out again.
-        What an earlier life of this training taught counts as taught, as if there had been one life.
+        If the machine is lost on the way, it goes back to the last durable place and rolls out again. A step
+        that taught something in an earlier life of this training counts, as if there had been one life.
         """
         step_backfill.backfill_last_step(
             self.place, self.sampler.epoch(self.place.step - 1), self.session, self.journal
@@ -225,8 +225,8 @@ class Training:
     def _train(self, rolled: Rolled) -> None:
         """Train the step, while later ones are rolled out.
 
-        With staleness it is enough that it is committed: the next may be sent while its version is proven.
-        What samples that version is begun once it is served.
+        With staleness it is enough that it is committed: the next may be sent while its version is verified.
+        Rollouts on that version begin once it is served.
         """
         began = time.monotonic()
         self.place.outstanding = rolled.outstanding
@@ -252,7 +252,7 @@ class Training:
 
     def _finish_committed(self, rolled: Rolled, sent: int, began: float) -> None:
         """A step was sent before it was known that the training ends: it is committed, and has its line."""
-        with suppress(ClientError):  # the program is told why the step before it is not served
+        with suppress(ClientError):  # the program gets the reason why the step before it is not served
             status = self.session.wait(sent, committed=True)
             self._finish(rolled, status, time.monotonic() - began)
 
@@ -263,7 +263,7 @@ class Training:
         return self._serving is not None and not is_last and not self.validations.is_due(step)
 
     def _wait_until_served(self) -> None:
-        """The last step's version is. Raises what its publication does."""
+        """Wait until the last step's version is served. Raises the errors of its publication."""
         serving, self._serving = self._serving, None
         if serving is not None:
             self.served.note_published(serving.result())

@@ -1,9 +1,9 @@
 """One `lm.finetune(…)` of DSPy: supervised steps of the run, whose last version is the LM that comes out.
 
-Neighbours: `provider.py` hands it over, `sft_plan.py` says which examples a step has,
-`job_train_kwargs.py` what its other keywords mean, `finetune_data.py` keeps the examples for a restarted
-program. The policy is one: what is trained goes on from the newest version, and jobs that DSPy starts at once
-take turns, in the order in which it made them. Knows nothing of programs or rewards.
+Neighbours: `provider.py` hands it over, `sft_plan.py` chooses the examples of each step,
+`job_train_kwargs.py` resolves its other keywords, `finetune_data.py` keeps the examples for a restarted
+program. There is one policy: each job goes on from the newest version, and jobs that DSPy starts at once take
+turns, in the order in which it made them. Knows nothing of programs or rewards.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _last: threading.Event | None = None
 
 
 class SlipwayTrainingJob(TrainingJob):
-    """`result()` is the trained LM, or raises; `cancel()` ends it after the step under way."""
+    """`result()` is the trained LM, or raises; `cancel()` ends it after the step in progress."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -75,9 +75,9 @@ class SlipwayTrainingJob(TrainingJob):
         train_data_format: Any,
         train_kwargs: Mapping[str, Any],
     ) -> str:
-        """Take all steps; the name of the version they made, with the prefix that `model` has.
+        """Take all steps. Returns the name of the version they made, with the prefix that `model` has.
 
-        Raises TrainingFailed and ValueError for what cannot be trained, StepFailed, EndpointLost, and
+        Raises TrainingFailed and ValueError for data that cannot be trained, StepFailed, EndpointLost, and
         CancelledError.
         """
         try:
@@ -190,7 +190,7 @@ def _main_thread_ended() -> bool:
 
 
 def _examples(train_data: Sequence[Mapping[str, Any]], train_data_format: Any) -> list[SupervisedExample]:
-    """The conversations. Raises ValueError for another form, TrainingFailed where there is none."""
+    """The conversations. Raises ValueError for another form, TrainingFailed if there is none."""
     if train_data_format not in (None, TrainDataFormat.CHAT):
         raise ValueError(
             f"the policy learns from conversations (TrainDataFormat.CHAT), not {train_data_format!r}"

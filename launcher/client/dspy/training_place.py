@@ -1,11 +1,11 @@
-"""Where an optimizer is in its work: what rides on each step as client_state, and comes back after a restart.
+"""An optimizer's place in its work: it rides on each step as client_state, and comes back after a restart.
 
 Neighbours: `training.py` moves it on; the runtime keeps it with the checkpoint and gives it back through
-`connect()`; `score_comparison.py` says which validation is better. Plain JSON, below its 64 KiB. Knows
-nothing of programs or of the wire.
+`connect()`; `score_comparison.py` compares validations. Plain JSON, below its 64 KiB. Knows nothing of
+programs or of the wire.
 
 A place is taken up by the same compile only: after a rewind in the process it began in, after a restart in
-the program that `launch --resume` started again (`PROGRAM_VARIABLE`), or where the user asks for it.
+the program that `launch --resume` started again (`PROGRAM_VARIABLE`), or if the user asks for it.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class OptimizerWork:
         return hashlib.sha256(json.dumps(self.to_dict()).encode()).hexdigest()[:16]
 
     def differences(self, other: dict[str, Any]) -> list[str]:
-        """In words, where the work of a state is another: `examples 12 -> 240`."""
+        """The difference between two works, in words: `examples 12 -> 240`."""
         mine = self.to_dict()
         return [
             f"{name} {other.get(name)!r} -> {mine[name]!r}" for name in mine if other.get(name) != mine[name]
@@ -77,7 +77,7 @@ class Validated:
 
 @dataclass(frozen=True)
 class PendingValidation:
-    """A validation under way: of the policy after so many steps, by its version and its weights' hash."""
+    """A validation in progress: of the policy after so many steps, by its version and its weights' hash."""
 
     step: int
     version: int
@@ -86,15 +86,15 @@ class PendingValidation:
 
 @dataclass
 class Place:
-    """`step` is how many steps are done; `compile` counts a program's optimizers from 0.
+    """`step` is the number of steps done; `compile` counts a program's optimizers from 0.
 
-    `earlier` are the digests of those before it, `names` what came out of them, `life` is what
-    `PROGRAM_VARIABLE` says. `best_scores` has the best validation's score on each example, None where it has
+    `earlier`: the digests of the optimizers before it. `names`: the names of their versions. `life`: the
+    value of `PROGRAM_VARIABLE`. `best_scores` has the best validation's score on each example, None if it has
     none. `held_out` is the digest of the validation set. `trained`: whether a step of it has taught anything,
-    in earlier lives too. `superseded`: a later optimizer of the same program has trained since, so
-    this one had finished; `made` is the version that it had made, by its name, as far as that is known.
-    `settings`: what its steps do otherwise than the run. `outstanding`: what is to be rolled out first, where
-    the examples so far were not those of the steps so far. `validating`: the validation under way, if any.
+    in earlier lives too. `superseded`: a later optimizer of the same program has trained since, so this one
+    had finished; `made` is the version that it had made, by its name, if known. `settings`: its steps'
+    settings that differ from the run's. `outstanding`: the tickets to roll out first, if the examples so far
+    do not match the steps so far. `validating`: the validation in progress, if any.
     """
 
     work: OptimizerWork
@@ -117,7 +117,7 @@ class Place:
     validating: PendingValidation | None = None
 
     def is_over(self, steps: int) -> bool:
-        """Whether nothing of so many steps is left to train."""
+        """Whether none of so many steps is left to train."""
         return self.superseded or 0 < steps <= self.step
 
     # ------------------------------------------------------------- validations
@@ -137,12 +137,12 @@ class Place:
         return True
 
     def is_better(self, scores: Scores) -> bool:
-        """Whether these scores are better than the best's, as far as that can be known."""
+        """Whether these scores are better than the best's, if they can be compared."""
         ahead = self.gain(scores)
         return ahead is not None and ahead > 0
 
     def gain(self, scores: Scores) -> float | None:
-        """How far these scores are above the best's; None where too few examples have both."""
+        """How far these scores are above the best's; None if too few examples have both."""
         return mean_gain(scores, self.best_scores) if self.best_scores is not None else None
 
     # ------------------------------------------------------------- on a step, and back
@@ -178,7 +178,7 @@ class Place:
         }
 
     def restarted(self, state: dict[str, Any] | None, metrics: Metrics) -> Place | None:
-        """This place moved on to where `state` says, or None: only what an earlier life of it has left.
+        """This place moved on to that of `state`, or None: only an earlier life's place is taken.
 
         `metrics`: of the step that `state` rode on; here and below.
         """
@@ -191,7 +191,7 @@ class Place:
         return self._at(state, metrics)
 
     def resumed(self, state: dict[str, Any] | None, metrics: Metrics) -> Place:
-        """This place moved on to where `state` says, whoever left it. Raises ValueError."""
+        """This place moved on to that of `state`, whichever program left it. Raises ValueError."""
         if not _is_place_state(state):
             whose = _OTHER_VERSION if _is_of_another_version(state) else "not made by an optimizer"
             raise ValueError(f"the run's last step was {whose}")
@@ -203,7 +203,7 @@ class Place:
         return self._at(state, metrics)
 
     def rewound(self, state: dict[str, Any] | None, metrics: Metrics) -> Place:
-        """This place taken back to where `state` says, to its beginning when that is nothing of its own."""
+        """This place taken back to that of `state`; to its beginning if `state` is not its own."""
         if _is_place_state(state) and state["id"] == self.id:
             return replace(self._at(state, metrics), settings=self.settings)
         at_first = replace(self, step=0, trained=False, outstanding=None, validating=None, restored=None)
@@ -219,7 +219,7 @@ class Place:
         return f"train_kwargs are not those of the first {self.step} steps: {', '.join(changes)}"
 
     def why_not_resumed(self, state: dict[str, Any] | None) -> str | None:
-        """In words why a restarted program does not go on where `state` says; None where none would."""
+        """The reason why a restarted program does not go on from `state`; None if no program would."""
         if self.life is not None and _is_of_another_version(state):
             return f"what was trained before the restart was {_OTHER_VERSION}"
         if not _is_place_state(state) or not _is_earlier(state["life"], self.life):
@@ -258,7 +258,7 @@ class Place:
 
 
 def digest_of(examples: Sequence[dict[str, Any]]) -> str:
-    """A short name of a validation set: the same in every process, whatever its fields hold."""
+    """A short name of a validation set: the same in every process, with any values in its fields."""
     text = "\n".join(json.dumps(_stable_json(it)) for it in examples)
     return hashlib.sha256(text.encode("utf-8", "backslashreplace")).hexdigest()[:16]
 

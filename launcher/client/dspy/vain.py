@@ -1,6 +1,6 @@
-"""Steps in vain: when a training that learns nothing gives up, and what to do about it.
+"""The no-progress guard: decides when a training that learns nothing gives up, with a hint.
 
-Neighbour: `training.py` tells it each step's runs. Knows nothing of programs or of the wire.
+Neighbour: `training.py` reports each step's runs to it. Knows nothing of programs or of the wire.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ _BY_HAND = "run the program once by hand: does it call the policy, and does the 
 
 @dataclass
 class Vain:
-    """Counts steps in a row of which nothing came, by the reason. Each method raises TrainingFailed."""
+    """Counts the steps in a row without progress, by the reason. Each method raises TrainingFailed."""
 
     report: Report
-    # Whether a run has come to an end before, in an earlier life of this training too.
+    # Whether a run has come to an end before, also in an earlier life of this training.
     has_run: bool = False
     _crashed: int = 0
     _unparsed: int = 0
@@ -93,7 +93,7 @@ class Vain:
 
 
 def unparsed(cut_off_rate: float) -> str:
-    """Advice where no answer parses. `cut_off_rate`: the share of runs cut off at their length limit."""
+    """Advice if no answer parses. `cut_off_rate`: the share of runs cut off at their length limit."""
     cut_off = f" ({cut_off_rate:.0%} of the runs were cut off)" if cut_off_rate else ""
     return (
         "try another adapter (GRPO(adapter=dspy.JSONAdapter()), evaluate(adapter=…)), "
@@ -102,7 +102,7 @@ def unparsed(cut_off_rate: float) -> str:
 
 
 def _outside(report: Report) -> str | None:
-    """For runs that other models failed; None where none did."""
+    """For runs that other models failed; None if none did."""
     if not report.outside:
         return None
     named = ", ".join(f"{name} {plural(count, 'time')}" for name, count in report.outside.most_common())

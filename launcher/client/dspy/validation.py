@@ -1,8 +1,8 @@
 """Greedy evaluation of a program on held-out examples, by the same code as training rolls out.
 
-Neighbours: `rollouts.py` runs, `grpo.py` validates with it, examples print it before and after.
-Everything is asked with purpose "eval", which the gateway records apart and refuses to train on (C48).
-Knows nothing of steps or checkpoints.
+Neighbours: `rollouts.py` runs, `grpo.py` validates with it, examples print it before and after. Every request
+has the purpose "eval", which the gateway records apart and refuses to train on (C48). Knows nothing of steps
+or checkpoints.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ GREEDY = {"temperature": 0.0}
 # A held-out set is small and a metric may fail on part of it: this many failures in a row are no accident.
 _MAX_METRIC_FAILURES = 32
 _SCORED_OUTCOMES = frozenset({"scored", "unparsed", "crashed"})
-# One run that raised says little of a program.
+# One run that raised tells little about a program.
 _MIN_FATAL_RUNS = 2
 
 
@@ -63,7 +63,7 @@ class Evaluation:
 
     @property
     def scores(self) -> list[float | None]:
-        """The score of each example, in their order; None where it has none."""
+        """The score of each example, in their order; None if it has none."""
         return [
             _score(it, self.failure_score) if it.outcome in _SCORED_OUTCOMES else None for it in self.finished
         ]
@@ -110,11 +110,11 @@ def evaluate(
 ) -> Evaluation:
     """The program's score at temperature 0 on `examples`, with the version its LM names, or the newest.
 
-    `model="base"`: the model before any training answers in the policy's place, whatever version the program
-    names, in a resumed run too. `num_threads`: runs at once; None is all of them, up to 64. Raises
+    `model="base"`: the model before any training answers in the policy's place, for any version that the
+    program names, in a resumed run too. `num_threads`: runs at once; None is all of them, up to 64. Raises
     EndpointLost when no run got an answer, TrainingFailed when the metric never scores or no run ends in
-    time, ValueError for a program without a predictor that asks the policy. An exception of the program
-    is no error here: it is logged to stderr, and such a run counts `failure_score`.
+    time, ValueError for a program without a predictor that uses the policy. An exception of the program is no
+    error here: it is logged to stderr, and such a run counts `failure_score`.
     """
     if model not in (None, BASE_MODEL):
         raise ValueError(f"model is {BASE_MODEL!r} or None; a version is named with PolicyLM(model=…)")
@@ -143,11 +143,11 @@ def evaluate_examples(
     uses_base: bool = False,
     fatal: bool = False,
 ) -> Evaluation:
-    """The same of what is checked, within a training by its `workers`: see `evaluate` for what it raises.
+    """The same after the checks, within a training by its `workers`; its errors are those of `evaluate`.
 
-    `model`: the version that is asked in the place of the newest, or the base. `fatal`: a program that raises
-    in every run before the policy has answered is an error. It looks at nothing of the program itself:
-    rollouts may be under way that write into it.
+    `model`: the version that replaces the newest, or the base. `fatal`: a program that raises in every run
+    before the policy has answered is an error. It does not read the program itself, because rollouts in
+    progress may write into it.
     """
     batch = uuid.uuid4().hex[:12]
 
@@ -169,7 +169,7 @@ def evaluate_examples(
 
 
 def _failed_unanswered(finished: Sequence[FinishedRun]) -> bool:
-    """Whether the program failed in every run, and no answer of the policy can be why."""
+    """Whether the program failed in every run, and no answer of the policy can be the reason."""
     return all_failed(finished) and not any(it.run.rollout.answers for it in finished)
 
 
@@ -203,7 +203,7 @@ def raise_if_unanswered(
 ) -> None:
     """Raise when not one run came to an end: EndpointLost, or TrainingFailed when all were too slow.
 
-    `earlier`: the runs that left before these, as they were done first. What is slow gathers behind them.
+    `earlier`: the runs that were done before these; slow ones gather behind them.
     """
     if any(it.outcome not in ("lost", "overdue") for it in finished):
         return
@@ -228,7 +228,7 @@ def _score(finished: FinishedRun, failure_score: float) -> float:
 
 
 def _by_predictor(finished: list[FinishedRun]) -> dict[str, float]:
-    """The mean of what the metric said of single predictors, where it does."""
+    """The mean of the metric's scores of single predictors, if it gives any."""
     scores: dict[str, list[float]] = {}
     for it in finished:
         for name, value in (it.score.predictors if it.score else {}).items():

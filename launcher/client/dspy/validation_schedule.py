@@ -1,9 +1,9 @@
-"""When a training validates, and beside what: with staleness the next steps go on meanwhile.
+"""The schedule of a training's validations: with staleness the next steps go on meanwhile.
 
 A validation beside training scores one version by its name, and may be as many steps behind as the rollouts
-are ahead: so long the run keeps what it scores. Neighbours: `training.py` asks after each step; `held_out.py`
-scores and compares; `training_place.py` keeps what is under way, so that a restart makes it again.
-Knows nothing of rollouts or groups.
+are ahead: the run keeps that version for so long. Neighbours: `training.py` asks after each step;
+`held_out.py` scores and compares; `training_place.py` keeps the validation in progress, so that a restart
+repeats it. Knows nothing of rollouts or groups.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ RunInBackground = Callable[[Callable[[], ValidationResult]], BackgroundCall[Vali
 
 @dataclass
 class ValidationSchedule:
-    """Of a training of `steps` steps, every `every` of them. `noted` is told the entry of each."""
+    """Validations of a training of `steps` steps, every `every` steps. `on_result` gets each entry."""
 
     steps: int
     every: int
@@ -40,11 +40,11 @@ class ValidationSchedule:
     _under_way: BackgroundCall[ValidationResult] | None = field(default=None)
 
     def is_due(self, step: int) -> bool:
-        """Whether it is time for one after so many steps."""
+        """Whether one is due after so many steps."""
         return step in (0, self.steps) or step % self.every == 0
 
     def run_if_due(self, place: Place) -> None:
-        """Validate where it is due after the steps that are done."""
+        """Validate if it is due after the steps that are done."""
         step = place.step
         if not self.is_due(step):
             return
@@ -63,7 +63,7 @@ class ValidationSchedule:
             self._record(place, place.step, self.held_out.score())
 
     def restart(self, place: Place) -> None:
-        """The one that was under way at this place, if any."""
+        """The one that was in progress at this place, if any."""
         left = place.validating
         if left is None:
             return
@@ -77,16 +77,16 @@ class ValidationSchedule:
             self.wait(place)
 
     def collect(self, place: Place) -> None:
-        """Before a step is sent: note the one under way where it is over, wait where it would fall behind."""
+        """Before a step is sent: note the one in progress if it is over, wait if it would fall behind."""
         if self._under_way is None or place.validating is None:
             return
         if self._under_way.is_over or place.step - place.validating.step >= self.staleness:
             self.wait(place)
 
     def wait(self, place: Place) -> None:
-        """Note the one under way, once it is over. Raises what it raises, and Rewound.
+        """Note the validation in progress, once it is over. Raises its errors, and Rewound.
 
-        A lost machine has taken the version along: that its name is not answered any more is no failure.
+        A lost machine has taken the version along: an unknown name is then no failure.
         """
         under_way, left = self._under_way, place.validating
         if under_way is None or left is None:
@@ -102,7 +102,7 @@ class ValidationSchedule:
         self._record(place, left.step, found)
 
     def end(self) -> None:
-        """No run of one is under way any more, once its workers were stopped."""
+        """No run of one is in progress any more, once its workers were stopped."""
         under_way, self._under_way = self._under_way, None
         if under_way is not None:
             under_way.join()

@@ -1,8 +1,8 @@
-"""The name by which a program asks the very weights it was compiled to, whatever is trained after it (C55).
+"""The name by which a program uses the very weights it was compiled to, whatever is trained after it (C55).
 
 `policy@v12+3f2a9c1b4d5e`: a version by its number and by its weights, as a run that lost its machine gives
-numbers out again. Neighbours: `grpo.py` names what it trained, `lm.py` what it caches, `engine.py` reads the
-answer's version. Knows nothing of programs or of training.
+numbers out again. Neighbours: `grpo.py` names its trained version, `lm.py` its cached one, `engine.py` reads
+the answer's version. Knows nothing of programs or of training.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _DIGITS = 12
 
 
 class VersionedLM(Protocol):
-    """An LM of the policy, as those see it who name what it asks: `lm.py` has the class."""
+    """The protocol of a policy LM for code that sets the version it names; the class is in `lm.py`."""
 
     session: Session
     model: str
@@ -43,7 +43,7 @@ def parse_version(model: str) -> str | None:
 def pin_version(session: Session, version: int, weights: str | None = None) -> str:
     """Have a version kept (see `Session.pin`); the name that means it alone.
 
-    `weights`: their hash, where it is known. Raises Refused where these weights are not kept any more.
+    `weights`: their hash, where it is known. Raises Refused if these weights are not kept any more.
     """
     plain = f"{session.model}@v{version}"
     if not version:
@@ -57,12 +57,12 @@ def served_version_name(session: Session, version: int) -> str:
 
 
 def version_name(session: Session, version: int, weights: str | None) -> str:
-    """The name that means the version with these weights; None: whatever has its number."""
+    """The name of the version with these weights; without `weights`, of any version with this number."""
     return _with_weights(f"{session.model}@v{version}", weights)
 
 
 def weights_hash(session: Session, version: int) -> str | None:
-    """The hash of the weights served as this version; None where they are not kept, or for version 0."""
+    """The hash of the weights served as this version; None if they are not kept, or for version 0."""
     kept = next((it for it in session.checkpoints() if it.version == version), None)
     return None if kept is None else kept.weights or None
 

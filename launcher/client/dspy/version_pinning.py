@@ -1,10 +1,10 @@
-"""Copies of a program that were made before a training, which go on asking what they asked (C55).
+"""Pins copies of a program that were made before a training to the version they used (C55).
 
-DSPy keeps copies of what it compares: BetterTogether's candidates, an optimizer's best so far, a user's
-`before = program.deepcopy()`. What was scored with one version would answer with another once the policy is
-trained. So a training begins with giving such copies the name of today's version. An LM that the user made
-keeps meaning the newest. Neighbours: `lm.py` tells of each copy of an LM, `grpo.py` and the jobs of
-`provider.py` say when.
+DSPy keeps copies of the programs it compares: BetterTogether's candidates, an optimizer's best so far, a
+user's `before = program.deepcopy()`. A copy that was scored with one version would answer with another once
+the policy is trained. So a training begins with giving such copies the name of the present version. An LM
+that the user made keeps meaning the newest. Neighbours: `lm.py` reports each copy of an LM, `grpo.py` and the
+jobs of `provider.py` call it.
 """
 
 from __future__ import annotations
@@ -31,9 +31,8 @@ def register_copy(lm: VersionedLM) -> None:
 
 
 def pin_copies(student: dspy.Module, session: Session) -> str | None:
-    """Have the copies that mean the newest version ask today's by its name, but for those of `student`, which
-    is what goes on to be trained. A word on it; None where there are none.
-    """
+    """Give the copies that mean the newest version the present one's name, except for those of `student`,
+    which is trained further. Returns a note on it; None if there are none."""
     return pin_copies_except(_values_of_parts(student), session)
 
 

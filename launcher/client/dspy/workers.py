@@ -1,8 +1,8 @@
-"""Jobs side by side in threads, each with a bound of its own: one that hangs holds nobody up.
+"""Jobs side by side in threads, each with a bound of its own: one that hangs delays no other.
 
-Neighbours: `rollouts.py` has it run programs, `pool.py` keeps it busy over many steps. Threads are daemons in
-a copy of the context they were asked for in: DSPy's settings come along, and a job that hangs holds neither
-the others nor the end of the process. Knows nothing of programs, examples or the policy.
+Neighbours: `rollouts.py` runs programs in it, `pool.py` keeps it busy over many steps. Threads are daemons in
+a copy of their caller's context: DSPy's settings come along, and a job that hangs delays neither the others
+nor the end of the process. Knows nothing of programs, examples or the policy.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _Returned = TypeVar("_Returned")
 class WorkerTask(Generic[Result]):
     """One thing to do. `order`: the lowest comes first. `result` counts once `is_done`.
 
-    `on_abandoned` is called when nobody waits for it any more, `on_done` when it has its result; both while
+    `on_abandoned` is called when it is not waited for any more, `on_done` when it has its result; both while
     nothing else of the workers changes.
     """
 
@@ -50,10 +50,9 @@ class WorkerTask(Generic[Result]):
 class Workers(Generic[Result]):
     """At most `threads` jobs at a time, and a thread for each only while there is something to do.
 
-    A job that takes longer than `seconds` is left behind and another thread takes its place; when as many
-    are left behind as there are threads (and some) and not one has come to an end since there was nothing to
-    do, what has not begun is not begun. Neither is it when as many results in a row as there are threads are
-    `hopeless`.
+    A job that takes longer than `seconds` is left behind and another thread takes its place. Jobs stop
+    beginning when more are left behind than there are threads and not one has ended since the workers were
+    last idle, or when as many results in a row as there are threads are `hopeless`.
     """
 
     def __init__(
@@ -82,9 +81,9 @@ class Workers(Generic[Result]):
             self._start_threads()
 
     def wait_until(self, is_done: Callable[[], bool]) -> None:
-        """Wait, and leave behind what is overdue. Raises what a job raises, at once.
+        """Wait, and leave overdue jobs behind. Raises a job's error, at once.
 
-        `is_done` is asked whenever something has changed, and while nothing does.
+        `is_done` is called whenever something has changed, and while nothing does.
         """
         with self.changed:
             while not self._stopped and not is_done():
@@ -96,7 +95,7 @@ class Workers(Generic[Result]):
                 raise RuntimeError("the jobs were stopped, and are waited for")
 
     def run_all(self, jobs: Sequence[WorkerTask[Result]]) -> list[Result | NoResult]:
-        """The results of these, in their order, once there are all. Raises what a job raises."""
+        """The results of these, in their order, once all are there. Raises a job's error."""
         left = set(jobs)
         for job in jobs:
             job.on_done = partial(left.discard, job)
@@ -105,7 +104,8 @@ class Workers(Generic[Result]):
         return [cast("Result | NoResult", job.result) for job in jobs]
 
     def abandon(self, jobs: Collection[WorkerTask[Result]]) -> None:
-        """Nobody waits for these any more: they get no result, and those under way give up their place."""
+        """These are not waited for any more: they get no result, and those in progress give up
+        their place."""
         with self.changed:
             dropped = set(jobs)
             self._waiting = [it for it in self._waiting if it[2] not in dropped]
@@ -121,7 +121,7 @@ class Workers(Generic[Result]):
             self.stop()
 
     def stop(self) -> None:
-        """No thread begins another job, and nobody waits in vain for one."""
+        """No thread begins another job, and no caller waits for one in vain."""
         with self.changed:
             self._stopped = True
             self._waiting.clear()
@@ -169,7 +169,7 @@ class Workers(Generic[Result]):
             self.changed.notify_all()
             return True
 
-    # ------------------------------------------------------------- what comes to nothing
+    # ------------------------------------------------------------- jobs without a result
 
     def _seconds_to_next_timeout(self) -> float:
         """Seconds until a job may be overdue; the bound lets a Ctrl-C through on every system."""
@@ -223,14 +223,14 @@ class BackgroundCall(Generic[_Returned]):
         return bool(self._returned or self._raised)
 
     def result(self) -> _Returned:
-        """Once it is over. Raises what the function raises, or what a job raises, at once."""
+        """The result, once it is over. Raises the error of the function, or of a job, at once."""
         self._workers.wait_until(lambda: self.is_over)
         if self._raised:
             raise self._raised[0]
         return self._returned[0]
 
     def join(self) -> None:
-        """For what the function does at its end, when the workers have stopped."""
+        """For the function's last part, when the workers have stopped."""
         self._thread.join(_JOIN_SECONDS)
 
     def _call(self) -> None:

@@ -1,8 +1,7 @@
-"""A trajectory as a judge sees it: who said what, and which tools were called with what.
+"""A trajectory as a judge sees it: the messages with their roles, and the tool calls with their arguments.
 
-What differs by chance and says nothing is left out: ids of calls are counted instead, so that two
-trajectories that say the same are the same. Neighbours: `judge_prompt.py` shows these. Knows nothing of
-judges.
+Details that differ by chance are left out: call ids are numbered instead, so that two trajectories with the
+same content are equal. Neighbours: `judge_prompt.py` shows these. Knows nothing of judges.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ Conversation = list[dict[str, Any]]
 
 
 def conversation_of(trajectory: Any) -> Conversation:
-    """Its messages, and behind them those of its further histories, each after a line that says so."""
+    """Its messages, and behind them those of its further histories, each after a line that announces it."""
     shown = messages_shown(_entries(trajectory))
     for place, history in enumerate(get_field(trajectory, "additional_histories") or (), 1):
         shown += [{"further_conversation": place}, *messages_shown(_entries(history))]
@@ -61,7 +60,7 @@ def _numbered_call(name: str, calls: dict[str, str]) -> str:
 
 
 def _content(content: Any) -> str:
-    """The text. Of parts that are no text, only what they are."""
+    """The text. Of parts that are no text, only their type."""
     if content is None or isinstance(content, str):
         return content or ""
     if not isinstance(content, Iterable):

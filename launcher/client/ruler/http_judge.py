@@ -1,7 +1,7 @@
-"""A judge behind any address that speaks OpenAI's chat completions, asked by plain HTTP.
+"""A judge behind any address that speaks OpenAI's chat completions, over plain HTTP.
 
-Neighbours: `judge_protocol.py` says what its answers mean, `run_judge.py` is the one that the run serves
-itself. Knows nothing of what is judged.
+Neighbours: `judge_protocol.py` reads its answers, `run_judge.py` is the judge that the run serves itself.
+Knows nothing of the judged texts.
 """
 
 from __future__ import annotations

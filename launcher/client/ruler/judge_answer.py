@@ -1,6 +1,6 @@
-"""A judge's scores in its answer: by the ids that it was given, never by their place; all of them or none.
+"""Reads a judge's scores in its answer: by the given ids, never by their place; all of them or none.
 
-Neighbours: `judge_prompt.py` gave the ids, `judge_retries.py` asks again where this raises. Knows nothing of
+Neighbours: `judge_prompt.py` gave the ids, `judge_retries.py` asks again if this raises. Knows nothing of
 trajectories.
 """
 
@@ -14,7 +14,7 @@ from typing import Any
 
 from launcher.client.ruler.judge_failures import AnswerUnusable
 
-# What models put around JSON.
+# The fences that models put around JSON.
 _FENCED = re.compile(r"```(?:json)?\s*(\{.*?)```", re.DOTALL)
 _MAX_CANDIDATES = 32
 _NO_JSON = "it holds no JSON object with the key scores"
@@ -30,7 +30,7 @@ class JudgeScore:
 
 
 def parse_scores(text: str, ids: Sequence[str]) -> dict[str, JudgeScore]:
-    """The score of each id. Raises AnswerUnusable where one is missing, doubled, unknown or no such number.
+    """The score of each id. Raises AnswerUnusable if one is missing, doubled, unknown or no such number.
 
     Around the JSON there may be prose, and in that a draft: the last that is whole counts.
     """

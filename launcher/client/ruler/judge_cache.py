@@ -1,7 +1,7 @@
 """Judgements by their content: the same trajectories under the same rubric are judged once.
 
-In memory, the newest so many; in a folder too where one is given, a file for each. Neighbours:
-`score_group.py` asks here first. Knows nothing of judges but their identity.
+In memory, the newest so many; in a folder too if one is given, a file for each. Neighbours:
+`score_group.py` asks here first. Of judges it knows only their identity.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class JudgementCache:
         self._lock = threading.Lock()
 
     def find(self, identity: str, digest: str) -> dict[str, JudgeScore] | None:
-        """The scores by id; None where nothing is kept, or nothing that can be read."""
+        """The scores by id; None if nothing is kept, or nothing that can be read."""
         key = _key(identity, digest)
         with self._lock:
             if (known := self._kept.get(key)) is not None:

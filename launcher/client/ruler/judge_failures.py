@@ -1,18 +1,18 @@
 """The failures of a judge.
 
 Neighbours: the judges raise the first three, `judge_retries.py` asks again or gives up with JudgeFailed.
-Knows nothing of what is judged.
+Knows nothing of the judged texts.
 
     RetryableError          no answer, and there may be one later
-    Declined        this question is not answered, however often it is asked
-    AnswerUnusable  an answer that cannot be read as what was asked for
+    Declined        this question is not answered by any retry
+    AnswerUnusable  an answer that cannot be read in the requested form
 
     ClientError
     ├── JudgeFailed     all tries failed: the texts it should have judged are left out
-    └── JudgeUnusable   no question will be answered: a wrong key, a name that nobody has
+    └── JudgeUnusable   no question will be answered: a wrong key, an unknown name
 """
 
-# ruff: noqa: N818 - these names say what happened
+# ruff: noqa: N818 - these names are events
 from __future__ import annotations
 
 from launcher.client.failures import ClientError
@@ -20,7 +20,7 @@ from launcher.client.ruler.judge_usage import Usage
 
 
 class RetryableError(Exception):
-    """Ask again; not before `seconds`, where the judge has said so."""
+    """Ask again; not before `seconds`, if the judge has set a time."""
 
     def __init__(self, why: str, seconds: float | None = None) -> None:
         super().__init__(why)
@@ -32,7 +32,8 @@ class Declined(Exception):
 
 
 class AnswerUnusable(Exception):
-    """Why it is none. The text may be told to the judge, so nothing of its answer is in it."""
+    """The reason why the answer is unusable. The text may be sent to the judge, so it quotes nothing of the
+    answer."""
 
     def __init__(self, why: str, usage: Usage | None = None) -> None:
         super().__init__(why)
@@ -40,7 +41,7 @@ class AnswerUnusable(Exception):
 
 
 class JudgeFailed(ClientError):
-    """No usable answer in all tries. `usage` is what they took."""
+    """No usable answer in all tries. `usage` is that of all tries."""
 
     exit_code = 6
 
@@ -50,6 +51,6 @@ class JudgeFailed(ClientError):
 
 
 class JudgeUnusable(ClientError):
-    """It would answer no question at all, so nothing is gained by leaving out what it should have judged."""
+    """It would answer no question at all, so leaving out the texts would gain nothing."""
 
     exit_code = 3

@@ -1,10 +1,10 @@
-"""A judge's prompt: the beginning that all have in common, once, and each trajectory in its own tag.
+"""A judge's prompt: the common beginning, once, and each trajectory in its own tag.
 
-A trajectory's text is JSON in which no character can be read as a tag: `<`, `>`, `&`, what looks like them in
-any script, and what cannot be seen are written as escapes. So it closes nothing, and whoever reads the JSON
-has the text as it was, character by character. Its id is made of the whole question, so no text that is part
-of the question can know it. Neighbours: `conversations.py` reads trajectories, `judge_answer.py` finds the
-ids again. Knows nothing of who judges.
+A trajectory's text is JSON in which no character can be read as a tag: `<`, `>`, `&`, characters that look
+like them in any script, and invisible ones are written as escapes. So it closes no tag, and the JSON still
+has the text, character by character. Its id is a hash of the whole question, so no text in the question can
+contain it. Neighbours: `conversations.py` reads trajectories, `judge_answer.py` finds the ids again. Knows
+nothing of the judge.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-# The field's own rules of thumb for tasks of any kind; what the task is stands in the conversations.
+# The field's own rules of thumb for tasks of any kind; the task itself is in the conversations.
 DEFAULT_RUBRIC = """\
 - Reaching the goal counts most: whoever reached it scores clearly above whoever did not.
 - Of those that reached it, the shorter way scores higher: detours and repeated attempts cost.
@@ -41,15 +41,15 @@ Answer with JSON alone, one entry for each id, each id once:
 """
 _ID_LETTERS = 8
 _MARKUP = re.compile(r"[<>&\x7f]|[^\x00-\x7f]")
-# Of the names that Unicode gives: what has the form of a bracket of a tag.
+# Parts of Unicode's names for characters that look like a tag's bracket.
 _LIKE_A_TAG = ("LESS-THAN", "GREATER-THAN", "ANGLE", "ARROWHEAD", "CHEVRON", "GUILLEMET")
-# Letters that have this form, whatever their names say.
+# Letters that look like one, whatever their names are.
 _LETTERS_LIKE_A_TAG = frozenset("\u1433\u1438\u16b2\u02c2\u02c3\u02f1\u02f2\u1450\u1455")
 
 
 @dataclass(frozen=True)
 class Question:
-    """`ids`: those of the conversations, in their order; they are shown in another."""
+    """`ids`: the conversations' ids, in the conversations' order; they are shown in another order."""
 
     messages: list[dict[str, Any]]
     ids: list[str]
@@ -68,7 +68,7 @@ def build_question(
     common = _common_prefix_length(conversations) if len(conversations) > 1 else 0
     parts = [_tagged("context", conversations[0][:common])] if common else []
     parts += [_tagged("tools", tools)] if tools else []
-    # By their ids, which say nothing: no place in the group is always the first.
+    # By their ids, which are random: no place in the group is always the first.
     for name, conversation in sorted(zip(ids, conversations, strict=True)):
         parts.append(_tagged("trajectory", conversation[common:], f' id="{name}"'))
     messages = [

@@ -1,7 +1,7 @@
 """The protocol of a judge, and the reading of a chat completion's body.
 
-Neighbours: `http_judge.py`, `run_judge.py` and `sdk_judges.py` are judges, `judges.py` finds the right
-one. Knows nothing of what is judged.
+Neighbours: `http_judge.py`, `run_judge.py` and `sdk_judges.py` are judges, `judges.py` finds the right one.
+Knows nothing of the judged texts.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ _UNUSABLE = {
     403: "it refuses this key",
     404: "there is no such model",
 }
-# OpenAI says 429 of an account without credit, OpenRouter 403 of a text that its moderation does not pass.
+# OpenAI answers 429 for an account without credit, OpenRouter 403 for a text that its moderation does not
+# pass.
 _NO_CREDIT, _FLAGGED = "insufficient_quota", ("moderation", "flagged")
 _MAX_ERROR_CHARACTERS = 200
 # Of an answer that holds scores and a line for each.
@@ -37,7 +38,7 @@ _MAX_ANSWER_CHARACTERS = 1_000_000
 
 @dataclass(frozen=True)
 class JudgeReply:
-    """One answer, and what it took."""
+    """One answer, and its usage."""
 
     text: str
     usage: Usage
@@ -53,7 +54,8 @@ class Judge(Protocol):
 
     @property
     def identity(self) -> str | None:
-        """Whose answers may be kept under this text; None for a name that means other weights tomorrow."""
+        """The key under which its answers may be cached; None for a name that may mean other weights
+        tomorrow."""
         ...
 
     async def ask(self, messages: Messages, form: Mapping[str, Any], seconds: float) -> JudgeReply:
@@ -98,7 +100,7 @@ def _count(usage: Any, name: str) -> int:
 
 
 def is_own_run(base_url: str | None) -> bool:
-    """Whether a judge's address is that of the run that this program is in."""
+    """Whether a judge's address is that of the run this program is in."""
     here = os.environ.get("LAUNCH_BASE_URL")
     return bool(here and base_url) and _host_and_port(here) == _host_and_port(base_url)
 
@@ -112,13 +114,13 @@ def _host_and_port(url: str | None) -> tuple[str | None, int | None]:
 def headers_for(base_url: str | None) -> dict[str, str]:
     """The headers a judge's request has: on a run's endpoint it is never training material (X17).
 
-    Nobody else gets our headers.
+    No other server gets our headers.
     """
     return {PURPOSE_HEADER: "eval"} if is_own_run(base_url) else {}
 
 
 def cache_identity(place: str, model: str, extra_params: Mapping[str, Any]) -> str:
-    """A judge whose answers may be kept: where it is, its name, how it samples; no key."""
+    """A judge whose answers may be kept: its address, name and sampling; no key."""
     settings = {name: value for name, value in extra_params.items() if name != "api_key"}
     return json.dumps([place, model, settings], sort_keys=True, default=repr)
 

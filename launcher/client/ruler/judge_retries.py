@@ -1,7 +1,7 @@
 """One question to a judge, asked until its answer can be read, and only so often.
 
-Neighbours: a judge (`judges.py`) answers, `judge_answer.py` and the scenarios' reader say whether that can be
-used. Knows nothing of the judged texts or of the clock.
+Neighbours: a judge (`judges.py`) answers, `judge_answer.py` and the scenarios' reader decide whether its
+answer can be used. Knows nothing of the judged texts or of the clock.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ async def ask_with_retries(
 ) -> tuple[_Read, Usage]:
     """The parsed answer, and the usage of all tries.
 
-    `read` raises AnswerUnusable, whose text goes to the judge with the next try: a judge that samples
-    nothing would say the same again. Raises JudgeFailed after the last, JudgeUnusable at once.
+    `parse` raises AnswerUnusable, whose text goes to the judge with the next try: without it, a judge at
+    temperature 0 would give the same answer again. Raises JudgeFailed after the last, JudgeUnusable at once.
     """
     usage = Usage()
     reasons: list[str] = []

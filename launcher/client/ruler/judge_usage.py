@@ -1,7 +1,7 @@
-"""The usage of a judge: requests, tokens and, where the judge's prices are known, dollars.
+"""The usage of a judge: requests, tokens and, if the judge's prices are known, dollars.
 
 Neighbours: the judges count one answer, `judge_retries.py` adds them up, `score_group.py` keeps the sum with
-the group. Knows nothing of what was asked.
+the group. Knows nothing of the questions.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Usage:
-    """`cost` in dollars; None where any of it has no known price."""
+    """`cost` in dollars; None if any of it has no known price."""
 
     requests: int = 0
     prompt_tokens: int = 0

@@ -1,12 +1,12 @@
-"""The judge that a program means by what it says: a name, an address, a client, or the run.
+"""Finds the judge that a program names: by a name, an address, a client, or the run.
 
     "openai/o3"                     a LiteLLM name
     "base", "policy@v7+3f2a9c1b"    a model of the run that the program is in
     run, (run, "policy")            a model of this Session; `base` unless another is named
-    (base_url, api_key, model)      whatever speaks OpenAI's chat completions
+    (base_url, api_key, model)      a server of OpenAI's chat completions
     (client, model)                 a client of OpenAI's SDK
 
-Neighbours: `http_judge.py`, `run_judge.py`, `sdk_judges.py` are these. Knows nothing of what is judged.
+Neighbours: `http_judge.py`, `run_judge.py`, `sdk_judges.py` are these. Knows nothing of the judged texts.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ _RUN_MODEL = re.compile(r"base|policy(@v\d+(\+\w+)?)?")
 
 
 def resolve_judge(judge: Any, extra_params: Mapping[str, Any] | None = None) -> Judge:
-    """The judge; `more` goes with each question to it: temperature, max_tokens, …
+    """The judge; `extra_params` go with each question to it: temperature, max_tokens, …
 
-    Raises JudgeUnusable for what names none, NotConnected for a model of the run outside any run.
+    Raises JudgeUnusable for a value that names none, NotConnected for a model of the run outside any run.
     """
     extra_params = dict(extra_params or {})
     match judge:

@@ -1,7 +1,7 @@
-"""The run's own model as a judge: `base`, the weights before training, unless another is asked for by name.
+"""The run's own model as a judge: `base`, the weights before training, unless another is named.
 
-Its requests are evaluations, which can never be trained (X17). Neighbours: `launcher/client/wire.py`
-carries the requests, and waits for a runtime that is away. Knows nothing of what is judged.
+Its requests are evaluations, which can never be trained (X17). Neighbours: `launcher/client/wire.py` carries
+the requests, and waits for a runtime that is away. Knows nothing of the judged texts.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from launcher.client.wire import AsyncWire
 
 @dataclass
 class RunJudge:
-    """Raises EndpointLost as well, where the run is gone."""
+    """Raises EndpointLost as well, if the run is gone."""
 
     connection: Connection
     model: str = "base"

@@ -2,11 +2,11 @@
 
     group = await ruler_score_group(group, "openai/o3")
 
-The names, arguments and metrics are those of openpipe-art's RULER. Otherwise than there: a score belongs to
-the id it was given for, a judge that misbehaves is asked again, and a group that it does not judge comes back
-without trajectories and with an exception for each, so that it is counted and never trained.
-Neighbours: `judge_prompt.py` asks the question, `judge_retries.py` asks it, `scored_groups.py` makes the
-group that comes back. Knows nothing of training.
+The names, arguments and metrics are those of openpipe-art's RULER. There are three differences. A score
+belongs to the id it was given for. A judge that misbehaves is asked again. A group that it does not judge
+comes back without trajectories and with an exception for each, so that it is counted and never trained.
+Neighbours: `judge_prompt.py` words the question, `judge_retries.py` asks it, `scored_groups.py` makes the
+returned group. Knows nothing of training.
 """
 
 from __future__ import annotations
@@ -56,16 +56,16 @@ async def ruler_score_group(
     cache: Cache = _IN_MEMORY,
     tries: Tries | None = None,
 ) -> Any:
-    """The group with its scores as rewards: a copy, of the same type; what was given stays as it was.
+    """The group with its scores as rewards: a copy, of the same type; the given group stays unchanged.
 
-    `judge_model`: see `judges.py`. `extra_litellm_params` go with each question, whoever the judge is.
-    Each trajectory's own reward becomes its metric `independent_reward`, the score its metric `ruler_score`.
-    Trajectories that say the same have the same score. `cache`: a folder in which judgements are kept, None
-    for none at all; else they are kept in memory.
+    `judge_model`: see `judges.py`. `extra_litellm_params` go with each question, to any judge. Each
+    trajectory's own reward becomes its metric `independent_reward`, the score its metric `ruler_score`.
+    Trajectories with the same content have the same score. `cache`: a folder in which judgements are kept,
+    None for none at all; else they are kept in memory.
 
     A judge that gave no usable answer in `tries`: the group comes back with no trajectories and with a
-    JudgeFailed for each of them, or is None with `swallow_exceptions`. One that cannot be asked at all raises
-    JudgeUnusable, and that is swallowed too.
+    JudgeFailed for each of them, or is None with `swallow_exceptions`. A judge that cannot be asked at all
+    raises JudgeUnusable, which is swallowed too.
     """
     trajectories = list(get_field(group, "trajectories"))
     if not trajectories:
@@ -83,7 +83,7 @@ async def ruler_score_group(
     except JudgeFailed as error:
         _log(f"RULER: {error.message}: {error.why}; a group of {len(trajectories)} is left out")
         return None if swallow_exceptions else without_trajectories(group, error)
-    except Exception as error:  # swallowed where the caller asks for that, and said
+    except Exception as error:  # swallowed if the caller asks for that, and logged
         if not swallow_exceptions:
             raise
         _log(f"RULER: {type(error).__name__}: {error}; a group of {len(trajectories)} is left out")

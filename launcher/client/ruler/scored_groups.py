@@ -1,7 +1,7 @@
 """A group as RULER gives it back: a copy of the same type with scores as rewards, or one that is left out.
 
 Ours, openpipe-art's of any release, or the JSON of either. Neighbours: `score_group.py` has the scores;
-`launcher/client/trajectories/members.py` counts what is in the group. Knows nothing of judges.
+`launcher/client/trajectories/members.py` counts the group's content. Knows nothing of judges.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from launcher.client.trajectories.members import get_field
 
 
 def with_scores(group: Any, scores: Sequence[JudgeScore], judge: str, usage: Usage) -> Any:
-    """The group with these rewards, in its trajectories' order; what judging took is in its metrics."""
+    """The group with these rewards, in its trajectories' order; the usage of judging is in its metrics."""
     trajectories = [
         _scored(one, score) for one, score in zip(get_field(group, "trajectories"), scores, strict=True)
     ]
@@ -52,7 +52,7 @@ def _scored(trajectory: Any, score: JudgeScore) -> Any:
 
 
 def _copy_with(trajectory: Any, **values: Any) -> Any:
-    """A copy that shares only what nobody changes."""
+    """A copy that shares only values that are never changed."""
     if isinstance(trajectory, Mapping):
         return {**trajectory, **values}
     made = copy.copy(trajectory)

@@ -1,8 +1,8 @@
-"""Judges by other people's packages: a LiteLLM name, or a client of OpenAI's SDK that the program has.
+"""Judges through other packages: a LiteLLM name, or a client of OpenAI's SDK that the program has.
 
 Both packages are the program's: LiteLLM is imported when a name is first used, before the time of any answer
-is counted, and a client comes as an object. Neighbours: `judge_protocol.py` says what their answers mean.
-Knows nothing of what is judged.
+is counted, and a client comes as an object. Neighbours: `judge_protocol.py` reads their answers. Knows
+nothing of the judged texts.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from launcher.client.ruler.judge_protocol import (
 
 @dataclass
 class LiteLLMJudge:
-    """A model by LiteLLM's name, such as openai/o3. `more` are further arguments of its `acompletion`."""
+    """A model by LiteLLM's name, such as openai/o3. `extra_params` go into each `acompletion`."""
 
     model: str
     extra_params: Mapping[str, Any] = field(default_factory=dict, repr=False)
@@ -65,11 +65,11 @@ class LiteLLMJudge:
             arguments.setdefault("response_format", form)
         try:
             response = await self._litellm.acompletion(model=self.model, messages=list(messages), **arguments)
-        except Exception as error:  # noqa: BLE001 - what an SDK raises is the SDK's
+        except Exception as error:  # noqa: BLE001 - an SDK may raise any type
             if self._supports_schema and "response_format" in str(error):
                 self._supports_schema = False
                 return await self.ask(messages, form, seconds)
-            if "LLM Provider NOT provided" in str(error):  # it says so by 400, as of a question
+            if "LLM Provider NOT provided" in str(error):  # it reports this by 400, as for a bad question
                 raise JudgeUnusable(
                     f"The judge {self.model} cannot be asked: LiteLLM does not know whose model that is",
                     None,
@@ -102,7 +102,7 @@ def _litellm(model: str) -> Any:
 
 @dataclass
 class ClientJudge:
-    """A model by a client of OpenAI's SDK, sync or async, or by what has the same methods."""
+    """A model by a client of OpenAI's SDK, sync or async, or by an object with the same methods."""
 
     client: Any = field(repr=False)
     model: str
@@ -151,11 +151,11 @@ class ClientJudge:
 
 
 def _judge_error(name: str, error: Exception, key: Any) -> Exception:
-    """An SDK's error by its HTTP status; one that has none is of the connection, or the SDK's own."""
+    """An SDK's error by its HTTP status; one without a status is the connection's, or the SDK's own."""
     if isinstance(error, AnswerUnusable):
         return error
     text = f"{type(error).__name__}: {error}"
-    if isinstance(key, str) and key:  # servers repeat what they do not know
+    if isinstance(key, str) and key:  # servers repeat a key that they do not know
         text = text.replace(key, "…")
     status = getattr(error, "status_code", None)
     if isinstance(status, int):

@@ -1,9 +1,9 @@
-"""The methods by which this process's HTTP clients send a request, and what stands in for each of them.
+"""The methods by which this process's HTTP clients send a request, and the wrapper of each.
 
 httpx, and httpx2 on which OpenAI's SDK stands since its release 3, send every request by one method of
 `Client` or `AsyncClient`: an SDK's, LiteLLM's (whose aiohttp lies below), and each hop of a redirect. aiohttp
 takes a middleware, which is asked at each hop as well.
-Neighbours: `http_patch.py` puts them in place. Knows nothing of when, or of what is done to a request.
+Neighbours: `http_patch.py` puts them in place. Knows nothing of the time, or of the changes to a request.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 
 from launcher.client.failures import ClientError
 
-# What is entered for the time of a request's sending.
+# The context that is entered while a request is sent.
 OnRequest = Callable[[Any], AbstractContextManager[None]]
 
 _HTTPX_SEND = "_send_single_request"
@@ -29,7 +29,7 @@ _AIOHTTP_REQUEST = "_request"
 
 @dataclass(frozen=True)
 class SendMethod:
-    """A method of theirs; `instead` makes ours of it."""
+    """A library's method that sends; `wrap` makes ours of it."""
 
     owner: type
     name: str

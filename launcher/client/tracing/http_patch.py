@@ -1,7 +1,7 @@
-"""A hand in the HTTP clients of this process, there while somebody holds it and gone with the last of them.
+"""A patch of this process's HTTP clients: in place while it has a user, and removed with the last one.
 
-Neighbours: `http_libraries.py` knows the clients, `rollout.py` says what to do with a request. Knows nothing
-of rollouts, runs or headers.
+Neighbours: `http_libraries.py` knows the clients, `rollout.py` changes the requests. Knows nothing of
+rollouts, runs or headers.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from typing import Any, Protocol
 
 from launcher.client.tracing.http_libraries import OnRequest, SendMethod, send_methods
 
-# The request that is being sent here. What it leads to may be a request of its own: an application that a
-# test client calls in this process asks the run from within.
+# The request that is being sent here. It may cause another request: an application that a test client calls
+# in this process sends one to the run from within.
 _sending: ContextVar[tuple[object, ...]] = ContextVar("slipway_sending", default=())
-# What a URL means that names none.
+# The ports of a URL that names none.
 DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
@@ -45,7 +45,7 @@ class HttpRequest(Protocol):
 
 
 class _Patch:
-    """A method of ours in the place of theirs. Whoever has wrapped it since keeps one that does nothing."""
+    """A method of ours in the place of theirs. Code that has wrapped it since keeps one that does nothing."""
 
     def __init__(self, method: SendMethod, on_request: OnRequest) -> None:
         self._method = method
@@ -77,7 +77,7 @@ class _Patch:
 
 
 class HttpPatch:
-    """`around` is entered for each request of this process while anybody holds the hook."""
+    """Enters `on_request` for each request of this process while the patch has a user."""
 
     def __init__(self, on_request: OnRequest) -> None:
         self._on_request = on_request
@@ -86,7 +86,7 @@ class HttpPatch:
         self._patches: list[_Patch] = []
 
     def acquire(self) -> None:
-        """Raises ClientError where a library is none that is known here; then nothing was touched."""
+        """Raises ClientError if a library is none that is known here; then nothing was touched."""
         with self._lock:
             if not self._users:
                 self._patches = [_Patch(method, self._on_request) for method in send_methods()]

@@ -1,4 +1,4 @@
-"""Whether a request samples from a run, by its method and address; and the rollout that its path names.
+"""Tells whether a request samples from a run, by its method and address; and finds the rollout in its path.
 
 Neighbours: `rollout.py` asks, about requests that `http_patch.py` sees. Pure.
 """
@@ -24,7 +24,7 @@ class EndpointMatch:
 
 
 def match_endpoint(root: str, request: HttpRequest) -> EndpointMatch | None:
-    """None for what asks somebody else, or asks the run for something else."""
+    """None for a request to another server, or to another route of the run."""
     here = urlsplit(root)
     if request.method != "POST" or not _is_same_host(
         request.url, here.scheme, here.hostname or "", here.port

@@ -1,4 +1,4 @@
-"""One rollout of a program in any SDK: what it asks the run within its block carries the rollout's name.
+"""One rollout of a program in any SDK: its requests to the run within its block carry the rollout's name.
 
     with run.rollout() as r:
         answer = agent(question)  # OpenAI's SDK, httpx, LiteLLM, LangChain
@@ -7,8 +7,8 @@
 
 Which block a request is in is a context variable: it goes with tasks, with `asyncio.to_thread`, with threads
 that are given a copied context (`contextvars.copy_context().run`), and with no others.
-Neighbours: `Session.rollout` makes these, `http_patch.py` shows what is sent, `match_endpoint.py` says to
-whom. Knows nothing of DSPy, whose own `launcher.client.rollout` also tells a program's predictors apart.
+Neighbours: `Session.rollout` makes these, `http_patch.py` shows the requests, `match_endpoint.py` finds their
+run. Knows nothing of DSPy, whose own `launcher.client.rollout` also tells a program's predictors apart.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _UNTRAINABLE_HEADER = "x-slipway-untrainable"
 Purpose = Literal["train", "eval"]
 Untrainable = Literal["count", "refuse"]
 
-# What stands in a header and in a path.
+# The characters of a name that fits into a header and a path.
 _NAME = re.compile(r"(?! )[ -.0-~]{1,128}")
 
 _UNTAGGED_WARNING = (
@@ -56,7 +56,7 @@ _NO_REQUEST_WARNING = (
 
 
 class TracedRun:
-    """A run that this process asks; `astray`: its requests that were in no rollout while one was open."""
+    """A run that this process uses. `untagged_requests`: those in no rollout while one was open."""
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
@@ -71,8 +71,8 @@ class TracedRun:
 class Rollout:
     """Made by `Session.rollout`. It may be entered again, to go on, and in several threads at once.
 
-    `reward`: yours to set, also where the block ended by an exception: what was sampled stays. A text instead
-    says why there is none. `failed`: the exception that the last block ended by, in words. `requests`: the
+    `reward`: yours to set, also if the block ended by an exception: the samples stay. A text instead is the
+    reason for no reward. `failed`: the exception that the last block ended by, in words. `requests`: the
     number of those that were tagged.
     """
 
@@ -108,7 +108,7 @@ class Rollout:
 
     @property
     def samples(self) -> list[str]:
-        """The names of its answers, as `slipway.sample` in each says them: the run is asked."""
+        """The names of its answers, as `slipway.sample` in each has them; the run is asked."""
         return [it["sample"] for it in samples_of(self.run.connection, self.id)]
 
     @property
@@ -130,7 +130,7 @@ class Rollout:
 
     def member(self) -> Member:
         """Its part in a group. An evaluation, or without a reward, it is left out, and counted so."""
-        if self.purpose == "eval":  # what its address alone tagged says nothing of that
+        if self.purpose == "eval":  # answers that were tagged by the address alone do not carry the purpose
             return Member(rollout=self.id, failure="evaluation")
         if self.reward is None or isinstance(self.reward, str):
             # Members are counted by it: the exception's kind, whose words may be other ones each time.
@@ -220,7 +220,7 @@ def _exit_block(rollout: Rollout) -> None:
 
 
 class _OpenRuns:
-    """The runs of which a block is open in this process."""
+    """The runs with an open block in this process."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -284,7 +284,7 @@ def _headers_for(request: HttpRequest) -> dict[str, str]:
             continue
         named = match.rollout or request.headers.get(ROLLOUT_HEADER)
         if named is not None and named != rollout.id:
-            return {}  # it says itself whose it is
+            return {}  # the request names its own rollout
         if not rollout.is_open:
             break  # a task or thread that has outlived its block
         rollout.count()
@@ -294,7 +294,7 @@ def _headers_for(request: HttpRequest) -> dict[str, str]:
 
 
 def _is_untagged(request: HttpRequest, run: TracedRun) -> bool:
-    """Whether it asks this run, and nobody said for whom or that it is an evaluation."""
+    """Whether it goes to this run, without a rollout and without the mark of an evaluation."""
     match = match_endpoint(run.root, request)
     if match is None or match.rollout is not None:
         return False

@@ -1,1 +1,1 @@
-"""Trajectories and groups of them: what an agent's program gathers, rewards and trains."""
+"""Trajectories and groups of them: an agent's program gathers, rewards and trains these."""

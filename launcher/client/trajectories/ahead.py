@@ -1,11 +1,11 @@
-"""Steps of groups, rolled out while others are trained: as many under way as may be, none too old.
+"""Steps of groups, rolled out while others are trained: as many in progress as allowed, none too old.
 
     async for groups in gather_ahead(run, scenarios, per_step=8, steps=100, staleness=1):
         await run.train_async(groups, state={"place": groups.place})
 
 As `GRPO(staleness=N)` does: a group is begun when no more than `staleness` steps are ahead of it, so that
-with 0 exactly one step's are under way: gather, train, gather. Neighbours: `begun_group.py` is a group under
-way, `gathering.py` is the barrier. Knows nothing of how a rollout is made, nor of how a step is trained.
+with 0 exactly one step's are in progress: gather, train, gather. Neighbours: `begun_group.py` is a group in
+progress, `gathering.py` is the barrier. Knows nothing of a rollout's making or a step's training.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from launcher.client.trajectories.gathering import AfterEach
 from launcher.client.trajectories.trajectory_group import TrajectoryGroup, close_unawaited
 
 Pending = Awaitable[TrajectoryGroup] | TrajectoryGroup
-# Of a step's own groups, where nobody says how many rollouts more there may be.
+# Of a step's own groups, the default bound for extra rollouts.
 _MAX_EXTRA_FACTOR = 3
 
 
@@ -44,12 +44,12 @@ class VersionedRun(Protocol):
 
 
 class StepGroups(list[TrajectoryGroup]):
-    """A step's groups, the oldest first, and what is known of them.
+    """A step's groups, the oldest first, and their data.
 
     `place`: to be kept in the step's `state`, and given to `gather_ahead` by a program that begins again.
-    `numbers`: of the groups that were given, those which are in it; `again`: of these, those without
-    variance, for which others were rolled out; `stale`: those left out since the step before. `lags`: how
-    many of its answers were sampled how many steps ago.
+    `numbers`: the numbers of the given groups that are in it. `again`: those of them without variance, for
+    which others were rolled out. `stale`: those left out since the step before. `lags`: the number of its
+    answers by their age in steps.
     """
 
     def __init__(self, begun: Iterable[BegunGroup], stale: Iterable[int], place: Place, newest: int) -> None:
@@ -79,17 +79,17 @@ async def gather_ahead(
 ) -> AsyncGenerator[StepGroups, None]:
     """The groups of one step after the other, each as soon as `per_step` of them are there.
 
-    `groups`: as many as you like, endless too, each one pending or something to call for one; they are taken
+    `groups`: as many as you like, endless too, each one pending or a function that makes one; they are taken
     one by one as they are begun. While a step is trained (`train_async`) those of the next `staleness` steps
-    go on. One that comes late is in a later step; where it would be more than `staleness` steps old it is
-    cancelled, counted and replaced by the next. `steps`: so many in all, those before `place` too, and none
-    is begun that no step would have. `dynamic_sampling`: where all rewards of a group are equal, or
-    `after_each` leaves it out, the next one is rolled out as well, up to so many rollouts more in a step
-    (True: three times the step's own). The rest is as in `gather_trajectory_groups`, where `max_exceptions`
-    counts the groups that are in no step yet.
+    go on. A late one goes into a later step. If it would be more than `staleness` steps old it is cancelled,
+    counted and replaced by the next. `steps`: so many in all, including those before `place`; no group is
+    begun that no step would have. `dynamic_sampling`: if all rewards of a group are equal, or `after_each`
+    leaves it out, the next one is rolled out as well, up to so many rollouts more in a step (True: three
+    times the step's own). The rest is as in `gather_trajectory_groups`, where `max_exceptions` counts the
+    groups that are in no step yet.
 
     A program that was ended goes on with the `place` of its state, and the same groups from the first on.
-    Raises Rewound where the machine was lost: what was begun is worth nothing, and the place is that of
+    Raises Rewound if the machine was lost: the groups in progress are lost, and the place is that of
     `read_state()`.
     """
     check_integers(per_step=per_step, staleness=staleness)
@@ -116,12 +116,12 @@ class _Bounds:
     dynamic_sampling: bool | int
 
     def places(self, done: int) -> int:
-        """How many groups may be under way for the steps to come, where so many are done."""
+        """The number of groups that may be in progress after `done` steps."""
         most = done + 1 + self.staleness
         return (most if self.steps is None else min(most, self.steps)) * self.per_step - done * self.per_step
 
     def allows(self, extra: int, size: int) -> bool:
-        """Whether so many rollouts may be added to those that a step has besides its own."""
+        """Whether a step that has so many extra rollouts may have a group of `size` more."""
         asked = self.dynamic_sampling
         most = _MAX_EXTRA_FACTOR * self.per_step * size * asked if isinstance(asked, bool) else asked
         return extra + max(1, size) <= most
@@ -149,7 +149,7 @@ class _Ahead:
         self._after_each = after_each
         self._open: dict[int, BegunGroup] = {}
         self._stale: list[int] = []
-        # Begun, and in no step: groups, those of them that were too old, and trajectories that had come.
+        # Groups begun that are in no step, those of them that were too old, and their finished trajectories.
         self._unused = Counter[str]()
         # The last of the given groups that was looked at.
         self._last = -1
@@ -158,14 +158,14 @@ class _Ahead:
         self._extra = 0
         self._error: BaseException | None = None
         self._changed = asyncio.Event()
-        # Versions: the one that is served, and the newest of which anything has told.
+        # Versions: the served one, and the newest that any step or answer has named.
         self._newest: int | None = None
         self._seen = 0
 
     async def take(self) -> StepGroups | None:
-        """The next step's groups, once they are there; None where there are no more.
+        """The next step's groups, once they are there; None if there are no more.
 
-        Raises what a rollout raises that is one too many, and Rewound.
+        Raises the error of a rollout past the allowed number, and Rewound.
         """
         if self._run.rewinds != self._rewinds:
             raise _machine_lost("a step was refused: what was begun before is not known any more")
@@ -220,7 +220,7 @@ class _Ahead:
         return sum(not it.replaced for it in self._open.values())
 
     def _one_ended(self, begun: BegunGroup, _: object) -> None:
-        """Told as soon as it has. What is raised waits for whoever takes the step."""
+        """Called as soon as one has ended. An error waits until the next step is taken."""
         if self._open.get(begun.number) is not begun:
             return
         try:
@@ -236,7 +236,7 @@ class _Ahead:
     # ------------------------------------------------------------- taking out
 
     async def _read_version(self) -> None:
-        """Which version is served now. Raises Rewound where it is an older one than there was."""
+        """Which version is served now. Raises Rewound if it is an older one than there was."""
         self._newest = await asyncio.to_thread(lambda: self._run.version)
         if self._newest < self._seen:
             raise _machine_lost(f"version {self._newest} is served, and version {self._seen} was before")
@@ -250,7 +250,7 @@ class _Ahead:
         self._unused["stale"] += len(stale)
 
     def _is_stale(self, begun: BegunGroup) -> bool:
-        # At 0 nothing is trained while a rollout is under way.
+        # At 0 nothing is trained while a rollout is in progress.
         if not self._bounds.staleness or self._newest is None:
             return False
         oldest = begun.oldest()

@@ -1,7 +1,7 @@
-"""Where a program is among its groups: how many steps it has taken, and which groups are in none.
+"""A program's place among its groups: the number of steps taken, and the groups that are in none.
 
-Neighbours: `ahead.py` begins from it and says it with each step; a program keeps it in the step's `state`.
-Knows nothing of what a group is.
+Neighbours: `ahead.py` begins from it and returns it with each step; a program keeps it in the step's `state`.
+Knows nothing of a group's content.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Place:
-    """After `steps` steps all groups up to number `next` are taken or left out, but for those of `again`."""
+    """After `steps` steps all groups up to number `next` are taken or left out, except those of `again`."""
 
     steps: int = 0
     next: int = 0

@@ -1,4 +1,4 @@
-"""A group that is rolled out ahead of the training: its task, how old its answers are, whether it teaches.
+"""A group that is rolled out ahead of the training: its task, its answers' age, and its variance.
 
 Neighbours: `ahead.py` begins it and takes it out, `gathering.py` awaits it. Knows nothing of other groups or
 of steps.
@@ -65,20 +65,20 @@ class BegunGroup:
         return self.task.result()
 
     def versions(self) -> Counter[int]:
-        """How many of its answers are of which version. Older ones than `since` were asked for by name."""
+        """The number of its answers by version. Older versions than `since` were requested by name."""
         choices = (it for group in self.groups for one in group for it in choices_of(one))
         versions = (version_of(it) for it in choices)
         return Counter(it for it in versions if it is not None and it >= (self.since or 0))
 
     def oldest(self) -> int | None:
-        """No answer in it is older than this version, as far as is known: under way, it may be as old."""
+        """No answer in it is older than this version, as far as is known: in progress, it may be as old."""
         answered = self.versions() if self.has_ended else ()
         return min(answered, default=self.since)
 
     def has_zero_variance(self) -> bool:
         """Whether it teaches nothing: its rewards are all equal, or `after_each` left it out.
 
-        Of one that has no rewards at all (a judge was away) that cannot be said.
+        Unknown, so False, for a group without any rewards (a judge was away).
         """
         return all(map(_has_zero_variance, self.groups))
 

@@ -24,7 +24,7 @@ def limit_concurrency(
     """At most `n` calls of the coroutine function go on at once; with `derive_key`, of each key."""
 
     def limited(function: Callable[_Given, Awaitable[_Result]]) -> Callable[_Given, Awaitable[_Result]]:
-        # A semaphore is of one event loop, and each `asyncio.run` has another.
+        # A semaphore belongs to one event loop, and each `asyncio.run` has another.
         places: WeakKeyDictionary[Any, dict[str, asyncio.Semaphore]] = WeakKeyDictionary()
 
         @functools.wraps(function)
@@ -48,7 +48,7 @@ def retry(
 ) -> Callable[[Callable[_Given, _Result]], Callable[_Given, _Result]]:
     """Call again after these exceptions, the first time `delay` seconds later; the last one is raised.
 
-    For functions and coroutine functions. `on_retry(error, attempt)` is told of each; else a line is
+    For functions and coroutine functions. `on_retry(error, attempt)` is called for each; without it a line is
     written.
     """
 

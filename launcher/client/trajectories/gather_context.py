@@ -26,7 +26,7 @@ class GatherContext:
 
     max_exceptions: float = 0
     total: int = 0
-    # What the line begins with; None for none.
+    # The beginning of the line; None for none.
     description: str | None = None
     max_metrics: int | None = None
     done: int = 0
@@ -36,7 +36,7 @@ class GatherContext:
     _is_shown: bool = False
 
     def add(self, trajectory: Any) -> None:
-        """A trajectory has come. Raises TypeError for what is none."""
+        """Count a trajectory. Raises TypeError for an object that is none."""
         if get_field(trajectory, "messages_and_choices") is None:
             came = "nothing" if trajectory is None else f"a {type(trajectory).__name__}"
             raise TypeError(f"a rollout must return its Trajectory, and one returned {came}")
@@ -101,7 +101,7 @@ class PartContext(GatherContext):
         return self.whole.count_exception()
 
     def leave(self) -> None:
-        """The whole has nothing of it any more, neither what came nor what still comes."""
+        """Take it out of the whole: the trajectories that have come, and those that still come."""
         self.whole.total -= self.total
         self.whole.done -= self.done
         self.whole.exceptions -= self.exceptions
@@ -109,7 +109,7 @@ class PartContext(GatherContext):
 
 
 def _is_interactive() -> bool:
-    """Whether somebody sees a line that is written over: on a terminal, and in a notebook."""
+    """Whether a line that is written over can be seen: on a terminal, and in a notebook."""
     return sys.stderr.isatty() or "ipykernel" in sys.modules
 
 

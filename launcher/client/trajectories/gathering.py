@@ -1,7 +1,8 @@
-"""Many groups, or many trajectories, awaited at once: a line that shows how far, and exceptions as data.
+"""Awaits many groups, or many trajectories, at once: with a line that shows the progress, and exceptions as
+data.
 
 Neighbours: `trajectory_group.py` awaits one group and counts into `gather_context.py`; `concurrency.py`
-bounds how many rollouts go on at once. Knows nothing of a run, nor of how a rollout is made.
+bounds how many rollouts go on at once. Knows nothing of a run, nor of a rollout's making.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from launcher.client.trajectories.gather_context import GatherContext, current_c
 from launcher.client.trajectories.members import get_field
 from launcher.client.trajectories.trajectory_group import PendingGroup, TrajectoryGroup, gather_or_cancel
 
-# A judge, a filter: what it returns takes the group's place, and None leaves the group out.
+# A judge or a filter: its result replaces the group, and None leaves the group out.
 AfterEach = Callable[[TrajectoryGroup], Any]
 
 
@@ -47,8 +48,8 @@ async def gather_trajectories(
 ) -> list[Any]:
     """All trajectories, in their order; in the place of one that failed is its exception.
 
-    Of exceptions there are at most `max_exceptions`. What is awaited may also come to several trajectories:
-    they are a list in that place.
+    Of exceptions there are at most `max_exceptions`. An awaitable may also return several trajectories: they
+    are a list in that place.
     """
     pending = list(trajectories)
     context = GatherContext(max_exceptions, len(pending), pbar_desc)
@@ -57,14 +58,14 @@ async def gather_trajectories(
 
 
 def expected_size(pending: Awaitable[TrajectoryGroup] | TrajectoryGroup) -> int:
-    """How many trajectories are to come of it, as far as is known."""
+    """The number of trajectories that it will return, if known."""
     return len(pending) if isinstance(pending, PendingGroup | TrajectoryGroup) else 1
 
 
 async def gather_group(
     pending: Awaitable[TrajectoryGroup] | TrajectoryGroup, after_each: AfterEach | None
 ) -> list[TrajectoryGroup]:
-    """A group once it is there, with what `after_each` makes of it; in the gathering around."""
+    """A group once it is there, after `after_each`; counted in the gathering around it."""
     group = pending if isinstance(pending, TrajectoryGroup) else await _await_group(pending)
     if after_each is None:
         return [group]

@@ -3,10 +3,9 @@
     history.jsonl                   a line for each call: step, split, time, reward, metrics, …
     trajectories/val-000007.jsonl   a line for each group: its JSON, as `TrajectoryGroup(**line)` takes it
 
-Both come home with the run. Of the lines with one split and step the last is right: a program that begins
-again logs them again. Neighbours: `session.py` has this as a method;
-`runtime/gateway/validations.py` keeps the scores, which `launch report` draws. Knows nothing of what is
-trained.
+Both come home with the run. Of several lines with one split and step the last one counts, because a program
+that begins again logs them again. Neighbours: `session.py` has this as a method;
+`runtime/gateway/validations.py` keeps the scores, which `launch report` draws. Knows nothing of the training.
 """
 
 from __future__ import annotations
@@ -134,7 +133,8 @@ def _newest_version(groups: list[Any]) -> int | None:
 def _send_scores(
     connection: Connection, split: str, line: Mapping[str, Any], metrics: Mapping[str, float]
 ) -> None:
-    """The scores, to the run: those of `val` by their own names, of any other split behind the split's."""
+    """Send the scores to the run: those of `val` by their own names, those of any other split with its name
+    in front."""
     step = line["step"]
     scores = (
         {} if line["reward"] is None else {"score" if split == VALIDATION_SPLIT else split: line["reward"]}
@@ -163,7 +163,7 @@ def _group_lines(groups: list[Any], key: str) -> bytes:
 
 
 def _write(folder: Path, name: str, texts: bytes, line: Mapping[str, Any]) -> None:
-    """The texts first, whole or not at all; then the line that says that they are there."""
+    """Write the texts first, whole or not at all; then the line that refers to them."""
     if texts:
         (folder / TRAJECTORIES_FOLDER).mkdir(parents=True, exist_ok=True)
         partial = folder / TRAJECTORIES_FOLDER / f".{name}.{os.getpid()}"

@@ -1,9 +1,9 @@
-"""The members of a group, from trajectories: each one's own answers are trained, the rest is counted.
+"""Makes the members of a group from trajectories: each one's own answers are trained, the rest is counted.
 
     made, dropped = group_of(trajectories, "scenario-7")
 
-Takes whatever has the fields: our Trajectory, that of openpipe-art, or the JSON of either. Neighbours:
-`train_groups.py` and whoever takes in other people's groups ask here. Knows nothing of a session or of HTTP.
+Takes any object with the fields: our Trajectory, that of openpipe-art, or the JSON of either. Neighbours:
+`train_groups.py` and the adapters of other libraries' groups ask here. Knows nothing of a session or of HTTP.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from launcher.client.schema import Group, Member
 OTHER_MODEL = "answer of another model"
 # A trajectory with no answer at all: nothing was sampled, so nothing of it can be learnt.
 NO_ANSWER = "no answer in its trajectory"
-# As the gateway says it where two members name one sample.
+# The gateway's own reason for two members that name one sample.
 NAMED_TWICE = "named twice"
 NO_REWARD = "no reward"
 # Of a reason.
@@ -32,12 +32,12 @@ def group_of(
     id: str,  # noqa: A002 - the group's own
     found: Mapping[int, str] = MappingProxyType({}),
 ) -> tuple[Group | None, Counter[str]]:
-    """The group that trains these trajectories, and what of them it leaves out, by reason.
+    """The group that trains these trajectories, and the counts of the parts that it leaves out, by reason.
 
     `trajectories`: some trajectories, or a group of them with its `exceptions`. Each is one member, by the
     samples that its choices carry (`choice.slipway`), those of `additional_histories` behind its own; or by
-    its `rollout` where it names one; `found` has the samples of choices that carry none, by `id(choice)`. The
-    group is None where nothing is left to train. Whatever a trajectory has is in the group once, or counted
+    its `rollout` if it names one; `found` has the samples of choices that carry none, by `id(choice)`. The
+    group is None if nothing is left to train. Each part of a trajectory is in the group once, or counted
     once: a choice of another model, a choice that stands in it twice, a trajectory without a choice, an
     exception.
     """
@@ -66,7 +66,7 @@ def histories_of(trajectory: Any) -> Iterator[Sequence[Any]]:
 
 
 def is_choice(entry: Any) -> bool:
-    """Whether an entry of a history is an answer as a client got it, and no message that was written."""
+    """Whether an entry of a history is an answer from a client, and no written message."""
     if isinstance(entry, Mapping):
         return isinstance(entry.get("message"), Mapping) or hasattr(entry.get("message"), "content")
     return hasattr(entry, "message") and hasattr(entry, "finish_reason")
@@ -85,7 +85,7 @@ def version_of(choice: Any) -> int | None:
 
 
 def get_field(thing: Any, name: str) -> Any:
-    """A field of an object or of its JSON; None where there is none."""
+    """A field of an object or of its JSON; None if it is missing."""
     return thing.get(name) if isinstance(thing, Mapping) else getattr(thing, name, None)
 
 
@@ -124,7 +124,8 @@ def _member(trajectory: Any, found: Mapping[int, str]) -> tuple[Member | None, C
 
 
 def to_float(reward: Any) -> float | None:
-    """A reward as a number, also one that is not finite: the run counts it. None for what is none."""
+    """A reward as a number, also one that is not finite: the run counts it. None for a value that is no
+    number."""
     try:
         return float(reward)
     except (TypeError, ValueError):

@@ -1,7 +1,7 @@
 """The results of training and logging trajectories, awaited or not; and the settings of a step.
 
 Neighbours: `train_groups.py` and `log_groups.py` make these, `session.py` hands them to the program. Knows
-nothing of how.
+nothing of their making.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class StepResult(_AwaitableResult):
     """The counts of everything in the groups: `trained`, and the rest in `dropped` by its reason.
 
     The two together are the choices of all trajectories, the trajectories that have none, and the
-    exceptions. `step` and `version` are None where nothing could be trained: then no step was taken.
+    exceptions. `step` and `version` are None if nothing could be trained: then no step was taken.
     """
 
     step: int | None = None
@@ -66,7 +66,7 @@ class StepResult(_AwaitableResult):
 
 @dataclass(frozen=True)
 class Logged(_AwaitableResult):
-    """The logged line of `history.jsonl`, and the folder with it, where the run has one."""
+    """The logged line of `history.jsonl`, and the folder with it, if the run has one."""
 
     line: dict[str, Any] = field(default_factory=dict)
     folder: Path | None = None

@@ -1,8 +1,8 @@
 """One training step of groups of trajectories: sent once, and everything in them trained or counted.
 
 The step's key is made of its content. A program that is killed and sends the same again, or a cell that is
-run twice, is answered with the step that there is. Neighbours: `members.py` makes the groups,
-`program_state.py` has the state that rides on the step. Knows nothing of how trajectories are gathered.
+run twice, gets the existing step as its answer. Neighbours: `members.py` makes the groups, `program_state.py`
+has the state that rides on the step. Knows nothing of gathering.
 """
 
 from __future__ import annotations
@@ -95,8 +95,8 @@ def _step(
 def _key(groups: list[Group], state: dict[str, Any], settings: StepSettings | None, before: int) -> str:
     """The same for the same content, and for no other.
 
-    A sample's name is given once. A rollout's may be used again for other answers: after another step it is
-    another content, and what was trained of it is not trained again in any case.
+    A sample's name is given once. A rollout's name may be used again for other answers; after another step it
+    is other content, and samples that were trained are not trained again in any case.
     """
     are_rollouts = any(member.rollout for group in groups for member in group.members)
     place = [before] if are_rollouts else []
@@ -120,7 +120,8 @@ def _step_settings(keywords: Mapping[str, Any]) -> StepSettings | None:
 
 
 def _groups(groups: Any) -> tuple[list[Group], Counter[str]]:
-    """The groups to send, and the counts of what is left out. Raises TypeError for what are no groups."""
+    """The groups to send, and the counts of the parts that are left out. Raises TypeError for objects that
+    are no groups."""
     is_one = any(get_field(groups, name) is not None for name in ("trajectories", "messages_and_choices"))
     listed = [groups] if is_one else list(groups)
     made: list[Group] = []
@@ -131,9 +132,7 @@ def _groups(groups: Any) -> tuple[list[Group], Counter[str]]:
                 "train() needs groups that are there: `await gather_trajectory_groups(groups)` first"
             )
         if get_field(one, "messages_and_choices") is not None or isinstance(one, BaseException):
-            raise TypeError(
-                "train() needs groups: TrajectoryGroup([trajectory, …]), of which rewards are compared"
-            )
+            raise TypeError("train() compares rewards within a group: pass TrajectoryGroup([trajectory, …])")
         group, dropped = group_of(one, f"group-{place}")
         left_out += dropped
         made += [group] if group is not None else []
@@ -155,7 +154,7 @@ def _result(counts: StepCounts, left_out: Counter[str], status: StepStatus | Non
 
 
 def _log_result(result: StepResult) -> StepResult:
-    """A line for each step, so that nobody trains on nothing without knowing."""
+    """Log a line for each step, so that a step without anything trained is seen."""
     step = "no step" if result.step is None else f"step {result.step}"
     parts = [f"{result.trained} answers trained"]
     parts += [f"{result.joined} joined"] if result.joined else []

@@ -1,8 +1,8 @@
 """A trajectory: the history of one rollout, the answers in it as they came, and the reward for them.
 
-The fields are those of openpipe-art 0.5.18, with two differences: a reward that nobody gave is None and is
-never trained, and a trajectory may name its `rollout` where an agent keeps its answers to itself.
-Neighbours: `trajectory_group.py` has several that are compared, `members.py` says what of one is trained.
+The fields are those of openpipe-art 0.5.18, with two differences: a missing reward is None and is never
+trained, and a trajectory may name its `rollout` where an agent keeps its answers to itself.
+Neighbours: `trajectory_group.py` has several that are compared, `members.py` picks the trained part of one.
 Knows nothing of a run.
 """
 
@@ -23,7 +23,7 @@ Metrics = dict[str, float | int | bool]
 
 
 class History(BaseModel):
-    """Another conversation of the same rollout: a sub-agent's, or what there was before it was compacted."""
+    """Another conversation of the same rollout: a sub-agent's, or an earlier one that was compacted."""
 
     model_config = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
 
@@ -37,7 +37,7 @@ class History(BaseModel):
 
 
 class Trajectory(History):
-    """One rollout. Append the choices themselves, not their text: by them it is known what was sampled."""
+    """One rollout. Append the choices themselves, not their text: they identify the sampled tokens."""
 
     additional_histories: list[History] = []
     reward: float | None = None
@@ -64,7 +64,7 @@ class Trajectory(History):
         return _Span(self.metrics, f"{name}_duration")
 
     def for_logging(self) -> dict[str, Any]:
-        """It as plain JSON; each message says whether it is an answer."""
+        """The trajectory as plain JSON; each message is marked if it is an answer."""
         return {
             "reward": self.reward,
             "initial_policy_version": self.initial_policy_version,
@@ -120,7 +120,7 @@ def message_of(entry: Any) -> dict[str, Any]:
 
 
 def _plain(thing: Any) -> dict[str, Any]:
-    """An object of an SDK, or what is JSON already."""
+    """An object of an SDK, or a value that is JSON already."""
     if isinstance(thing, Mapping):
         return dict(thing)
     return thing.model_dump(mode="json")

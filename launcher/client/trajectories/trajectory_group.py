@@ -2,7 +2,7 @@
 
     group = await TrajectoryGroup(rollout(task) for _ in range(8))
 
-Of finished trajectories it is made at once; of coroutines it is something to await, and to give to
+From finished trajectories it is made at once; from coroutines it is an awaitable, to be given to
 `gather_trajectory_groups`. Neighbours: `trajectory.py` has one of them, `gathering.py` awaits many groups.
 Knows nothing of a run.
 """
@@ -106,7 +106,7 @@ class PendingGroup:
         return len(self._awaited)
 
     def close(self) -> None:
-        """Nobody awaits what has not begun of it any more."""
+        """Close the parts that have not begun: they are not awaited any more."""
         for awaited in self._awaited:
             close_unawaited(awaited)
 
@@ -133,7 +133,7 @@ class PendingGroup:
 
 
 def close_unawaited(awaited: Any) -> None:
-    """Close a coroutine that nobody awaits any more, so that Python does not warn; a running one goes on."""
+    """Close a coroutine that is not awaited any more, so that Python does not warn; a running one goes on."""
     is_new = inspect.iscoroutine(awaited) and inspect.getcoroutinestate(awaited) == inspect.CORO_CREATED
     if is_new or isinstance(awaited, PendingGroup):
         awaited.close()
@@ -144,7 +144,7 @@ async def gather_or_cancel(awaited: Iterable[Awaitable[_Result]]) -> list[_Resul
     tasks = [asyncio.ensure_future(one) for one in awaited]
     try:
         return await asyncio.gather(*tasks)
-    except BaseException:  # a cancellation too leaves none of them under way
+    except BaseException:  # a cancellation too leaves none of them in progress
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,4 +1,4 @@
-"""Reads the engine's answers: takes the sampled tokens out, and gives the client what it asked for.
+"""Reads the engine's answers: takes the sampled tokens out, and gives the client the fields it asked for.
 
 Neighbours: proxy.py feeds it; the samples go to samples.py. Pure: no sockets. One class per form an answer
 comes in (whole, streamed); both fill the same `Choice`s.
@@ -21,7 +21,7 @@ from runtime.gateway.samples import content_key, parsed_fields
 from runtime.gateway.samples.journal import Sample
 from runtime.gateway.samples.samples import why_not_trainable
 
-# What we asked for beyond the client, and what vLLM adds empty.
+# Fields that we request beyond the client's, and those that vLLM adds empty.
 _IDS = ("prompt_token_ids", "token_ids")
 _EMPTY = (
     "prompt_logprobs", "prompt_text", "kv_transfer_params", "ec_transfer_params", "metrics", "routed_experts",
@@ -45,7 +45,7 @@ class Choice:
     calls: dict[int, tuple[list[str], list[str]]] = field(default_factory=dict)
 
     def take(self, asked: ParsedRequest, choice: dict[str, Any]) -> None:
-        """Add what one (part of a) choice carries."""
+        """Add the content of one choice, or of a part of one."""
         self.prompt_ids += choice.get("prompt_token_ids") or ()
         self.completion_ids += choice.get("token_ids") or ()
         self.logprobs += _logprobs(asked, choice)
@@ -72,11 +72,11 @@ class Choice:
         arguments.append(part.get("arguments") or "")
 
     def _thought_as_content(self, message: dict[str, Any]) -> None:
-        """An answer that ended by itself and was a thought as a whole is content, in place.
+        """Turn an answer that ended by itself and was wholly a thought into content, in place.
 
-        The engine takes it for a thought where none ended: of a model that thinks but did not, or never does
-        (engine/parsers.py). Who reads the content alone would see no answer at all. Of a stream what was
-        given as a thought stays given, and its last event has the content.
+        The engine calls it a thought if no thought ended in it: a model that thinks did not, or the model
+        never does (engine/parsers.py). A program that reads only the content would see no answer at all. In a
+        stream the parts sent as a thought stay so, and its last event has the content.
         """
         self.has_output |= bool(message.get("content") or message.get("tool_calls"))
         if self.has_output:
@@ -152,9 +152,8 @@ def _prompt_not_trainable(prompt_ids: list[int], engine: EngineFacts) -> str | N
 
 
 def _finish_reason(asked: ParsedRequest, choice: Choice, engine: EngineFacts) -> str | None:
-    """How it ended. vLLM says "tool_calls" of an answer that made a call and was then cut off,
-    too; one that ended by itself at the very limit is taken for cut off.
-    """
+    """The way it ended. vLLM also reports "tool_calls" for an answer that made a call and was then cut off;
+    one that ended by itself at the very limit counts as cut off."""
     if choice.finish_reason != "tool_calls":
         return choice.finish_reason
     limit = asked.body.get("max_completion_tokens") or asked.body.get("max_tokens") or math.inf
@@ -164,7 +163,7 @@ def _finish_reason(asked: ParsedRequest, choice: Choice, engine: EngineFacts) ->
 
 
 def _content(asked: ParsedRequest, choice: Choice) -> str | None:
-    """The name by content of what has no tag."""
+    """The name by content of an untagged answer."""
     if asked.kind != "chat" or asked.tags.rollout is not None:
         return None
     return content_key.key(asked.body["messages"], choice.text, choice.all_calls)
@@ -180,7 +179,7 @@ def question(asked: ParsedRequest) -> list[Any] | None:
 
 
 def _add_sample_name(asked: ParsedRequest, choice: dict[str, Any], version: int | None) -> None:
-    """Say of a whole choice which sample it is, and of which version: by that it can be rewarded."""
+    """Add to a whole choice its sample's name and version, by which it can be rewarded."""
     if version is not None:
         choice["slipway"] = {"sample": _sample_id(asked, choice["index"]), "version": version}
 
@@ -225,7 +224,7 @@ def _copy(body: dict[str, Any], copies: int) -> None:
 
 
 class WholeAnswer:
-    """A whole (not streamed) answer. `version`: of what is named; None: its choices say no names."""
+    """A whole (not streamed) answer. `version`: the version in the names; None: its choices have no names."""
 
     def __init__(self, asked: ParsedRequest, model: str, answer: bytes, version: int | None = None) -> None:
         """Raises ApiError(502) when the engine's 200 holds no answer."""
@@ -249,13 +248,13 @@ class WholeAnswer:
 
 
 def _never_null(message: dict[str, Any]) -> None:
-    """A message with nothing in it says so with an empty text: null reads as "no answer"."""
+    """A message without content gets an empty text: null reads as "no answer"."""
     if message.get("content") is None and not message.get("tool_calls"):
         message["content"] = ""
 
 
 class StreamedAnswer:
-    """A streamed answer (server-sent events), event by event. A choice's last event says its name."""
+    """A streamed answer (server-sent events), event by event. A choice's last event has its name."""
 
     def __init__(self, asked: ParsedRequest, model: str, version: int | None = None) -> None:
         self._asked = asked

@@ -1,10 +1,10 @@
-"""The prompt of a later turn: the earlier turn's ids as they were, then what the chat template adds.
+"""The prompt of a later turn: the earlier turn's ids as they were, then the chat template's additions.
 
-What it writes there is read from the template's own rendering of the conversation with another answer in the
-place of the real one: the ids after the token that ends that answer. How an answer is ended is read once per
-kind of answer, from a conversation of two messages. Every step is checked; what cannot be proven is refused,
-and the turn is asked as if there had been no other.
-Neighbours: prefix_continuation.py decides what is gone on from; the engine has template and tokenizer. Knows
+The added ids come from the template's own rendering of the conversation with a placeholder instead of the
+real answer: they are the ids after the token that ends the placeholder. The end of an answer is read once per
+kind of answer, from a conversation of two messages. Every step is checked. If a check fails, the turn is sent
+as if there had been no other.
+Neighbours: prefix_continuation.py finds the earlier turn; the engine has template and tokenizer. Knows
 nothing of samples.
 """
 
@@ -26,7 +26,7 @@ REWRITTEN = "the template shows it otherwise"
 MOVED = "the template's own text changed"
 UNENDED = "the template does not end an answer as it ended"
 
-# Two answers of no word in common, neither of which anybody gives.
+# Two answers without a common word, which no model gives.
 _PLACEHOLDERS = ("quartz is what stands in here", "Zebras took this place for once")
 _QUESTION = {"role": "user", "content": "a"}
 _MAX_CLOSINGS = 256
@@ -70,7 +70,7 @@ class ExactPrompts:
     async def continue_from(self, client: EngineClient, body: Body, earlier: EarlierTurn) -> tuple[Ids, Ids]:
         """The prompt that goes on from `earlier`, and the one that the template alone makes of `body`.
 
-        They are the same where the template shows the earlier turn as it was. Raises EngineError, and
+        They are the same if the template shows the earlier turn as it was. Raises EngineError, and
         NotExactError.
         """
         so_far = earlier.prompt + earlier.completion
@@ -81,7 +81,7 @@ class ExactPrompts:
         return so_far + added, plain
 
     async def _added(self, client: EngineClient, body: Body, earlier: EarlierTurn, plain: Ids) -> Ids:
-        """What the template writes after the earlier answer, of a conversation that goes on."""
+        """The template's text after the earlier answer, for a conversation that goes on."""
         answer, messages = _placeholder_answer(earlier.answer, _PLACEHOLDERS[0]), list(earlier.messages)
         later = body["messages"][len(messages) + 1 :]
         shown = await client.render(body | {"messages": [*messages, answer, *later]})
@@ -130,7 +130,7 @@ class ExactPrompts:
 
 
 def _closing_of(first: Ids, second: Ids, last: int) -> _Closing:
-    """Where two conversations differ is the answer; what both have after it ends it."""
+    """The answer is the part where two conversations differ; the common part after it ends it."""
     head = _common_prefix(first, second)
     tail = _common_prefix(first[::-1], second[::-1])
     stand_in, end = first[head : len(first) - tail], first[len(first) - tail :]

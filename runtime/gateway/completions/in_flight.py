@@ -1,7 +1,8 @@
 """Requests in flight: an answer as it grows, and the connections that wait for it.
 
-A retried request joins the one in flight, so that it makes one sample. When nobody waits any more, a request
-that could be retried gets a short grace (a lost link mends within a second), any other is aborted at once.
+A retried request joins the one in flight, so that it makes one sample. When no connection waits any more, a
+request that could be retried gets a short grace (a lost link mends within a second), any other is aborted at
+once.
 Neighbours: proxy.py fills one, each in a task of its own. Knows ASGI, nothing of models or samples.
 """
 
@@ -27,7 +28,7 @@ class InFlightRequest:
         self.digest = digest
         # Asked under an id, and not yet partly handed out: a retry gets the same answer.
         self.replayable = False
-        # Its answer is on disk: what follows is handing it over.
+        # Its answer is on disk: what remains is the delivery.
         self.recorded = False
         # A connection that was still there has all of the recorded answer.
         self.received = False

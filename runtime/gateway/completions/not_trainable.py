@@ -1,7 +1,7 @@
 """Warns at once, and not steps later, that none of a request's samples can be trained.
 
 The answer has a header with the reason; the log and the run's status have a line for the first request of
-each reason. Who asks for it by a header is refused instead, before anything is sampled.
+each reason. A client can ask by a header to be refused instead, before anything is sampled.
 Neighbours: proxy.py asks once per request; requests/distribution.py has the reasons. Knows no engine.
 """
 

@@ -1,9 +1,9 @@
 """Finds the earlier answer that a chat request continues, and builds the engine's prompt from its exact ids.
 
-A client that sends a conversation again with its answers unchanged goes on from them, whatever the chat
-template makes of them: the engine is given the ids of the earlier turn as they were, then those that the
-template adds (exact_prompt.py), and the turns are one sequence (samples/turns.py). Where that cannot be, the
-request is asked as any other, and why is recorded: a step counts it.
+A client that sends a conversation again with its answers unchanged goes on from them, in spite of any change
+by the chat template. The engine gets the ids of the earlier turn as they were, then those that the template
+adds (exact_prompt.py), and the turns are one sequence (samples/turns.py). If that is impossible, the request
+is sent like any other, and the reason is recorded: a step counts it.
 Neighbours: proxy.py asks once per request; samples/conversations.py has the names by which answers are found;
 engine/last_turn_parsing.py is the engine's side. Never the reason why a request fails.
 """
@@ -41,7 +41,7 @@ HELD_TO_GRAMMAR = "held to a grammar"
 ONE_CALL = "calls after the first were left out"
 NO_ENGINE_ANSWER = "the engine did not say"
 
-# Of a request: what a template is told beside messages and tools.
+# A request's settings for the template, beside messages and tools.
 _TEMPLATE_SETTINGS = ("chat_template_kwargs", "documents", "reasoning_effort", "add_special_tokens")
 # With one of them a prompt is no question that waits for the next answer, or not all of it.
 _OTHER_PROMPTS = (
@@ -50,13 +50,13 @@ _OTHER_PROMPTS = (
     ("truncate_prompt_tokens", None),
 )
 
-# Of a request: what ends an answer before the policy does.
+# A request's settings that end an answer before the policy does.
 _STOPS = ("stop", "stop_token_ids")
 
 
 @dataclass(frozen=True)
 class ChatTurn:
-    """A chat request among others. `fields`: what the engine is told besides, so that it goes on."""
+    """A chat request among others. `fields`: further fields for the engine, so that it goes on."""
 
     question: ConversationPrefix
     conversation: Conversation
@@ -156,7 +156,7 @@ class PrefixContinuation:
             return HELD_TO_GRAMMAR  # vLLM looks for the end of a thought in all of the prompt's ids there
         if sample.finish_reason not in COMPLETE_REASONS or not sample.completion_ids:
             return CUT_OFF
-        if sample.has_more_calls:  # what it sampled says more than the client has of it
+        if sample.has_more_calls:  # the client has fewer calls than were sampled
             return ONE_CALL
         if exchange.conversation is None or exchange.conversation.tools != turn.conversation.tools:
             return TOOLS_CHANGED
@@ -188,10 +188,10 @@ def _earlier_turn(messages: list[Any], place: int, exchange: Exchange, sample: S
 
 
 def _fits(prompt_tokens: int, plain_tokens: int, body: dict[str, Any], client: EngineClient) -> bool:
-    """Whether a prompt leaves an answer the room that was asked for.
+    """Whether a prompt leaves an answer the requested room.
 
-    The engine gives what its context leaves, and the limit may be as long as that (answer_limit.py): where
-    the plain prompt would not leave so much either, half of what that leaves is enough.
+    The engine's limit is the rest of its context, and the request's limit may be as long as that
+    (answer_limit.py). If the plain prompt would not leave so much either, half of its rest is enough.
     """
     context = client.facts.context_length
     if context is None:

@@ -1,8 +1,8 @@
 """The hot path: one completion request, from the client to an engine and back, recorded on the way.
 
-Neighbours: request_parsing.py reads the request, engine_pool.py chooses the engine, answers.py reads what
-comes back, samples.py records it, in_flight.py hands it to whoever waits. An engine that dies under a request
-is asked again when it is back; nothing is sampled twice under one request id.
+Neighbours: request_parsing.py reads the request, engine_pool.py chooses the engine, answers.py reads the
+answer, samples.py records it, in_flight.py hands it to the waiting connections. A request whose engine dies
+is sent again when the engine is back; nothing is sampled twice under one request id.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ class Completions:
             asked.id, asked.digest, lambda flight: self._answer(asked, served, flight)
         )
         flight.replayable = asked.named and not asked.streamed
-        # Held from this very moment, whatever becomes of the task.
+        # Held from this very moment, whatever happens to the task.
         self._versions.acquire(served.version)
         assert flight.task is not None
         flight.task.add_done_callback(lambda _: self._versions.release(served.version))
@@ -211,9 +211,8 @@ class Completions:
         flight: InFlightRequest,
         engine: Engine,
     ) -> None:
-        """What ends the last choice is held back and sent with the end of the events, when it is recorded: a
-        program that leaves at a finish reason has the whole answer, and is a sample.
-        """
+        """The end of the last choice is held back and sent with the end of the events, once it is recorded: a
+        program that leaves at a finish reason has the whole answer, and the answer is a sample."""
         stream = StreamedAnswer(asked, served.name, self._named(served))
         text: list[bytes] = []
         held: list[bytes] = []
@@ -235,7 +234,7 @@ class Completions:
         _deliver_held(held, head, flight)
 
     def _named(self, served: Served) -> int | None:
-        """The version that choices are named with; None where they are not."""
+        """The version in the choices' names; None if they have none."""
         return served.version if self._name_samples else None
 
     def _record(
@@ -248,7 +247,7 @@ class Completions:
         answer: msgspec.Raw,
         engine: Engine,
     ) -> None:
-        """Before the client has the answer: what it has is always recorded."""
+        """Before the client has the answer: a delivered answer is always recorded."""
         prompts, found = samples(asked, choices, engine.client.facts, turn, served.name == BASE)
         exchange = Exchange(
             request=asked.id,
@@ -270,7 +269,7 @@ class Completions:
         try:
             failpoints.failpoint("gateway.recording")
             self._store.record(exchange)
-        except OSError as error:  # a full disk: what is not recorded is not handed out
+        except OSError as error:  # a full disk: an unrecorded answer is not delivered
             raise _not_recorded(error) from error
         flight.recorded = True
         failpoints.failpoint("gateway.recorded")
@@ -310,7 +309,7 @@ def _request_error(asked: ParsedRequest, error: EngineFailedError) -> ApiError:
 
 
 def _with_headers(said: dict[str, str], send: Any) -> Any:
-    """`send`, with what is said among the headers of the answer."""
+    """`send` with these headers added to the answer's."""
     headers = [(name.encode(), value.encode()) for name, value in said.items() if value]
 
     async def naming(message: dict[str, Any]) -> None:
@@ -329,7 +328,7 @@ def _headers(content_type: bytes, served: Served, length: int | None = None) -> 
 
 
 def _deliver_held(held: list[bytes], head: Headers, flight: InFlightRequest) -> None:
-    """Give the flight what is held, in one piece."""
+    """Write the held bytes to the flight, in one piece."""
     if not flight.has_started:
         flight.begin(200, head)
     flight.write(b"".join(held))

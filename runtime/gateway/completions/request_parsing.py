@@ -32,7 +32,7 @@ from runtime.shared.schema import (
 _NAME = re.compile(r"[\x21-\x7e][\x20-\x7e]{0,127}")
 
 Kind = Literal["chat", "completion"]
-# What an assistant refused with is a text like any other, under its own name.
+# An assistant's refusal is text like any other, under its own name.
 _TEXT_PARTS = ("text", "refusal")
 ENGINE_PATHS: dict[Kind, str] = {"chat": "/v1/chat/completions", "completion": "/v1/completions"}
 # Not sampling settings, and of any size.
@@ -48,22 +48,22 @@ class ParsedRequest:
     id: str
     # Whether a retry can ask for it again by its id.
     named: bool
-    # Whether who asks will say that the answer was received; where not, its connection says it.
+    # Whether the client will report that the answer was received; if not, its connection tells it.
     receipt_follows: bool
     digest: str
     kind: Kind
     tags: Tags
     model: str
-    # What the client sent, and which of the extras it wanted for itself.
+    # The client's body, and the extra fields that it requested for itself.
     body: dict[str, Any]
     streamed: bool
     wants_logprobs: bool
     wants_ids: bool
     # Fields that are not heeded because the request is a rollout's; the answer names them.
     ignored: tuple[str, ...] = ()
-    # Whether it may be asked for by the ids of the turn that it goes on from.
+    # Whether it may be sent as the ids of the turn that it goes on from.
     allows_continuation: bool = True
-    # Whether it is to be refused where what it samples cannot be trained.
+    # Whether to refuse it if its samples cannot be trained.
     trainable_only: bool = False
 
     @property
@@ -73,7 +73,7 @@ class ParsedRequest:
 
     @property
     def one_call(self) -> bool:
-        """Whether it is given the first of an answer's calls alone; the engine is not asked for that."""
+        """Whether it gets only the first of an answer's calls; the engine is not asked for that."""
         return tools.ONE_CALL in self.ignored
 
     @property
@@ -175,7 +175,7 @@ def _check_form(kind: Kind, body: dict[str, Any]) -> None:
 
 
 def _check_text(message: Any, place: str) -> None:
-    """Refuse a message that carries what the engine would have to fetch or decode (G24)."""
+    """Refuse a message with content that the engine would have to fetch or decode (G24)."""
     content = message.get("content") if isinstance(message, dict) else message
     if isinstance(content, list):
         for index, part in enumerate(content):

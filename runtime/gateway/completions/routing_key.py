@@ -1,8 +1,8 @@
 """The routing key of a request: its rollout, and digests of the questions it may continue.
 
-Neighbours: proxy.py asks once per attempt; engines/router.py sends a request where that is cached.
-prefix_continuation.py finds the very answer that a turn goes on from, in ids; this only says where to look
-first.
+Neighbours: proxy.py asks once per attempt; engines/router.py sends a request to the engine with a cached
+prefix. prefix_continuation.py finds the very answer that a turn goes on from, in ids; this only names the
+engine to try first.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _DIGEST_BYTES = 16
 
 
 def routing_key_of(asked: ParsedRequest) -> RoutingKey:
-    """Digests are made only where they are asked for: a long conversation takes a while to read."""
+    """Digests are made only when needed: a long conversation takes a while to read."""
     return RoutingKey(asked.tags.rollout, lambda: _questions(asked))
 
 

@@ -1,7 +1,7 @@
 """Talks to one engine over its Unix socket.
 
 Neighbours: server.py is the other end; the gateway forwards completions with `post`, version_check.py loads,
-verifies and scores adapters. Every call is bounded; whatever goes wrong is an EngineError.
+verifies and scores adapters. Every call is bounded; every failure is an EngineError.
 Knows nothing of versions or samples, and judges no logprob.
 
     EngineError                 the engine answered, and not well: `status`, `message`
@@ -29,16 +29,16 @@ _CONNECT_SECONDS = 5.0
 _HEALTH_SECONDS = 5.0
 # Loading, verifying and scoring wait for the engine step in progress, which may be a long prefill.
 CONTROL_SECONDS = 60.0
-# An idle connection is closed here, long before the engine would: a request that meets an engine's closing is
-# lost, and nothing says whether it was read.
+# An idle connection is closed here, long before the engine would: a request that meets an engine's close is
+# lost, and it is unknown whether it was read.
 _IDLE_SECONDS = KEEP_ALIVE_SECONDS / 10
-# The longest silence of a completion: a whole answer, where it is not streamed.
+# The longest silence of a completion: the time of a whole answer, if it is not streamed.
 _COMPLETION_SECONDS = 1800.0
 _JSON = {"content-type": "application/json"}
 
 
 class EngineError(Exception):
-    """The engine refused or failed. `status` is the HTTP status, 0 where there was no answer."""
+    """The engine refused or failed. `status` is the HTTP status, 0 if there was no answer."""
 
     def __init__(self, engine: str, status: int, message: str) -> None:
         super().__init__(f"{engine}: {message}")
@@ -108,7 +108,7 @@ class EngineClient:
     def post(self, path: str, content: bytes) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
         """The hot path: `async with client.post(path, json_bytes) as response`, streamed or not.
 
-        Raises what aiohttp raises (ClientError, TimeoutError): the caller decides whether to ask again.
+        Raises aiohttp's errors (ClientError, TimeoutError): the caller decides whether to retry.
         """
         timeout = aiohttp.ClientTimeout(
             total=None, sock_connect=_CONNECT_SECONDS, sock_read=_COMPLETION_SECONDS
@@ -132,7 +132,7 @@ class EngineClient:
         return prefix_cache.read((await self._ask("GET", "/metrics", seconds=_HEALTH_SECONDS)).decode())
 
     async def load_adapter(self, name: str, path: Path) -> None:
-        """Load the PEFT folder `path` under `name`. Raises EngineError, also where the name is loaded."""
+        """Load the PEFT folder `path` under `name`. Raises EngineError, also if the name is loaded."""
         body = {"lora_name": name, "lora_path": str(path.absolute())}
         await self._ask("POST", "/v1/load_lora_adapter", body)
 
@@ -230,7 +230,7 @@ class EngineClient:
         return length
 
     async def _read_facts(self) -> EngineFacts:
-        """An engine that does not say them is used all the same: without them less is noticed."""
+        """An engine that does not report them is used all the same: fewer problems are noticed then."""
         try:
             bare, whole = [await self.tokenize("a", add_special_tokens=special) for special in (False, True)]
             begins = whole[0] if whole[-len(bare) :] == bare and len(whole) > len(bare) else None
@@ -274,7 +274,7 @@ class EngineClient:
         return answer
 
     def _number(self, logprob: float | None) -> float:
-        """JSON has null for what is not finite (http_speedups.py). Raises EngineError."""
+        """JSON has null for a number that is not finite (http_speedups.py). Raises EngineError."""
         if logprob is None:
             raise EngineError(self.name, 200, "a logprob is not a number")
         return logprob

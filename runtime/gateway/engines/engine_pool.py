@@ -1,4 +1,5 @@
-"""All engines: which are up, which one a request gets, and which versions a restarted one must load.
+"""All engines: knows which are up, chooses one for a request, and loads the versions that a restarted one
+lacks.
 
 Neighbours: engine_client.py talks to one engine; router.py chooses between those that are ready;
 version_check.py stages adapters; the supervisor restarts engines, this only notices. An engine is used when
@@ -24,20 +25,20 @@ from runtime.shared.process_status import SupervisorStatus
 log = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.5
-# How often an engine is asked what its prefix cache had.
+# The interval at which an engine is asked for its prefix cache's use.
 _CACHE_SECONDS = 5.0
 _RELOAD_PAUSE_SECONDS = 5.0
 # How long a request waits for an engine that died to come back: longer than a restart takes.
 WAIT_SECONDS = 120.0
 
 
-# Has a version on these engines, and says whether that took any time (reload.py).
+# Loads a version on these engines, and returns whether that took any time (reload.py).
 Reload = Callable[[int, list[EngineClient]], Awaitable[bool]]
 
 
 class EnginePool:
-    """All engines. `reload_after_restart` loads the versions that a fresh engine lacks, `reload` a version
-    that a request names."""
+    """All engines. `reload_after_restart` loads the versions that a fresh engine lacks,
+    `reload_on_demand` a version that a request names."""
 
     def __init__(
         self,
@@ -84,18 +85,18 @@ class EnginePool:
                 await self._wait_for_engine()
 
     async def _wait_for_engine(self) -> None:
-        """Or until it is time to look again. Raises ApiError where none can be hoped for."""
+        """Or until it is time to look again. Raises ApiError if none can be hoped for."""
         self._raise_if_failed_for_good()
         self._changed.clear()
         with_time_out = asyncio.wait_for(self._changed.wait(), POLL_SECONDS)
         await asyncio.gather(with_time_out, return_exceptions=True)
 
     async def _fetch(self, version: int, ready: list[Engine]) -> bool:
-        """Whether the version was not there: it may be now, and the engines are to be looked at again."""
+        """Whether the version was missing: it may be there now, and the engines must be looked at again."""
         try:
             return await self._reload_on_demand(version, [engine.client for engine in ready])
         except VerificationError as error:
-            if await self.check_all():  # which says nothing about the version
+            if await self.check_all():  # which proves nothing about the version
                 return True
             message = f"it was loaded again, but its weights could not be verified: {error}"
             log.error("a version that is named: %s", message)
@@ -157,7 +158,7 @@ class EnginePool:
     async def _bring_back(self, engine: Engine, process: int | None) -> None:
         try:
             await self._reload_after_restart(engine.client)
-        except Exception as error:  # noqa: BLE001 - whatever it is, the engine stays out and is tried again
+        except Exception as error:  # noqa: BLE001 - after any error the engine stays out and is tried again
             log.warning("%s: not restaged: %s", engine.name, error)
             await asyncio.sleep(_RELOAD_PAUSE_SECONDS)
             return

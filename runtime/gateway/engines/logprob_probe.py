@@ -1,7 +1,7 @@
-"""The logprob probe, read: sequences the trainer scored, scored again by an engine.
+"""Reads the logprob probe: sequences that the trainer scored, scored again by an engine.
 
-Neighbours: shared/probe_file.py says what is in the file, trainer/probe.py makes it; version_check.py judges
-the errors. Knows nothing of adapters, and judges no error.
+Neighbours: shared/probe_file.py has the file's format, trainer/probe.py makes it; version_check.py judges the
+errors. Knows nothing of adapters, and judges no error.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from runtime.shared.probe_file import PROBE_TOKENS
 
 Floats = NDArray[np.float64]
 
-# The adapter's effect says something where rounding leaves its slope this sure (one standard error).
+# The adapter's effect is measurable if rounding leaves its slope this certain (one standard error).
 _SLOPE_ERROR = 0.1
 
 
@@ -61,7 +61,7 @@ class LogprobProbe:
 
     @staticmethod
     def read(path: Path, context_length: int) -> LogprobProbe:
-        """Sequences cut to what is scored. Raises ProbeError when there is nothing to compare."""
+        """Sequences cut to the scored part. Raises ProbeError when there is nothing to compare."""
         try:
             arrays = load_file(path)
         except (OSError, SafetensorError) as error:

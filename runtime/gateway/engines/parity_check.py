@@ -1,15 +1,15 @@
 """Judges whether engine and trainer compute the same model, by the numbers of a parity check (C58).
 
-Neighbours: trainer/parity_export.py made the trial, version_check.py had every engine score it, and
+Neighbours: trainer/parity_export.py made the files, version_check.py had every engine score it, and
 versions/model_check.py asks for this before the first rollout. Pure: knows nothing of engines or files.
 
-What is asked, of the base and under a random adapter that does something:
+The checks, of the base and under a random adapter with an effect:
 
 - fp32: no logprob differs by more than a publication's bound. Both sides compute the same sums.
 - bf16: a publication's mean. Both round in different places.
 - Both: two shares that do not depend on how sharp the model is. A wrong model whose logprobs are flat is off
   by less than that mean on every token, but by as much as they vary at all.
-- The adapter's effect, token by token. A sound base alone says nothing of projections that were mixed up.
+- The adapter's effect, token by token. A correct base alone does not prove that no projections were mixed up.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class ParityError(VerificationError):
 
 
 def judge(found: Measured, dtype: str) -> ParityReport:
-    """The report. Raises ParityError, which says how far the two differ and how far they may."""
+    """The report. Raises ParityError, with the difference and its bound."""
     proof = _report(found)
     if not proof.effect >= MIN_EFFECT * proof.spread:
         raise ParityError("the test adapter changes no logprob, so it proves nothing about adapters", proof)
@@ -110,7 +110,7 @@ def _report(found: Measured) -> ParityReport:
 
 
 def _disagreement(proof: ParityReport, dtype: str) -> str | None:
-    """How the two differ by more than they may, in words; None where they agree. Nan agrees with nothing."""
+    """How the two differ by more than they may, in words; None if they agree. Nan agrees with nothing."""
     both = (proof.adapter, proof.base)
     if dtype == "float32" and not all(one.largest <= MAX_ERROR_FP32 for one in both):
         return (
@@ -144,7 +144,7 @@ def _logprob_error(errors: list[Floats], spread: float) -> LogprobError:
 
 
 def _worst(numbers: Iterable[float]) -> float:
-    """Of all engines; nan where any is."""
+    """Of all engines; nan if any is."""
     return float(np.max([*numbers]))
 
 

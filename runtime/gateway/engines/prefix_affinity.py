@@ -58,6 +58,6 @@ class AffinityTable(Generic[Key]):
             del self._homes[key]
 
     def _is_over(self, now: float) -> bool:
-        """Whether the oldest is one too many, or too old."""
+        """Whether the oldest entry is one too many, or too old."""
         oldest = next(iter(self._homes.values()))
         return len(self._homes) > self._most or now - oldest.since > self._seconds

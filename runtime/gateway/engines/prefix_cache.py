@@ -12,7 +12,7 @@ _COUNTER = re.compile(r"^vllm:prefix_cache_(queries|hits)_total\{[^}]*\} ([0-9.e
 
 
 class CacheUse(NamedTuple):
-    """Tokens of prompts since the engine started: those looked for, and those of them found."""
+    """Tokens of prompts since the engine started: those looked up, and those of them found."""
 
     looked_for: int
     found: int

@@ -1,20 +1,20 @@
 """Routes a request to the engine that has its prefix cached, or to the least busy one.
 
-An engine keeps in its cache what it was asked before. So the turns of one rollout go to one engine, its home,
-and the rollouts of one group begin at one engine, where the first of them has left their prompt. This is a
-preference among engines that are ready at this moment, and nothing waits for it: a home that is away, or has
-more in flight than the least busy engine by more than a margin, is passed over, and the request's new home is
-where it goes instead. A rollout that begins has but its group's prompt to gain, so it keeps to the even share
-of all that is in flight, and a quarter: in a small step no engine is idle while others answer several groups.
+An engine caches the prompts of its requests. So the turns of one rollout go to one engine, its home, and the
+rollouts of one group begin at one engine, where the first of them has cached their prompt. This is a
+preference among engines that are ready at this moment, and nothing waits for it. A home that is away, or has
+more in flight than the least busy engine by more than a margin, is passed over, and the engine chosen instead
+is the new home. A rollout that begins gains only its group's prompt, so it keeps to the even share of all
+requests in flight, and a quarter: in a small step no engine is idle while others answer several groups.
 
-A request says which rollout it is of, if anything; none says its group. Rollouts of one group are asked the
-same at first, so the whole question stands for the group. Its first so many characters, by which routers for
-vLLM go, would not: in a program of DSPy's every prompt begins with the same instructions and examples, so all
-groups of a step would be one. What has no rollout goes where the question before its last answer went.
-A home is one for one version only: an engine caches each adapter's prefixes apart.
+A request may name its rollout; none names its group. The rollouts of one group begin with the same question,
+so the whole question stands for the group. Its first characters, which routers for vLLM use, would not do: in
+a DSPy program every prompt begins with the same instructions and examples, so all groups of a step would be
+one. A request without a rollout goes where the question before its last answer went. A home holds for one
+version only: an engine caches each adapter's prefixes apart.
 
-Neighbours: engine_pool.py asks, with the engines that are ready; completions/routing_key.py says what a
-request goes on from; prefix_affinity.py remembers. Knows questions by their digests alone.
+Neighbours: engine_pool.py asks, with the engines that are ready; completions/routing_key.py has the questions
+that a request continues; prefix_affinity.py remembers. Knows questions by their digests alone.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from dataclasses import dataclass
 from runtime.gateway.engines.engine import Engine
 from runtime.gateway.engines.prefix_affinity import AffinityTable
 
-# How much more than the least busy engine another may have in flight and still be preferred: a group of the
-# usual size, and a quarter of what the least busy one has: with many in flight chance alone makes that much.
+# The number of requests that a preferred engine may have in flight beyond the least busy one: a group of the
+# usual size, and a quarter of the least busy one's, because with many in flight chance alone makes that much.
 MARGIN = 8
 MARGIN_SHARE = 4
-# Of rollouts, and as many of questions: several times what can be in flight.
+# Of rollouts, and as many of questions: several times the number that can be in flight.
 MAX_AFFINITIES = 1 << 14
-# Who asks nothing for so long has ended, or has lost its place in the engine's cache.
+# A rollout that sends nothing for so long has ended, or has lost its place in the engine's cache.
 AFFINITY_SECONDS = 1800.0
 
 
@@ -46,7 +46,7 @@ class RoutingKey:
 
 
 def max_in_flight(least: int) -> int:
-    """How much an engine may have in flight and be preferred, where the least busy one has `least`."""
+    """How much a preferred engine may have in flight when the least busy one has `least`."""
     return least + MARGIN + least // MARGIN_SHARE
 
 
@@ -57,7 +57,7 @@ def max_in_flight_for_question(in_flight: Sequence[int]) -> int:
 
 
 class Router:
-    """Chooses engines, and remembers where it sent what. The gateway's event loop is its only user."""
+    """Chooses engines, and remembers its choices. The gateway's event loop is its only user."""
 
     def __init__(self, most: int = MAX_AFFINITIES, clock: Callable[[], float] = time.monotonic) -> None:
         """`most`: homes of rollouts, and of questions; with 0 it is always the least busy engine."""

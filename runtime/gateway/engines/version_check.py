@@ -1,8 +1,8 @@
-"""Proves that engines hold a committed version: stages, compares tensor by tensor, scores like the trainer.
+"""Verifies that engines hold a committed version: stages, compares tensor by tensor, scores like the trainer.
 
-Neighbours: publishing.py and reload.py (`versions/`) ask for a proof before a version answers;
-engine_client.py talks to each engine; logprob_probe.py has the trainer's word. Knows nothing of aliases,
-requests, steps or HTTP.
+Neighbours: publishing.py and reload.py (`versions/`) ask for it before a version answers; engine_client.py
+talks to each engine; logprob_probe.py has the trainer's logprobs. Knows nothing of aliases, requests, steps
+or HTTP.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _EFFECT_SHARE = 0.5
 
 
 class VerificationError(Exception):
-    """An engine does not hold the version, or not surely. The text says what failed, and where."""
+    """An engine does not hold the version, or not certainly. The text names the check and the engine."""
 
 
 class Committed(Protocol):
@@ -134,14 +134,14 @@ class AdapterVerifier:
             await self._unload(self._engines, name)
 
     async def unload(self, version: int) -> None:
-        """Forget a version on every engine, whatever they say to it."""
+        """Forget a version on every engine, whatever their answers."""
         await self._unload(self._engines, self.name(version))
 
     async def unload_unused(self, may_unload: Callable[[int], bool]) -> list[int]:
-        """Unload the versions nobody needs, on every engine; the versions that went.
+        """Unload the unused versions on every engine. Returns the unloaded versions.
 
-        `may_unload` says so for a version without awaiting, and if it does, from then on lets no request have
-        it: between its word and the unload nothing may start (C35).
+        `may_unload` decides for a version without awaiting; if it returns true, no request gets the version
+        from then on: between its answer and the unload nothing may start (C35).
         """
         names = {name for loaded in await _gather(self._engines, EngineClient.adapters) for name in loaded}
         versions = {version: name for name in names if (version := self._version(name)) is not None}
@@ -241,7 +241,8 @@ class AdapterVerifier:
 async def _load(engine: EngineClient, name: str, adapter: Path, staged: list[EngineClient]) -> None:
     """Load it, and note the engine as one to take it from again.
 
-    Where the name is loaded already (a gateway died after staging it) the comparison decides what it is.
+    If the name is loaded already (a gateway died after staging it) the comparison decides which adapter it
+    is.
     """
     staged.append(engine)
     try:

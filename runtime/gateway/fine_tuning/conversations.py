@@ -1,8 +1,8 @@
 """Reads a file of conversations, as OpenAI's fine-tuning has it: one JSON object a line, with `messages`.
 
-Neighbours: `routes.py` asks at the upload whether an engine could be given it, `job_runner.py` reads it; each
-in a thread: a file may be large. What is wrong is said with its line.
-Knows nothing of tokens: a conversation is rendered when its step is built.
+Neighbours: `routes.py` checks at the upload whether an engine could take it, `job_runner.py` reads it; each
+in a thread, because a file may be large. An error names its line. Knows nothing of tokens: a conversation is
+rendered when its step is built.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from runtime.shared.schema import SupervisedExample
 MAX_LINES = 100_000
 # Of one conversation: each is a sequence of its own unless it goes on from the one before.
 MAX_ANSWERS = 256
-# Of OpenAI's form, and means nothing to what is learned.
+# Fields of OpenAI's form that have no effect on the learning.
 _PASSED_OVER = ("parallel_tool_calls", "functions", "metadata")
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 

@@ -1,9 +1,9 @@
 """The files of OpenAI's `/v1/files`, on the machine's disk: uploaded to learn from, or the results of a job.
 
     files/file-….data    the bytes as they came
-    files/file-….json    what is said of them; written last, removed first: a file is there while this is
+    files/file-….json    their description; written last, removed first: a file exists while this does
 
-Neighbours: `routes.py` asks; `conversations.py` reads what is in one. Knows nothing of jobs.
+Neighbours: `routes.py` asks; `conversations.py` reads their content. Knows nothing of jobs.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from runtime.shared import files
 
 FINE_TUNE = "fine-tune"
 RESULTS = "fine-tune-results"
-# Of all files together; one has at most what a request may have.
+# Of all files together; one file is bounded by the size of a request.
 MAX_BYTES = 2 * 2**30
 MAX_FILES = 2048
 _ID = re.compile(r"file-[0-9a-f]{24}")
@@ -57,7 +57,7 @@ class FileStore:
                 path.unlink(missing_ok=True)
 
     async def add(self, content: bytes, filename: str, purpose: str) -> StoredFile:
-        """Keep a file. Raises ApiError where there is no room, OSError where the disk has none."""
+        """Keep a file. Raises ApiError if there is no room for files, OSError if the disk is full."""
         async with self._adding:
             one = self._named(len(content), filename, purpose)
             await asyncio.to_thread(self._write, one, content)
@@ -65,7 +65,7 @@ class FileStore:
         return one
 
     def _named(self, size: int, filename: str, purpose: str) -> StoredFile:
-        """What will be said of a file. Raises ApiError where there is no room."""
+        """The description of a file. Raises ApiError if there is no room."""
         total = sum(one.bytes for one in self._files.values()) + size
         if total > MAX_BYTES or len(self._files) >= MAX_FILES:
             raise ApiError(413, "the run has the maximum number of files: delete some", code="too_many_files")

@@ -1,7 +1,7 @@
 """Drives fine-tuning jobs, the oldest first: a step for each batch of its file, epoch by epoch.
 
 Neighbours: `jobs.py` has the jobs, `conversations.py` reads files; the queue of steps (`steps/queue.py`) does
-the work, by keys that say job and step: whatever dies, a step that was taken in is never taken again. Knows
+the work, by keys made of job and step: after any crash, a step that was taken in is never taken again. Knows
 nothing of tokens or of HTTP.
 """
 
@@ -48,7 +48,7 @@ class JobRunner:
         named: Callable[[int], str],
         learning_rate: float,
     ) -> None:
-        """`named`: a version's name; `learning_rate`: the run's own, which a job's multiplier is of."""
+        """`named`: a version's name; `learning_rate`: the run's own, the base of a job's multiplier."""
         self._jobs = jobs
         self._files = files
         self._steps = steps
@@ -109,7 +109,7 @@ class JobRunner:
         await self._succeed(job)
 
     async def _step(self, job: Job, batch: list[SupervisedExample], total: int) -> StepStatus | None:
-        """One step to its end; None where nothing of the batch can be learned, or the job was cancelled."""
+        """One step to its end; None if nothing of the batch can be learned, or the job was cancelled."""
         request = StepRequest(
             key=f"{job.id}/{job.steps}", examples=batch, settings=self._settings(job, total)
         )

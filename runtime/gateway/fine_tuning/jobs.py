@@ -1,7 +1,7 @@
 """Fine-tuning jobs in the form of OpenAI's API, and on disk: the request, the progress, the events.
 
     fine_tuning/ftjob-….json           one job, replaced whole
-    fine_tuning/ftjob-….events.jsonl   what happened, a line each
+    fine_tuning/ftjob-….events.jsonl its events, a line each
 
 Neighbours: `routes.py` answers with these; `job_runner.py` drives them. Knows nothing of steps or files.
 """
@@ -50,7 +50,7 @@ class EpochCheckpoint(BaseModel):
 
 
 class Job(BaseModel):
-    """One job. `steps` is how many it has come to, `versions` the policy's first and newest of it."""
+    """One job. `steps`: the number of its steps so far."""
 
     id: str
     created_at: int
@@ -74,7 +74,7 @@ class Job(BaseModel):
 
     @property
     def ended(self) -> bool:
-        """Whether nothing more will come of it."""
+        """Whether it has ended."""
         return self.status in ENDED
 
     def body(self) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """`/v1/files` and `/v1/fine_tuning/jobs`, as the `openai` SDK asks for them.
 
 Neighbours: `file_store.py`, `jobs.py` and `job_runner.py` do the work; `gateway.py` includes the router.
-Supervised learning alone; what of OpenAI's API means nothing here is said in a job's events.
+Supervised learning alone; parts of OpenAI's API without an effect here are reported in a job's events.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class JobRequest(BaseModel):
 
 
 class FineTuning:
-    """Files, jobs and what drives them, wired together: `router` answers, `run` is to go on for ever."""
+    """Files, jobs and their driver, wired together: `router` answers, `run` goes on for ever."""
 
     def __init__(
         self,
@@ -167,7 +167,7 @@ def _no_room(error: OSError) -> ApiError:
 
 
 async def _check_lengths(content: bytes, context_tokens: int | None) -> None:
-    """Raises ApiError(400) with the line that no engine could be given; None: nobody knows that yet."""
+    """Raises ApiError(400) with the line that no engine could take; None: the bound is unknown yet."""
     try:
         if context_tokens is not None:
             await asyncio.to_thread(check_lengths, content, context_tokens)
@@ -194,7 +194,7 @@ def _job_settings(request: JobRequest) -> tuple[Hyperparameters, StepSettings | 
 
 
 def _ignored_fields(request: JobRequest) -> list[str]:
-    """What was asked and means nothing here, in words."""
+    """The request's fields without an effect here, in words."""
     notes = []
     if request.validation_file is not None:
         notes.append("validation_file: no loss is measured on it; evaluate the checkpoints by their names")

@@ -1,1 +1,1 @@
-"""What every route shares: the token, bodies, errors as OpenAI words them."""
+"""The common part of all routes: the token, bodies, errors in OpenAI's words."""

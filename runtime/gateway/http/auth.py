@@ -1,6 +1,6 @@
-"""One bearer token on every route but `/healthz`, asked before anything else is looked at.
+"""One bearer token on every route but `/healthz`, checked before anything else.
 
-Neighbours: gateway.py wraps its whole application in it, so that a route nobody listed is refused too.
+Neighbours: gateway.py wraps its whole application in it, so that an unlisted route is refused too.
 """
 
 from __future__ import annotations
@@ -43,9 +43,10 @@ class BearerAuth:
         return hmac.compare_digest(_authorization(scope), self._expected)
 
     def _is_token_in_url(self, scope: dict[str, Any]) -> bool:
-        """Whether who may come in has named the token as a rollout, say, which journals and logs would keep.
+        """Whether an authorised client has put the token into the address, as a rollout for one; journals and
+        logs would keep it.
 
-        Never asked where anyone may come in: the answer would tell a right guess from a wrong one.
+        Never checked for open paths: the answer would tell a right guess from a wrong one.
         """
         address = scope["path"].encode(errors="replace") + b"?" + scope.get("query_string", b"")
         return scope["path"] not in OPEN_PATHS and self._token in _PARTS.split(address)

@@ -1,7 +1,7 @@
-"""Request bodies, for every route: read whole, bounded, unpacked where they come packed.
+"""Request bodies, for every route: read whole, bounded, and decompressed if they are compressed.
 
-Neighbours: gateway.py puts it between the lock (auth.py) and the routes, so that nobody without the token is
-read; schema.py has the bound, which the relay keeps as well. Knows nothing of a body's content.
+Neighbours: gateway.py puts it between auth.py and the routes, so that a client without the token is not read;
+schema.py has the bound, which the relay keeps as well. Knows nothing of a body's content.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def _unpacked_once(content: bytes, name: bytes) -> bytes:
 
 
 async def _read(headers: dict[bytes, bytes], receive: Any) -> bytes:
-    """Every byte of the body as it came; what says that it is too long is not waited for."""
+    """Every byte of the body as it came; the rest of a body that is too long is not waited for."""
     announced = headers.get(b"content-length", b"0")
     if announced.isdigit() and (len(announced) > _DIGITS or int(announced) > BODY_BYTES):
         raise _too_large()
@@ -87,7 +87,7 @@ def _too_large() -> ApiError:
 
 
 def _with_body(content: bytes, receive: Any) -> Any:
-    """`receive`, with the whole body as its first message; what comes later is the connection's own."""
+    """`receive`, with the whole body as its first message; later messages are the connection's own."""
     first = [{"type": "http.request", "body": content, "more_body": False}]
 
     async def whole() -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Answers every error behind a route in OpenAI's form.
 
 Neighbours: gateway.py has an application's errors handled here; openai_errors.py has the words. Knows nothing
-of what the routes do.
+of the routes' work.
 """
 
 from __future__ import annotations

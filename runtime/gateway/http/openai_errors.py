@@ -1,7 +1,7 @@
 """Errors in the OpenAI API's form: `{"error": {"message", "type", "param", "code"}}`.
 
-Neighbours: every part of the gateway raises `ApiError`; gateway.py turns it, and whatever FastAPI refuses,
-into an answer. Knows nothing of engines or steps.
+Neighbours: every part of the gateway raises `ApiError`; gateway.py turns it, and FastAPI's refusals, into an
+answer. Knows nothing of engines or steps.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _TYPES = {
 }
 RETRY_SECONDS = 5
 CONTEXT_LENGTH = "context_length_exceeded"
-# How vLLM 0.32 says it: of a text, of its ids, and of a prompt that leaves room for no token.
+# vLLM 0.32's messages for it: for a text, for its ids, and for a prompt that leaves room for no token.
 _TOO_LONG = re.compile(
     r"maximum context length|maximum model length|max_(completion_)?tokens must be at least 1, got 0"
 )
@@ -140,7 +140,7 @@ def not_served(status: int, method: str, path: str, served: list[str]) -> ApiErr
 
 
 def from_engine(status: int, body: bytes) -> ApiError:
-    """The engine's own refusal: its message and param; a number as code says no more than the status.
+    """The engine's own refusal: its message and param; a number as code is only the status again.
 
     A prompt past the context gets OpenAI's code, by which agents know that they must shorten it.
     """

@@ -3,13 +3,13 @@
     StepError
     ├── KeyReusedError            the key belongs to a step with another body
     ├── QueueFullError            as many steps wait as may wait
-    ├── SettingsRefusedError      what it says of its own update makes none; `key` is the first such key
+    ├── SettingsRefusedError its settings make no valid update; `key` is the first such key
     ├── ClientStateTooLargeError  the program's own state is more than is kept with a step
-    ├── NothingToTrainError       not one sample of the step can be trained; `counts` says why
-    ├── RewoundError              it names what a lost machine knew; the program goes back to `client_state`
+    ├── NothingToTrainError not one sample of the step can be trained; `counts` has the reasons
+    ├── RewoundError it names a lost machine's samples; the program goes back to `client_state`
     ├── UnknownStepError          no such step
     └── UnknownCheckpointError    no such checkpoint
-    NotPublishedError             what `publish` raises when the old version stays; the message is the reason
+    NotPublishedError raised by `publish` when the old version stays; the message is the reason
 
 Neighbours: queue.py and handover.py raise them, routes.py words them as HTTP. Knows nothing of either.
 """

@@ -1,6 +1,6 @@
 """Warnings for a run's owner: each is shown once, in the log and in the status.
 
-Neighbours: completions and steps say, readiness.py shows. Kept while this process lives.
+Neighbours: completions and steps add them, readiness.py shows them. Kept while this process lives.
 """
 
 from __future__ import annotations

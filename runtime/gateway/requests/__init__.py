@@ -1,1 +1,1 @@
-"""What a request may ask of an engine."""
+"""The requests that may reach an engine: their fields, limits, tools and sampling."""

@@ -1,9 +1,10 @@
-"""Whether a request samples from the policy's whole distribution, so that its samples can be trained on (C9).
+"""Tells whether a request samples from the policy's whole distribution, so that its samples can be trained on
+(C9).
 
 A behaviour logprob is comparable with the trainer's only if every token could have been sampled, at a known
 temperature. Settings that cut or bend the distribution make a sample unscorable, with the setting as reason.
-What only ends an answer (stop strings, stop tokens, a length, repetition noticed) or only changes its text
-leaves the distribution as it is. Neighbours: request_fields.py has the table that says which field does what;
+Settings that only end an answer (stop strings, stop tokens, a length, detected repetition) or only change its
+text leave the distribution unchanged. Neighbours: request_fields.py has the table of the fields' effects;
 samples.py asks once per request. Pure.
 """
 
@@ -42,7 +43,8 @@ def grammar(settings: Mapping[str, Any]) -> str | None:
 
 
 def _distorts(name: str, settings: Mapping[str, Any]) -> bool:
-    """A field that is null is an absent one; what the door refuses bends, should it ever come this far."""
+    """A field that is null is an absent one; a field that the gateway refuses counts as distorting, should it
+    ever come this far."""
     value, rule = settings.get(name), SAMPLING[name]
     if value is None:
         return False

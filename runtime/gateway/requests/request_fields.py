@@ -1,10 +1,11 @@
-"""The table of an OpenAI request's fields: which may reach an engine, and which bend what is sampled.
+"""The table of an OpenAI request's fields: those that may reach an engine, and those that distort the
+sampling.
 
-Neighbours: the gateway calls `check` before it forwards; tools.py says what becomes of tools; distribution.py
-asks the table whether a sample is fit for training. Knows nothing of HTTP, samples or vLLM. Each line was
-tried against a running vLLM 0.32 on CPU (tests/runtime/test_engine_fields.py tries them again), what bends a
-distribution against the engine's own scores (tests/runtime/test_recorded_answers.py). An unknown field is
-refused, since vLLM ignores it without a word.
+Neighbours: the gateway calls `check` before it forwards; tools.py adjusts tools; distribution.py asks the
+table whether a sample is fit for training. Knows nothing of HTTP, samples or vLLM. Each line was tried
+against a running vLLM 0.32 on CPU (tests/runtime/test_engine_fields.py tries them again), distorting ones
+against the engine's own scores (tests/runtime/test_recorded_answers.py). An unknown field is refused, since
+vLLM ignores it without a word.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ _MAX_DEPTH = 64
 _TOO_DEEP = f"nested more than {_MAX_DEPTH} deep"
 
 
-class BadField(ValueError):  # noqa: N818 - what it is, not what went wrong
+class BadField(ValueError):  # noqa: N818 - the name of the thing, not of an event
     """A field the engines must not get: 400. `param` is its name, `message` the reason."""
 
     def __init__(self, param: str, message: str) -> None:
@@ -45,14 +46,15 @@ class BadField(ValueError):  # noqa: N818 - what it is, not what went wrong
 
 @dataclass(frozen=True)
 class FieldRule:
-    """The handling of one field. `neutral`: values without an effect, dropped where others are refused."""
+    """The handling of one field. `neutral`: values without an effect, dropped while others are refused."""
 
     action: Action
     reason: str = ""
     neutral: tuple[Any, ...] = ()
     # None: on every device.
     device: Literal["cpu", "cuda"] | None = None
-    # Whether a value leaves every token of the policy's distribution as likely as it is; None: each does.
+    # Whether a value leaves every token of the policy's distribution as likely as before; None: every value
+    # does.
     keeps_distribution: Callable[[Any], bool] | None = None
 
 
@@ -194,7 +196,7 @@ def check(kind: Kind, body: Body, device: str) -> Body:
     kept: Body = {}
     for name, value in body.items():
         rule = rules.get(name)
-        if value is None:  # an SDK's way to send nothing, whatever the field
+        if value is None:  # an SDK's way to send nothing, in any field
             continue
         if rule is None:
             raise BadField(name, f"{name[:80]!r} is not a field of this route")
@@ -245,7 +247,7 @@ def _check_values(body: Body) -> None:
     if not isinstance(choices, int) or not 1 <= choices <= _MAX_CHOICES:
         raise BadField("n", f"n is a whole number from 1 to {_MAX_CHOICES}")
     for name in ("max_tokens", "max_completion_tokens"):
-        if body.get(name) == 0:  # of a prompt that fills the context vLLM says just this: then it means that
+        if body.get(name) == 0:  # for a prompt that fills the context vLLM reports just this
             raise BadField(name, f"{name} is at least 1")
     if not isinstance(body.get("parallel_tool_calls", True), bool):
         # vLLM would take 0 or "no" for false.

@@ -1,9 +1,8 @@
 """The most characters that a context can hold: no engine is asked to tokenise a longer text.
 
-vLLM bounds what a request may say; what it is asked to tokenise alone, it tokenises whatever its length, and
-answers nobody meanwhile.
-Neighbours: fine_tuning/conversations.py asks of a file, steps/rendering.py of what is to be made into ids.
-Pure.
+vLLM bounds a request's prompt. A text that it only tokenises has no bound, and vLLM answers nothing else
+meanwhile.
+Neighbours: fine_tuning/conversations.py checks a file, steps/rendering.py a text to be tokenised. Pure.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """Adjusts a request's tools for the engine: no grammar in a rollout, the tool's schema for a forced call.
 
-vLLM 0.32 keeps the arguments of a `strict` tool to their schema by a grammar, also where the model may answer
-in words, and keeps calls to one (`parallel_tool_calls: false`) by a grammar for the whole call: then no
-answer is one of the policy's own any more (C9). Of a tool that is not strict it takes any JSON as the
-arguments of a forced call, a number or a text too.
-Neighbours: request_parsing.py frees, answers.py gives the first call alone, request_fields.py holds;
-distribution.py says what may be trained on. Pure.
+vLLM 0.32 keeps the arguments of a `strict` tool to their schema by a grammar, also if the model may answer in
+words, and keeps calls to one (`parallel_tool_calls: false`) by a grammar for the whole call: then no answer
+is the policy's own any more (C9). For a tool that is not strict it takes any JSON as the arguments of a
+forced call, a number or a text too.
+Neighbours: request_parsing.py removes grammars, answers.py gives the first call alone, request_fields.py adds
+a forced call's schema; distribution.py decides which samples may be trained on. Pure.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from typing import Any
 
 Body = dict[str, Any]
 
-# What an answer's header of ignored fields says.
+# The name in an answer's header of ignored fields.
 STRICT = "tools.strict"
 ONE_CALL = "parallel_tool_calls"
 _FREE = (None, "auto")
 _UNFORCED = (*_FREE, "none")
-# Where one of them stands beside no `type`, it says what the arguments are.
+# One of these without a `type` beside it describes the arguments itself.
 _NON_OBJECT_SCHEMAS = ("$ref", "allOf", "anyOf", "oneOf", "enum", "const")
 
 
@@ -28,9 +28,9 @@ class NotAnObjectError(ValueError):
 
 
 def without_tool_grammar(body: Body) -> tuple[Body, tuple[str, ...]]:
-    """The body without what makes a grammar of tools the model is free to call, and what that ignores.
+    """The body without the fields that make a grammar of optional tools, and the names of those fields.
 
-    Left as it is where a call is forced or forbidden: it costs no sample there.
+    Unchanged if a call is forced or forbidden: the grammar costs no sample there.
     """
     tools = body.get("tools")
     if body.get("tool_choice") not in _FREE or not isinstance(tools, list):
@@ -45,7 +45,7 @@ def without_tool_grammar(body: Body) -> tuple[Body, tuple[str, ...]]:
 
 
 def with_strict_tools(body: Body) -> Body:
-    """The body with every tool strict where a call is forced. Raises NotAnObjectError, naming the tool."""
+    """The body with every tool strict if a call is forced. Raises NotAnObjectError, naming the tool."""
     tools = body.get("tools")
     if body.get("tool_choice") in _UNFORCED or not isinstance(tools, list):
         return body
@@ -53,7 +53,7 @@ def with_strict_tools(body: Body) -> Body:
 
 
 def _function(tool: Any) -> Body:
-    """A tool's function; empty where it has none, which the engine refuses in its own words."""
+    """A tool's function; empty if it has none, which the engine refuses in its own words."""
     function = tool.get("function") if isinstance(tool, dict) else None
     return function if isinstance(function, dict) else {}
 

@@ -1,1 +1,1 @@
-"""What was sampled, and where it is written down."""
+"""Samples: their journal, their index and their names."""

@@ -1,6 +1,6 @@
 """Keys for an exchange by its content, for clients that cannot tag their requests.
 
-Neighbours: answers.py keys the served answers, matching.py those that a group's member claims. Pure.
+Neighbours: answers.py keys the served answers, matching.py those that a group's member names. Pure.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def _function(call: Any) -> Mapping[str, Any]:
 
 
 def _parsed(arguments: Any) -> list[str]:
-    """What a call's arguments say, however they are written: as JSON where they are."""
+    """The content of a call's arguments, in any spelling: parsed if they are JSON."""
     try:
         parsed = json.loads(arguments) if isinstance(arguments, str) else arguments
         return ["json", json.dumps(parsed, sort_keys=True)]
@@ -85,5 +85,5 @@ def plain(message: Any) -> Any:
 
 
 def _text(part: Any) -> Any:
-    """The text of a part: what is said, or refused with; None where it has none."""
+    """The text of a part: of an answer or a refusal; None if it has none."""
     return part.get("text", part.get("refusal")) if isinstance(part, Mapping) else None

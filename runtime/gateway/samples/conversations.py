@@ -1,8 +1,8 @@
 """Names for the prefixes of a conversation, by which a request finds the answers that it continues.
 
 A conversation that is sent again with its answers unchanged has, up to each answer, the name that the answer
-was recorded under. Not compared is what clients make anew or leave out: ids of calls, thoughts, fields with
-nothing in them, how a call's arguments are written. Any other change gives another name.
+was recorded under. Some parts are not compared, because clients make them anew or leave them out: ids of
+calls, thoughts, empty fields, the spelling of a call's arguments. Any other change gives another name.
 Neighbours: content_key.py has the one form of a message; turn_index.py keeps the names;
 completions/prefix_continuation.py asks. Pure.
 """
@@ -21,11 +21,11 @@ from runtime.gateway.samples.journal import Tags
 
 _NAME_BYTES = 16
 _ASSISTANT = "assistant"
-# Who says what the conversation is to be like.
+# The roles that instruct the whole conversation.
 _SYSTEM = ("system", "developer")
-# Of any message: what clients make themselves.
+# Fields of any message that clients make themselves.
 _CLIENT_IDS = frozenset({"tool_call_id", "id"})
-# Of an answer: what was not said in it, or is said by what was sampled in any case.
+# Fields of an answer that hold nothing of its text, or repeat the sampled text.
 _IGNORED_FIELDS = frozenset(
     {
         "reasoning", "reasoning_content", "reasoning_details", "thinking_blocks", "provider_specific_fields",
@@ -35,7 +35,7 @@ _IGNORED_FIELDS = frozenset(
 
 
 class NoNameError(ValueError):
-    """These are no messages; the engine will say so."""
+    """These are no messages; the engine will report it."""
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ def choice_texts(said: ExchangeText) -> dict[int, str]:
 
 
 def _bodies(said: ExchangeText) -> Iterator[dict[str, Any]]:
-    """The answer, or what came of it event by event."""
+    """The answer, or its parts event by event."""
     if not said.streamed:
         yield msgspec.json.decode(said.answer)
         return

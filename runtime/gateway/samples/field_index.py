@@ -1,9 +1,9 @@
 """Finds samples by the parsed fields of their texts (parsed_fields.py).
 
-Most programs name none so: samples are noted as they come, and named from the journal when a step has members
-given as text; each time only those that have come since the last.
-Neighbours: samples.py notes and forgets, matching.py asks. The gateway's event loop is its only user, but for
-`named`, which is work for a thread.
+Most programs name no samples so. Samples are noted as they come, and named from the journal when a step has
+members given as text; each time only the new ones.
+Neighbours: samples.py notes and forgets, matching.py asks. The gateway's event loop is its only user, except
+for `named`, which is work for a thread.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class FieldIndex:
 
     async def catch_up(self) -> None:
         """Name all new samples."""
-        async with self._naming:  # who comes second finds them named
+        async with self._naming:  # the second caller finds them named
             came = [*self._unnamed.values()]
             named = await asyncio.to_thread(self.named, came)
             for ref, names in zip(came, named, strict=True):
@@ -59,7 +59,7 @@ class FieldIndex:
                         self._samples[name][ref.id] = ref
 
     def named(self, refs: Iterable[SampleRef]) -> list[Names | None]:
-        """The names of samples, by what the journal has of them."""
+        """The names of samples, by their lines in the journal."""
         return [
             names
             for place, those in groupby(refs, lambda ref: ref.place)
@@ -79,14 +79,14 @@ class FieldIndex:
         return [*self._samples.get(name, {}).values()]
 
     def may_be_written(self, exact: str, parsed: str) -> bool:
-        """Whether no sample is this text, or the newest that is was parsed to these values."""
+        """Whether no sample is this text, or the newest one that is was parsed to these values."""
         newest = next(reversed(self._samples.get(exact, {})), None)
         return newest is None or parsed in self._names[newest].all
 
     def of_part(self, names: Names) -> list[SampleRef]:
-        """The samples with this answer, or piece of one, to a question of which these inputs are only some.
+        """The samples with this answer, or piece of one, to a question that has these inputs and more.
 
-        Those that said just this come last.
+        Samples with exactly this text come last.
         """
         found = [ref for ref in self.of(names.raw) if self._names[ref.id].inputs > names.inputs]
         return sorted(found, key=lambda ref: self._names[ref.id].raw == names.raw)

@@ -1,8 +1,8 @@
 """The value of an output field in one form, however an adapter of DSPy's wrote it.
 
-Between what a model said and what a training client sends of it lies a parse by the field's type: `true`
-comes back as `True`, `["a"]` as `<item>a</item>`, a model of pydantic's with its defaults. Two texts that
-come to the same value have the same form here; two that do not, have not.
+Between a model's answer and the text that a training client sends lies a parse by the field's type: `true`
+comes back as `True`, `["a"]` as `<item>a</item>`, a model of pydantic's with its defaults. Two texts with the
+same value have the same form here; two with different values have different ones.
 Neighbours: parsed_fields.py cuts the fields out and has the types from the system message. Pure.
 """
 
@@ -44,7 +44,7 @@ def form(kind: str, text: str, schema: Schema | None = None) -> Any:
 
 
 def of_value(value: Any, schema: Schema | None = None) -> Any:
-    """The form of a value that was written as JSON; `schema` says what pydantic makes of it."""
+    """The form of a value that was written as JSON; `schema` describes pydantic's conversion of it."""
     definitions = (schema or {}).get("$defs", {})
     return _tree(_coerced(value, schema or {}, definitions, 0), 0, nested=False)
 
@@ -103,7 +103,7 @@ def _unwrapped(text: str) -> str:
 
 
 def _read(text: str) -> Any:
-    """A text as JSON, or as Python writes the same; None where it is neither."""
+    """A text as JSON, or as Python writes the same; None if it is neither."""
     if fenced := _FENCE.fullmatch(text):
         text = fenced[1]
     try:
@@ -121,7 +121,7 @@ def _read(text: str) -> Any:
 
 
 def _coerced(value: Any, schema: Schema, definitions: Mapping[str, Any], depth: int) -> Any:
-    """What pydantic makes of a value: numbers of texts, and what is missing by default."""
+    """The value after pydantic's conversion: numbers from texts, and defaults for missing fields."""
     if depth > _MAX_DEPTH:
         raise ValueError("nested too deeply")
     schema = _matching_schema(value, _resolved(schema, definitions), definitions)
@@ -131,7 +131,7 @@ def _coerced(value: Any, schema: Schema, definitions: Mapping[str, Any], depth: 
     if isinstance(value, dict) and kind in ("object", None):
         fields, rest = schema.get("properties", {}), schema.get("additionalProperties")
         rest = rest if isinstance(rest, Mapping) else {}
-        # What a model does not have, it passes over.
+        # A pydantic model ignores fields that it does not have.
         known = value if not fields else {name: it for name, it in value.items() if name in fields}
         missing = {
             name: it["default"] for name, it in fields.items() if "default" in it and name not in value
@@ -180,7 +180,7 @@ def _scalar(kind: Any, value: Any) -> Any:
 
 
 def _tree(value: Any, depth: int, nested: bool = True) -> Any:
-    """A value as the elements it would be written as: what those do not tell apart, this does not."""
+    """A value as the elements it would be written as: values with the same elements have the same form."""
     if depth > _MAX_DEPTH:
         raise ValueError("nested too deeply")
     if isinstance(value, list):

@@ -34,9 +34,9 @@ class Sample:
     unscorable: str | None = None
     # Its name by content (content_key.py), where its request had no tag.
     content: str | None = None
-    # What stands for the white space around its text, where it has such a name: that is not in the name.
+    # The digest of the white space around its text, which is not in the name, if it has such a name.
     around: str = ""
-    # Nobody sampled it: a client gave the text, and the engine these ids and logprobs of it.
+    # It was not sampled: a client gave the text, and the engine these ids and logprobs of it.
     retokenised: bool = False
     # The name of the conversation that it ends (conversations.py), where it is an answer of a chat.
     turn: str | None = None
@@ -59,14 +59,14 @@ class Conversation:
     """A chat's place among other conversations (conversations.py), and the answer it continued."""
 
     question: str
-    # The same, without what its system messages say.
+    # The same, without the content of its system messages.
     bare: str
     tools: str = ""
     # The sample it goes on from, id for id.
     continues: str | None = None
     # Why it does not, though it is a later turn of a conversation that was held here.
     apart: str | None = None
-    # What the chat template alone would have shown, where the prompt is another: a digest, and how long.
+    # The prompt that the chat template alone would have made, if the real one differs: its digest and length.
     shown: str | None = None
     shown_tokens: int = 0
 
@@ -89,8 +89,7 @@ class Exchange:
     streamed: bool
     # The answer's JSON; of a stream, its text as one JSON string.
     answer: msgspec.Raw
-    # False: nobody is known to have received it, and it is no sample. A later `DeliveryConfirmed` makes it
-    # good.
+    # False: it is not known to be received, and it is no sample. A later `DeliveryConfirmed` makes it one.
     delivered: bool
     # The question, where a client may name it by its parsed fields (parsed_fields.py).
     messages: list[Any] | None = None
@@ -106,7 +105,7 @@ class DeliveryConfirmed:
 
 @dataclass(frozen=True, slots=True)
 class DeliveryUncertain:
-    """The connection broke after this request's answer: where the same call comes again, that one counts."""
+    """The connection broke after this request's answer: if the same call comes again, that one counts."""
 
     doubt: str
 

@@ -1,9 +1,9 @@
 """`POST /slipway/samples/lookup`: finds the samples of a conversation's answers by their text.
 
-For a client whose library keeps of an answer no more than its words, as one of ART's does for LiteLLM. Each
-is looked up literally: the conversation before it and its own words, among the answers that were served. What
-is not found was another model's: never is a text trained that was not sampled here. Neighbours: gateway.py
-mounts it; samples.py knows what was served, the client names what it is told here in a step.
+For a client whose library keeps only the text of an answer, as one of ART's does for LiteLLM. Each answer is
+looked up literally among the served ones: the conversation before it and its own text. An answer that is not
+found was another model's: a text that was not sampled here is never trained. Neighbours: gateway.py mounts
+it; samples.py has the served answers, the client names the found samples in a step.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Lookup(Body):
 
 
 class Found(Answer):
-    """The sample of each answer, by conversation; None where none has its words."""
+    """The sample of each answer, by conversation; None if none has its words."""
 
     samples: list[list[str | None]]
 
@@ -75,7 +75,7 @@ class _AnswerKeys:
 
 
 def _answer_keys(said: LookupConversation) -> Iterator[_AnswerKeys]:
-    # A client that sends an answer back leaves out what no request has.
+    # A client that sends an answer back leaves out fields that no request has.
     messages = [_without_nothing(one) for one in said.messages]
     for place in said.answers:
         text = str(said.messages[place].get("content") or "")

@@ -1,11 +1,11 @@
 """The names of an exchange by the fields of a DSPy task, for clients that train another text than sampled.
 
-DSPy's own GRPO samples with the chat adapter (`[[ ## answer ## ]]`) and trains what it had
-parsed, written again by the XML adapter (`<answer>`): literally the two never match. Here both have one name:
-the task, the question, and the values of the outputs, by the field names that the system message says. What
-an answer or an input says of fields names none.
+DSPy's own GRPO samples with the chat adapter (`[[ ## answer ## ]]`) and trains what it had parsed, written
+again by the XML adapter (`<answer>`): literally the two never match. Here both have one name: the task, the
+question, and the values of the outputs, by the field names in the system message. Field names in an answer or
+an input do not count.
 Neighbours: signature.py reads the system message, field_values.py the values; field_index.py finds samples by
-these names. Pure, and bounded: what is too long, too deep or of no adapter has no name.
+these names. Pure, and bounded: a text that is too long, too deep or of no adapter has no name.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def may_have(messages: Sequence[Any]) -> bool:
 
 
 def names(messages: Messages, answer: str) -> Names | None:
-    """The names of an exchange; None where no adapter of DSPy's can have written its question."""
+    """The names of an exchange; None if no adapter of DSPy's can have written its question."""
     texts = [text for message in messages if (text := _text(message)) is not None]
     if len(texts) < max(2, len(messages)) or sum(map(len, texts)) + len(answer) > MAX_CHARACTERS:
         return None
@@ -119,12 +119,12 @@ def _names(task: Signature, earlier: Messages, texts: list[str], answer: str) ->
 
 
 def _shown(answer: str) -> str:
-    """An answer without the thoughts that it begins with: LiteLLM takes them out of what a program gets."""
+    """An answer without the thoughts that it begins with: LiteLLM removes them before a program reads it."""
     return _THOUGHTS.sub("", answer).strip()
 
 
 def _pieces(task: Signature, answer: str, said: str) -> list[str]:
-    """What the JSON adapter may show in an answer's place; thoughts are in what it reads, or are not."""
+    """The pieces that the JSON adapter may show in place of an answer, read with its thoughts or without."""
     if task.adapter != "json":
         return []
     found = (_braced(text) for text in dict.fromkeys((said, answer)))
@@ -150,7 +150,7 @@ def _key(*said: Any) -> str:
 
 
 def _text(message: Mapping[str, Any]) -> str | None:
-    """A message's text; None where it has more than text."""
+    """A message's text; None if it has more than text."""
     content = message.get("content")
     if isinstance(content, list):
         parts = [part.get("text") if isinstance(part, Mapping) else None for part in content]
@@ -162,10 +162,10 @@ def _text(message: Mapping[str, Any]) -> str | None:
 
 
 def _question(task: Signature, text: str) -> list[str]:
-    """A question without what is one adapter's own: names of inputs and the texts after them, in turn.
+    """A question without one adapter's own marks: names of inputs and the texts after them, in turn.
 
-    The adapters write inputs alike but for the marks between them. So all marks of inputs go, whoever wrote
-    them, the adapter or an input: both sides come to the same, and nobody need know which mark was whose.
+    The adapters write inputs alike except for the marks between them. So all marks of inputs are removed, an
+    adapter's or an input's: both sides come to the same text, and the origin of a mark does not matter.
     """
     reminder = text.rfind(signature.REMINDERS[task.adapter])
     if reminder == 0 or (reminder > 0 and text[:reminder].endswith("\n\n")):
@@ -174,7 +174,7 @@ def _question(task: Signature, text: str) -> list[str]:
         return [field_values.plain(text)]
     any_of = "|".join(map(re.escape, task.inputs))
     marks = re.compile(rf"\[\[ ## ({any_of}) ## \]\]|<({any_of})>|</(?:{any_of})>")
-    # What stands before the first name; then a name, and what follows it.
+    # The text before the first name; then each name, and the text after it.
     said = [""]
     place = 0
     pieces: list[str] = []
@@ -206,7 +206,7 @@ def _turn(task: Signature, message: Mapping[str, Any], text: str) -> Any:
 
 
 def _outputs(task: Signature, answer: str) -> list[Any] | None:
-    """The values of an answer in the order of the task's outputs; None where it does not have them."""
+    """The values of an answer in the order of the task's outputs; None if it does not have them."""
     read = {"chat": _of_chat, "json": _of_json, "xml": _of_xml}[task.adapter]
     try:
         values = read(task, answer)
@@ -214,7 +214,7 @@ def _outputs(task: Signature, answer: str) -> list[Any] | None:
         return None
     if not values:
         return None
-    # What may be left out is nothing where it is: a field that may be None.
+    # A missing optional output counts as None: a field that may be None.
     return [values.get(name, "None") for name in task.outputs] if _has_needed(task, values) else None
 
 
@@ -276,7 +276,7 @@ def _object(answer: str) -> dict[str, Any]:
 
 
 def _of_xml(task: Signature, answer: str) -> dict[str, Any]:
-    """Both what the XML adapter wrote of values, and what a model wrote after its example."""
+    """Values as the XML adapter writes them, or as a model writes them after its example."""
     try:
         return dict(_written(task, answer.strip()))
     except ValueError:

@@ -1,8 +1,8 @@
 """`POST /slipway/receipts`: the relay reports which answers reached their clients.
 
 Neighbours: gateway.py mounts it; samples.py stores the reports; launcher/proxy/relay_receipts.py sends it.
-Who marked a request with `x-slipway-receipt: follows` says here what became of its answer: until then the
-answer is recorded, and no sample (C52).
+The sender of a request with `x-slipway-receipt: follows` reports here whether the answer arrived: until then
+the answer is recorded, and no sample (C52).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def receipt_routes(store: SampleStore) -> APIRouter:
             for receipt in given.receipts:
                 keep = store.mark_received if receipt.state == "received" else store.mark_uncertain
                 keep(receipt.request)
-        except OSError as error:  # a full disk: they are told again
+        except OSError as error:  # a full disk: they are sent again
             message = f"the machine's disk cannot store it: {error.strerror or error}"
             raise ApiError(503, message, code="disk", retry_after_seconds=5) from error
         return Response(status_code=204)

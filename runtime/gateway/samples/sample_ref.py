@@ -1,4 +1,4 @@
-"""A sample's id and its place in the journal: all that is kept of it in memory.
+"""A sample's id and its place in the journal: memory keeps nothing else of it.
 
 Neighbours: samples.py makes them of the journal's lines; steps are made of them.
 """

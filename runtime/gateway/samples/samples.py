@@ -1,6 +1,6 @@
 """The index over the journal: samples by rollout and by request.
 
-An answer nobody received is no sample, nor is one that its client asked for again (C6, C52).
+An answer that was not received is no sample, nor is one that its client requested again (C6, C52).
 Neighbours: proxy.py records every answered request here, receipts.py reports the received ones; steps take
 their samples from here by rollout; a known request id gets its stored answer. Kept in memory: names and
 places, not tokens.
@@ -35,7 +35,7 @@ from runtime.gateway.samples.turn_index import TurnIndex
 REMEMBERED_REQUESTS = 1 << 16
 # Samples without a tag that a group may still name, by its id or its content: most programs never will.
 REMEMBERED_UNTAGGED = 1 << 16
-# What vLLM writes in place of -inf, and where it has no logprob at all.
+# vLLM's number for -inf, and for a missing logprob.
 NO_LOGPROB = -9999.0
 
 
@@ -76,7 +76,7 @@ class SampleStore:
         return self._received(self._by_rollout.get(rollout, []))
 
     def unreceived_of_rollout(self, rollout: str) -> list[SampleRef]:
-        """The samples of a rollout that nobody is known to have received."""
+        """The samples of a rollout that are not known to be received."""
         return [ref for ref in self._by_rollout.get(rollout, []) if ref.request in self._unreceived]
 
     def knows(self, rollout: str) -> bool:
@@ -104,7 +104,7 @@ class SampleStore:
         return self._fields.may_be_written(exact, parsed)
 
     def of_part(self, names: Names) -> list[SampleRef]:
-        """The samples with this very answer to a question of which only some inputs are given."""
+        """The samples with this very answer to a question that has these inputs and more."""
         return self._received(self._fields.of_part(names))
 
     def of_sample(self, sample: str) -> list[SampleRef]:
@@ -112,7 +112,7 @@ class SampleStore:
         return self._received(self._of_id(sample))
 
     def unreceived_of_sample(self, sample: str) -> list[SampleRef]:
-        """The sample with this id that nobody is known to have received, or none."""
+        """The sample with this id if it is not known to be received, or none."""
         return [ref for ref in self._of_id(sample) if ref.request in self._unreceived]
 
     def load(self, ref: SampleRef) -> tuple[Exchange, Sample]:
@@ -129,14 +129,14 @@ class SampleStore:
         return self._journal.read(self._requests[request].place)
 
     def is_received(self, request: str) -> bool:
-        """Whether the answer of a recorded request is taken for received."""
+        """Whether the answer of a recorded request counts as received."""
         return request not in self._unreceived
 
     def mark_received(self, request: str) -> None:
-        """The answer reached its client. Raises OSError where the disk takes no more, as do the next two.
+        """The answer reached its client. Raises OSError if the disk is full, as do the next two.
 
-        Receipts come again, in their order, when the word that they were taken is lost: then one that is
-        known already still settles what is doubtful of its call.
+        Receipts come again, in their order, when the answer to them is lost. A receipt that is known already
+        still settles the doubtful answers of its call.
         """
         stored = self._requests.get(request)
         if request in self._unreceived or (stored and stored.digest in self._doubtful):

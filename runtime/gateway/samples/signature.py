@@ -1,4 +1,4 @@
-"""Reads the fields of a task from a system message of DSPy's, whichever adapter wrote it.
+"""Reads the fields of a task from a system message of any of DSPy's adapters.
 
 The chat, the XML, the JSON and the BAML adapter begin it alike, with the fields and their types, and end it
 alike, with the instructions; between them each shows its own form (dspy 3.4.1, adapters/*.py:
@@ -23,7 +23,7 @@ _STRUCTURE = (
 )
 _OBJECTIVE = "\nIn adhering to this structure, your objective is:"
 _FIELD = re.compile(r"(\d+)\. `(\w+)` \(")
-# More fields are no task of anybody's.
+# No task has more fields.
 _MAX_FIELDS = 100
 _JSON_PART = "Outputs will be a JSON object with the following fields.\n\n"
 # Of the BAML adapter, which asks for JSON by a form like the chat adapter's.
@@ -65,7 +65,7 @@ def may_be_signature(system: str) -> bool:
 
 @lru_cache(maxsize=64)
 def read(system: str) -> Signature | None:
-    """The signature in a system message; None where no adapter wrote it."""
+    """The signature in a system message; None if no adapter wrote it."""
     if not system.startswith(_INPUTS):
         return None
     inputs, _, rest = system.partition(_OUTPUTS)
@@ -97,7 +97,7 @@ def _adapter(structure: str) -> Adapter:
 
 
 def _shown(signature: Signature) -> dict[str, Any]:
-    """What the form shows in the place of each output."""
+    """The form's example value of each output."""
     if signature.adapter == "json":
         shown = _decoded(signature.structure.partition(_JSON_PART)[2])
         return shown if isinstance(shown, dict) else {}

@@ -1,7 +1,8 @@
-"""Finds an answer by the conversation that it ended (conversations.py), and knows which questions were asked.
+"""Finds an answer by the conversation that it ended (conversations.py), and knows the questions that were
+asked.
 
-Only the newest are kept: who goes on from an answer does so soon.
-Neighbours: samples.py notes what the journal has. The gateway's event loop is its only user.
+Only the newest are kept: a request that goes on from an answer comes soon.
+Neighbours: samples.py notes the journal's entries. The gateway's event loop is its only user.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class TurnIndex:
         self._bare: OrderedDict[str, None] = OrderedDict()
 
     def note(self, conversation: Conversation, answers: Iterable[tuple[str | None, SampleRef]]) -> None:
-        """An exchange that has come: where it stands, and its answers by their names."""
+        """A recorded exchange: its place, and its answers by their names."""
         self._put(self._questions, conversation.question, None)
         self._put(self._bare, conversation.bare, None)
         for name, ref in answers:

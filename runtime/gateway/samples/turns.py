@@ -18,7 +18,7 @@ from runtime.gateway.samples.sample_ref import SampleRef
 
 # How a completion ends when the policy itself ended it; "length" and the like cut it.
 COMPLETE_REASONS = ("stop", "tool_calls")
-# Why a turn began a sequence of its own, where its request does not say it.
+# The reason why a turn began a sequence of its own, if its request has none.
 CUT_OFF = "cut off"
 OTHER_TEMPERATURE = "other temperature"
 REWRITTEN = "history rewritten"
@@ -47,8 +47,8 @@ class SampledTurn:
     def extends(self, before: SampledTurn) -> bool:
         """Whether this prompt is the other's prompt and completion, exactly, and then perhaps more.
 
-        A turn that was cut off stands alone, before and after: what the trainer does with it, it must be able
-        to do without the others. One sequence has one temperature.
+        A turn that was cut off stands alone, before and after: the trainer must be able to treat it without
+        the others. One sequence has one temperature.
         """
         return (
             len(self.prompt) >= before.end

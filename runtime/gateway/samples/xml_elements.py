@@ -1,7 +1,7 @@
 """Reads nested elements as DSPy's XML adapter writes them: `<tags><item>a</item></tags>`.
 
-Not an XML parser: no declarations, no comments, one attribute. One pass over the text, whatever the text is.
-Neighbours: field_values.py makes values of what this reads. Pure.
+Not an XML parser: no declarations, no comments, one attribute. One pass over any text.
+Neighbours: field_values.py makes values of the elements. Pure.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Node:
 
 
 def parse(text: str) -> list[Node]:
-    """The elements of a text, one after another. Raises ValueError where it is anything else."""
+    """The elements of a text, one after another. Raises ValueError if it is anything else."""
     root = Node("")
     # Open elements, each with its tag.
     stack = [("", root)]

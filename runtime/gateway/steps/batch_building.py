@@ -1,4 +1,4 @@
-"""The batch of a selection: the engine's own ids and logprobs, laid down sequence by sequence.
+"""The batch of a selection: the engine's own ids and logprobs, written sequence by sequence.
 
 Neighbours: selection.py chooses the samples, handover.py gives the batch to the trainer, shared/batch.py is
 its form on disk. Reads every token: in a thread. Judges nothing, tokenises nothing (C1).

@@ -1,10 +1,10 @@
-"""Examples made into ids: each answer of a conversation, right after its own prompt as it is served (C53).
+"""Makes examples into ids: each answer of a conversation, right after its own prompt as it is served (C53).
 
-An answer is every assistant's message whose `weight` is not 0. Where the next answer's prompt goes on from
-the last answer id for id, they are one sequence; else each is a sequence of its own. An example that cannot
-be had exactly is dropped whole, and its answers are counted with the reason.
+An answer is every assistant's message whose `weight` is not 0. If the next answer's prompt goes on from the
+last answer id for id, they are one sequence; else each is a sequence of its own. An example that cannot be
+rendered exactly is dropped whole, and its answers are counted with the reason.
 Neighbours: handover.py asks when a supervised step's turn comes; rendering.py has one answer's ids,
-sft_batch.py lays them down. Knows nothing of losses.
+sft_batch.py writes the batch. Knows nothing of losses.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class NotTokenisedError(Exception):
 
 @dataclass(frozen=True)
 class TokenisedExample:
-    """One sequence to learn from: its ids, and where the answers lie in it (start, end)."""
+    """One sequence to learn from: its ids, and the spans of the answers in it (start, end)."""
 
     example: int
     tokens: list[int]
@@ -156,7 +156,7 @@ async def _fitting(
 
 
 async def _all(work: Sequence[Awaitable[T]]) -> list[T]:
-    """As asyncio.gather, but where one fails nothing of the others goes on."""
+    """Like asyncio.gather, but if one fails the others are cancelled."""
     tasks = [asyncio.ensure_future(one) for one in work]
     try:
         return await asyncio.gather(*tasks)

@@ -1,7 +1,7 @@
 """Hands a step to the trainer: builds its batch, then waits for its commit.
 
-Neighbours: queue.py has the step before and after; sample_ownership.py says what of it is trained,
-batch_building.py makes the batch, or examples.py and sft_batch.py where it imitates, and step_records.py
+Neighbours: queue.py has the step before and after; sample_ownership.py chooses its trained samples,
+batch_building.py makes the batch, or examples.py and sft_batch.py for a supervised step, and step_records.py
 writes it; the trainer takes `steps/NNNNNN/` and commits `checkpoints/step-NNNNNN/`. Knows nothing of keys or
 publications.
 """
@@ -69,17 +69,17 @@ class Handover:
     async def overlap_publish(
         self, work: Coroutine[Any, Any, None], following: Callable[[], Step | None], told: asyncio.Event
     ) -> None:
-        """Do `work`, the publication of a step, and meanwhile give the one after it, once there is one.
+        """Do `work`, the publication of a step, and meanwhile dispatch the step after it, once there is one.
 
-        The trainer need not wait for engines. `told`: something was taken in. Raises what `work` raises; what
-        keeps the step that follows from being given is said when its turn comes.
+        The trainer need not wait for engines. `told`: a step was taken in. Raises the errors of `work`; an
+        error in dispatching the next step is raised at its turn.
         """
         working = asyncio.ensure_future(work)
         try:
             while not working.done():
                 told.clear()
                 if (step := following()) is not None:
-                    with contextlib.suppress(Exception):  # whatever it is, it is raised again in its turn
+                    with contextlib.suppress(Exception):  # any error is raised again at its turn
                         await self.dispatch(step)
                     break
                 hearing = asyncio.ensure_future(told.wait())
@@ -87,7 +87,7 @@ class Handover:
                 hearing.cancel()
             await working
         finally:
-            working.cancel()  # where this was: what has ended is not
+            working.cancel()  # if this was cancelled: ended work stays as it is
 
     async def _batch(self, step: Step) -> Batch:
         meta = {

@@ -1,7 +1,7 @@
 """Matches the members of a step that are given as text to samples: each sample to one member.
 
-What is sure is given out before what is likely, the newest first, and what can be trained on before what
-cannot. Where samples have one name they said the same to the same question, and any of them will do.
+Certain matches are given out before likely ones, the newest first, and trainable samples before others.
+Samples with one name have the same text for the same question, so any of them will do.
 Neighbours: text_members.py asks, once a step; the store has the samples by their names.
 """
 
@@ -18,12 +18,12 @@ from runtime.gateway.samples.samples import SampleStore
 from runtime.shared.schema import Member
 
 Taken = Callable[[str], bool]
-# A name, and what has it.
+# A name, and a function that finds its samples.
 Way = tuple[str, Callable[[], list[SampleRef]]]
 
 
 async def match(members: list[Member], store: SampleStore, taken: Taken) -> list[SampleRef | None]:
-    """The sample of each member; None where no sample has its name. `taken`: whether a step has a sample."""
+    """The sample of each member; None if no sample has its name. `taken`: whether a step has a sample."""
     named: list[Names | None] = [None] * len(members)
     if any(parsed_fields.may_have(member.messages or ()) for member in members):
         await store.name_by_fields()
@@ -39,7 +39,7 @@ async def match(members: list[Member], store: SampleStore, taken: Taken) -> list
         ref or (None if supply.has(ways) else supply.give(others))
         for ref, ways, others in zip(given, sure, likely, strict=True)
     ]
-    # All spoken for, or for evaluation only: the selection says so. A copy is not another sample.
+    # All are taken, or for evaluation only: the selection reports it. A copy is not another sample.
     return [
         ref or supply.has([*ways, *others]) for ref, ways, others in zip(given, sure, likely, strict=True)
     ]
@@ -116,9 +116,9 @@ def _likely_matches(names: Names | None, store: SampleStore) -> list[Way]:
 
 
 def _by_text_or_values(exact: str, parsed: str | None, store: SampleStore) -> list[Way]:
-    """This very answer, and then those with its values: unless it is one that has none itself.
+    """This very answer, and then those with its values, unless it has none itself.
 
-    A text that was sampled as it is and failed may look like what an adapter writes of a good one.
+    A text that was sampled and failed may look like an adapter's text of a good one.
     """
     ways: list[Way] = [(exact, lambda: store.of_fields(exact))]
     if parsed is not None and store.may_be_written(exact, parsed):

@@ -1,8 +1,8 @@
 """The queue of training steps: taken in once per key, given to the trainer one at a time, published.
 
 Neighbours: the gateway's routes submit and wait; step_registry.py has every step, step_records.py has each on
-disk first, sample_ownership.py says which samples it has; handover.py gives it to the trainer and waits for
-its commit; `publish` (publishing.py's) serves that. Knows nothing of HTTP, engines, batches or tensors.
+disk first, sample_ownership.py has its samples; handover.py gives it to the trainer and waits for its commit;
+`publish` (publishing.py's) serves the commit. Knows nothing of HTTP, engines, batches or tensors.
 """
 
 from __future__ import annotations
@@ -78,7 +78,8 @@ class StepQueue:
         self._claims = SampleOwnership(samples, self._folder, max_staleness)
         self._steps = StepRegistry(self._folder, self._claims)
         self.has = self._claims.is_owned
-        self.taken: Callable[[list[Group]], None] = lambda groups: None  # told of each step: they have ended
+        # called for each step: its groups have ended
+        self.taken: Callable[[list[Group]], None] = lambda groups: None
         self.warnings = self._claims.warnings
         self._handover = Handover(
             self._folder, self._claims, samples, checkpoints, trainer_failure, said, learn
@@ -90,7 +91,7 @@ class StepQueue:
         self.last_line: dict[str, Any] | None = None
         self.trouble: str | None = None
         self._steps.recover(checkpoints.readable())
-        # Whether what the run begins with is still to be served; nothing is asked of the policy until then.
+        # Whether the run's first adapter is still to be served; until then no request reaches the policy.
         self.starting = (state_dir / START).is_dir() and self._begin()
 
     @property
@@ -194,7 +195,7 @@ class StepQueue:
                 await asyncio.sleep(DISK_SECONDS)
 
     async def _idle(self) -> None:
-        """Until there is a step; meanwhile what is committed but not served is tried again."""
+        """Wait for a step; meanwhile try again to serve a committed version that is not served."""
         self._wake.clear()
         try:
             await asyncio.wait_for(self._wake.wait(), None if self.trouble is None else RETRY_SECONDS)
@@ -233,7 +234,7 @@ class StepQueue:
         try:
             if step.state == "queued":
                 if step.kind == "supervised" and step.client_state is None:
-                    step.client_state = self.client_state  # of whoever trains beside it
+                    step.client_state = self.client_state  # the state of the program that trains beside it
                 await self._handover.dispatch(step)
             if step.state == "training":
                 self._commit(step, await self._handover.until_committed(step))

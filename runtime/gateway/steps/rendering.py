@@ -1,7 +1,7 @@
 """A conversation's answer in exact ids: the prompt and the answer, by the engine's own rendering.
 
-Neighbours: text_members.py asks for members given as text, examples.py for what is to be imitated; the engine
-has the chat template and the tokenizer. Knows nothing of rewards, steps or samples.
+Neighbours: text_members.py asks for members given as text, examples.py for a supervised step's examples; the
+engine has the chat template and the tokenizer. Knows nothing of rewards, steps or samples.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from runtime.gateway.requests.text_length import characters, max_characters
 Message = dict[str, Any]
 Tools = list[dict[str, Any]] | None
 
-# What is rendered to see how an answer ends.
+# A placeholder, rendered to see how an answer ends.
 _ANY_ANSWER = "a"
 TOO_LONG = "longer than the context"
 
@@ -26,12 +26,12 @@ class NotRenderedError(Exception):
 async def render(
     client: EngineClient, messages: list[Message], answer: str | Message, tools: Tools = None
 ) -> tuple[list[int], list[int]]:
-    """The ids of a question in the engine's own rendering, and of its answer with what ends an answer there.
+    """The ids of a question in the engine's own rendering, and of its answer with the template's end of an
+    answer.
 
-    `answer`: a text, or an assistant's message, which may have tool calls. Raises EngineError, and
-    NotRenderedError where the template would show the answer otherwise than right after the prompt it is an
-    answer to: a text as its own ids, a message in another form with the end that a text has; and where both
-    are longer than the context.
+    `answer`: a text, or an assistant's message, which may have tool calls. Raises EngineError. Raises
+    NotRenderedError if the template would not show the answer right after its prompt: a text as its own ids,
+    a message in another form with the end of a text. Raises it also if both are longer than the context.
     """
     said = {"role": "assistant", "content": answer} if isinstance(answer, str) else answer
     context_tokens = await client.context_length()
@@ -57,7 +57,7 @@ async def render(
 
 
 async def _after(client: EngineClient, prompt: list[int], messages: list[Message], tools: Tools) -> list[int]:
-    """What the template has after the prompt, of a conversation that goes on from it."""
+    """The template's ids after the prompt, for a conversation that goes on from it."""
     whole = await client.tokenize(messages, add_generation_prompt=False, tools=tools)
     if whole[: len(prompt)] != prompt:
         raise NotRenderedError("the chat template changes it")
@@ -65,7 +65,7 @@ async def _after(client: EngineClient, prompt: list[int], messages: list[Message
 
 
 async def _split(client: EngineClient, rest: list[int], text: str) -> tuple[list[int], list[int]]:
-    """A text's own ids, and what the template puts after them."""
+    """A text's own ids, and the template's ids after them."""
     bare = await client.tokenize(text)
     if not bare or rest[: len(bare)] != bare:
         raise NotRenderedError("the chat template changes it")
@@ -75,7 +75,7 @@ async def _split(client: EngineClient, rest: list[int], text: str) -> tuple[list
 
 
 def _only_text(said: Message) -> str | None:
-    """The text that is all of a message; None where there is more to it, or no text."""
+    """The text that is all of a message; None if there is more to it, or no text."""
     if any(value for name, value in said.items() if name not in ("role", "content", "name")):
         return None
     content = said.get("content")

@@ -3,7 +3,7 @@
     rewound.json    {"to_step": 7, "reused_after": 7, "time": unix seconds, "client_state": {…} | null}
 
 The launcher writes the file into the new machine's state folder before the gateway starts. Neighbours:
-queue.py asks before it counts a rollout as "no sample". Knows nothing of HTTP or of how a machine is lost.
+queue.py asks before it counts a rollout as "no sample". Knows nothing of HTTP or of a machine's loss.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Rewind:
     """The run is back at `to_step`; the program's state there was `client_state`.
 
     `reused_after`: the least step that any loss of a machine went back to. Versions after it are counted
-    again, so that a number alone does not say which weights they are.
+    again, so a number alone does not identify their weights.
     """
 
     to_step: int

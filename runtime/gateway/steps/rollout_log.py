@@ -5,10 +5,11 @@
      "completion_cut"}
 
 `prompt` and `completion` are the engine's own ids as text, special tokens included; `…_cut`: the prompt's
-beginning, the completion's end is left out. `dropped` is why the gateway trains nothing of it; what the
-trainer leaves out besides is counted in `metrics.jsonl`. A member without a sample is a line without text.
-Bounded, and without what looks like a secret. Neighbours: handover.py has it written before a batch is handed
-over, selection.py says what was named; the launcher brings the files home. Nothing is trained from them.
+beginning, the completion's end is left out. `dropped` is the reason why the gateway does not train it; the
+trainer's own exclusions are counted in `metrics.jsonl`. A member without a sample is a line without text.
+Bounded, and without text that looks like a secret. Neighbours: handover.py has it written before a batch is
+handed over, selection.py has the named samples; the launcher brings the files home. Nothing is trained from
+them.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ class TranscriptWriter:
         self._bounds = bounds or RolloutLogLimits()
 
     def write(self, step: int, selection: Selection, store: Source) -> None:
-        """One step's file, whole or absent. What goes wrong is logged: no step fails by it."""
+        """One step's file, whole or absent. Errors are logged: no step fails by them."""
         if not self._bounds.completions:
             return
         try:
@@ -93,7 +94,7 @@ class TranscriptWriter:
             partial.write_bytes(b"".join(self._lines(step, selection, store)))
             partial.replace(self._folder / f"step-{step:06d}.jsonl")
             keep_newest(self._folder, self._bounds.total_bytes)
-        except Exception as error:  # noqa: BLE001 - whatever it is, the step itself is whole without it
+        except Exception as error:  # noqa: BLE001 - after any error the step itself is whole without the file
             log.warning("the texts of step %d were not written: %s: %s", step, type(error).__name__, error)
 
     def _lines(self, step: int, selection: Selection, store: Source) -> Iterator[bytes]:
@@ -120,7 +121,8 @@ class TranscriptWriter:
             return said
         exchange, sample = store.load(ref)
         asked, answered = exchange.prompts[sample.prompt], sample.completion_ids
-        # Of a prompt the end says most: the newest turn. Of more ids than letters are kept, none is read.
+        # The end of a prompt tells most: the newest turn. Of more ids than characters are kept, none is
+        # decoded.
         most, most_said = self._bounds.prompt_characters, self._bounds.completion_characters
         prompt, completion = self._text(asked[-most:]), self._text(answered[:most_said])
         if prompt is not None and len(asked) > most:
@@ -148,12 +150,12 @@ class TranscriptWriter:
 
 
 def _words(text: str | None) -> str | None:
-    """What a program said, or called something, hidden and then cut."""
+    """A program's own text or name, with secrets hidden, then cut."""
     return None if text is None else redaction.hide(text)[:_PROGRAM_CHARACTERS]
 
 
 def _without_first_word(text: str) -> str:
-    """A text that began before, without what may be the end of a key."""
+    """A text whose beginning was cut, without its first word, which may be the end of a key."""
     end = _END_OF_KEY.search(text, 0, _KEY_CHARACTERS)  # of a whole one nothing is left
     text = text[end.end() :] if end else text
     blank = _BLANK.search(text, 0, _LABEL_CHARACTERS)
@@ -161,7 +163,7 @@ def _without_first_word(text: str) -> str:
 
 
 def _without_last_word(text: str) -> str:
-    """A text that goes on, without what may be the beginning of a key."""
+    """A text whose end was cut, without its last word, which may be the beginning of a key."""
     last = text[-_LABEL_CHARACTERS:]
     ends = [blank.start() for blank in _BLANK.finditer(last)]
     return text[: len(text) - len(last) + (ends[-1] if ends else 0)]

@@ -1,7 +1,7 @@
 """Assigns samples to steps, so that no two steps train the same one.
 
 Neighbours: queue.py asks when a step is taken in, handover.py when it is given out; selection.py sorts;
-step_records.py has on disk what a step has. Knows nothing of the trainer or of a step's outcome.
+step_records.py has each step's samples on disk. Knows nothing of the trainer or of a step's outcome.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class SampleOwnership:
         return sample in self._owners
 
     async def select(self, groups: list[Group], number: int | None) -> Selection:
-        """In a thread: it reads every token, and the gateway answers meanwhile. `sorting` is held.
+        """Select in a thread, because it reads every token. The caller holds `sorting`.
 
         `number`: the step whose samples are its own; None for one that has none yet.
         """

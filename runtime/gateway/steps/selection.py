@@ -1,9 +1,9 @@
 """Selects the samples that a step trains: everything named is trained, or counted with its reason.
 
 Neighbours: sample_ownership.py asks when a step is taken in and again when it is given to the trainer;
-samples come from the gateway's store; turns.py says which of them are one sequence; batch_building.py makes
-arrays of them. Computes no advantage and tokenises nothing (C1). All but a Snapshot reads tokens, a minute's
-work of long rollouts: in a thread.
+samples come from the gateway's store; turns.py joins them into sequences; batch_building.py makes arrays of
+them. Computes no advantage and tokenises nothing (C1). Everything except a Snapshot reads tokens, a minute's
+work for long rollouts, so it runs in a thread.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Selection:
     sequences: list[tuple[list[SampleRef], int]] = field(default_factory=list)
     counts: StepCounts = field(default_factory=StepCounts)
     named: list[Named] = field(default_factory=list)
-    # By the version that sampled it, how many steps old what is trained is.
+    # By the version that sampled them, the age in steps of the trained samples.
     staleness: dict[int, int] = field(default_factory=dict)
 
     @property
@@ -203,7 +203,7 @@ class _SelectionBuilder:
         return self.result
 
     def _sequences(self, refs: list[SampleRef]) -> Iterator[list[SampleRef]]:
-        """What of a member can be trained at all, as sequences of turns."""
+        """The trainable samples of a member, as sequences of turns."""
         for part in _by_predictor([ref for ref in refs if self._is_usable(ref)]):
             sequences, sealed = join(part, self.store.load)
             self.sealed += sealed
@@ -240,7 +240,7 @@ def ids_of(member: Member) -> list[str]:
 
 
 def is_known(member: Member, store: SampleStore) -> bool:
-    """Whether anything was ever sampled under a tag, or any of the samples that a member names."""
+    """Whether anything was ever sampled under a member's tag, or any of its named samples exists."""
     return store.knows(member.rollout) or any(map(store.knows_sample, ids_of(member)))
 
 
@@ -274,9 +274,10 @@ def _by_predictor(refs: list[SampleRef]) -> Iterator[list[SampleRef]]:
 
 
 def _refused(member: Member) -> str | None:
-    """Why a member has no reward to train with (C22); None when it has one.
+    """The reason why a member has no reward to train with (C22); None when it has one.
 
-    A program's own words: what looks like a secret is hidden before they are cut, half a key looks like none.
+    The text is a program's own: secrets are hidden before it is cut, because half a key does not look like
+    one.
     """
     if member.reward is None:
         return redaction.hide(member.failure or "no reward")[:_REASON_CHARACTERS]

@@ -1,6 +1,6 @@
-"""One warning about split sequences: why their turns are trained apart, and the remedy.
+"""One warning about split sequences: the reason why their turns are trained apart, and the remedy.
 
-Neighbours: sample_ownership.py says it of the first step that has some; samples/turns.py and
+Neighbours: sample_ownership.py logs it for the first step that has some; samples/turns.py and
 completions/prefix_continuation.py have the reasons. Pure.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from runtime.shared.statuses import StepCounts
 
-# Reason → what to do. Of the others there is nothing to do, or the reason says it.
+# Reason → remedy. The other reasons have none, or name it themselves.
 _ADVICE = {
     "history rewritten": "send the earlier answers again as they were given, in every message",
     "text was changed by the client": "send the earlier answers again as they were given, calls included",

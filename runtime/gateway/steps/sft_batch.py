@@ -1,7 +1,7 @@
-"""The batch of a supervised step: examples' ids laid down sequence by sequence, their answers marked.
+"""The batch of a supervised step: examples' ids written sequence by sequence, their answers marked.
 
 Neighbours: examples.py has the ids, handover.py gives the batch to the trainer, shared/batch.py is its form
-on disk and says what stands where nothing was sampled or rewarded. Tokenises nothing.
+on disk and defines the values for unsampled tokens and missing rewards. Tokenises nothing.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The steps on disk: accepted, handed to the trainer, failed, ended.
 
     steps/queue/000007.json           the step as it was taken in
-    steps/queue/000007.outcome.json   how it ended
+    steps/queue/000007.outcome.json its outcome
     steps/000007/                     the batch (batch.py), from its hand-over on
     steps/000007/failed.json          the trainer could not do it, or must not any more
 
@@ -54,7 +54,7 @@ class Step:
     metrics: dict[str, float] = field(default_factory=dict)
     publication: dict[str, Any] | None = None
     error: str | None = None
-    # Also true of a failed step whose publication was what failed.
+    # Also true of a step that failed in its publication.
     committed: bool = False
     # It is committed, or has ended.
     trained: asyncio.Event = field(default_factory=asyncio.Event)
@@ -135,7 +135,7 @@ class StepFolder:
             raise OSError(str(error)) from error
 
     def has_batch(self, number: int) -> bool:
-        """Whether the trainer has the step's batch, or the word that it must not do it. Raises OSError."""
+        """Whether the trainer has the step's batch, or the note that it must not train it. Raises OSError."""
         if not step_folder(self._root, number).exists():
             return False
         files.sync(self._root)  # its rename, which may not have come so far

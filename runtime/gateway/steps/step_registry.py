@@ -1,7 +1,7 @@
-"""Every step that the run has taken in: by its number, by its key, and after a restart from what is on disk.
+"""Every step that the run has taken in: by its number, by its key, and after a restart from the disk.
 
-Neighbours: queue.py decides what is taken in and drives it; step_records.py has each step on disk;
-sample_ownership.py is told which samples they have. Knows nothing of a step's outcome.
+Neighbours: queue.py takes steps in and drives them; step_records.py has each step on disk;
+sample_ownership.py gets their samples. Knows nothing of a step's outcome.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class StepRegistry:
         self._remember(step)
 
     def find(self, key: str, digest: str) -> Step | None:
-        """The step that has the key. Raises KeyReusedError, QueueFullError where a new one has no place."""
+        """The step that has the key. Raises KeyReusedError, QueueFullError if a new one has no place."""
         step = self._by_key.get(key)
         if step is not None and step.digest != digest:
             raise KeyReusedError(f"key {key!r} belongs to step {step.id}, which had a different body")

@@ -1,10 +1,10 @@
-"""Members of a group given as text, by clients that cannot tag: which sample each of them is about.
+"""Finds the samples of members given as text, by clients that cannot tag.
 
-A member's messages and completion are looked up among the answers that were served without a tag. What was
-never served here is trained from its text all the same, as far as that can be exact: the engine renders and
-tokenises it, and its logprobs under the served version stand in for those of whoever sampled it. Such a
-sample is marked `retokenised`, and counted.
-Neighbours: queue.py asks once, where a step is taken in; matching.py finds what was served; the samples made
+A member's messages and completion are looked up among the answers that were served without a tag. A text that
+was never served here is trained from its text all the same, as far as that can be exact: the engine renders
+and tokenises it, and its logprobs under the served version replace the unknown sampler's. Such a sample is
+marked `retokenised`, and counted.
+Neighbours: queue.py asks once, when a step is taken in; matching.py finds served answers; the samples made
 here go into the journal like any other, so that the step finds them again.
 """
 
@@ -30,7 +30,7 @@ from runtime.shared.schema import Group, Member
 
 # Texts the engine works on at a time, beside the rollouts.
 _AT_ONCE = 8
-# Nobody said at which temperature a text was sampled.
+# The assumed temperature of a text, because the client gives none.
 _TEMPERATURE = 1.0
 
 _NOT_TEXT = dict.fromkeys(("messages", "completion", "tool_calls"))
@@ -51,7 +51,7 @@ class TextMembers:
         if not any(member.messages is not None for group in groups for member in group.members):
             return groups
         members = [member for group in groups for member in group.members]
-        # What was served is given out before anything is made of text.
+        # Served answers are matched before anything is made from text.
         matched = await match(members, self._store, taken)
         resolved = iter(await asyncio.gather(*map(self._resolved, members, matched)))
         return [

@@ -1,11 +1,11 @@
-"""Admission by proof (C58): before anything is asked of the policy, engine and trainer agree on the model.
+"""The model check (C58): engine and trainer must agree on the model before any request reaches the policy.
 
-Neighbours: the trainer leaves a trial (shared/parity_check.py), version_check.py has every engine score it,
-parity_check.py judges the numbers; gateway.py publishes nothing before `passed`, readiness.py says the
-phase. Knows nothing of requests or steps.
+Neighbours: the trainer writes the files of a parity check (shared/parity_check.py), version_check.py has
+every engine score them, parity_check.py judges the numbers; gateway.py publishes nothing before `passed`,
+readiness.py shows the phase. Knows nothing of requests or steps.
 
-Passed once, it is not asked again in the same folder for the same model, adapters and programs; a crash in
-the middle repeats it.
+Passed once, it is not repeated in the same folder for the same model, adapters and programs; a crash in the
+middle repeats it.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class ModelCheck:
         self._passed = asyncio.Event()
         # Why the model is refused.
         self.refusal: str | None = None
-        # What admission.json says.
+        # The content of admission.json.
         self.record: dict[str, Any] | None = None
         if on_disk.is_admitted(self._state_dir, self._subject):
             self.record = files.read_json(self._state_dir / on_disk.RECORD)
@@ -98,7 +98,7 @@ class ModelCheck:
             await asyncio.sleep(_POLL_SECONDS)
 
     def _changed(self, trial: Checkpoint) -> bool:
-        """Whether the trainer, started anew, has meanwhile put another trial in its place."""
+        """Whether the trainer, started anew, has meanwhile written new files for the check."""
         now = on_disk.find(self._state_dir, self._subject)
         return now is None or now.manifest != trial.manifest
 
@@ -127,7 +127,7 @@ class ModelCheck:
 
 
 def _plain(said: dict[str, Any]) -> dict[str, Any]:
-    """Numbers that JSON has; what is none of them is null."""
+    """Numbers as JSON has them; null for those that are not finite."""
     return {
         name: _plain(value)
         if isinstance(value, dict)

@@ -3,8 +3,8 @@
     art/models.json     {"policy": "agent-001"}
 
 A run trains one policy, so there is one such name: a second one would be the same weights under another name,
-and is refused. From then on `agent-001` is the newest version and `agent-001@7` that of step 7. Neighbours:
-gateway.py mounts it; versions.py resolves names by it.
+and is refused. After that `agent-001` is the newest version and `agent-001@7` the version of step 7.
+Neighbours: gateway.py mounts it; versions.py resolves names by it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from runtime.shared import files
 from runtime.shared.model_names import ModelNames
 from runtime.shared.schema import Body
 
-# What a name may not be: it is asked for as a model, and `@` stands before a step.
+# The allowed names: a name is used as a model's, and `@` stands before a step.
 _NAME = re.compile(r"[^\s@/\\\x00-\x1f][^@\\\x00-\x1f]{0,127}")
 _STEP = re.compile(r"0|[1-9][0-9]{0,8}")
 

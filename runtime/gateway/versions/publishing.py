@@ -1,9 +1,10 @@
-"""Publishing: a committed checkpoint becomes the served policy, by a proof on every engine, then the alias.
+"""Publishing: a committed checkpoint becomes the served policy. Every engine is verified, then the alias
+moves.
 
-Neighbours: version_check.py stages and proves; versions.py holds the alias; queue.py calls `publish` after
+Neighbours: version_check.py stages and verifies; versions.py holds the alias; queue.py calls `publish` after
 each commit; engine_pool.py calls `reload_after_restart` for a restarted engine; reload.py brings back an
 older version that is named. Every attempt is a line in `publications.jsonl`. Knows nothing of the comparisons
-in a proof.
+in a check.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ class Publisher:
                 self._write(checkpoint, "failed", started, reason=str(error))
                 log.error("version %d not published: %s", checkpoint.version, error)
                 reason = str(error)
-                # An engine that died meanwhile says nothing about the checkpoint: it is waited for.
+                # An engine that died meanwhile proves nothing about the checkpoint: it is waited for.
                 refusals += not await self._fleet.check_all()
                 if refusals == REFUSALS:
                     break
@@ -89,7 +90,7 @@ class Publisher:
         raise NotPublishedError(reason)
 
     async def _retire(self) -> None:
-        """Unload what nobody needs. A failure harms nothing yet: it is tried again after the next step."""
+        """Unload unused versions. A failure harms nothing yet: it is tried again after the next step."""
         try:
             async with self._recall.lock:
                 await self._prover.unload_unused(self._versions.retire)

@@ -1,10 +1,10 @@
-"""A version that a request names and no engine has any more: loaded again, and proven again.
+"""Reloads a version that a request names and no engine has any more, and verifies it again.
 
-What answers under a version's name are that version's weights or nothing (C55): the checkpoint is read
-whole, its adapter must be the one that was published under the name, and the engines prove it as they do at
-a publication. Neighbours: engine_pool.py asks before it gives out an engine; version_check.py proves;
-versions.py says for which versions there is room. A version's first return is a line in `publications.jsonl`,
-each in the log: programs that name more versions than there is room for bring them back at every request.
+Only a version's own weights answer under its name (C55): the checkpoint is read whole, its adapter must be
+the one that was published under the name, and the engines are verified as at a publication. Neighbours:
+engine_pool.py asks before it gives out an engine; version_check.py verifies; versions.py knows the versions
+that there is room for. A version's first return is a line in `publications.jsonl`, each in the log: programs
+that name more versions than there is room for bring them back at every request.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ class OnDemandReload:
         self._recorded: set[int] = set()
 
     async def __call__(self, version: int, engines: list[EngineClient]) -> bool:
-        """Have the version on these engines; whether that took any time.
+        """Load the version on these engines. Returns whether that took any time.
 
-        It comes also where who named it leaves meanwhile: half of it would be on the engines, counted by
-        nobody, and clients less patient than it takes would never have it.
-        Raises ApiError where it cannot come back or must wait, VerificationError where it is not proven.
+        It finishes even if its client leaves meanwhile: a half-loaded version would stay on the engines
+        uncounted, and clients with less patience than it takes would never get it. Raises ApiError if it
+        cannot be loaded or must wait, VerificationError if it is not verified.
         """
         if self._versions.is_loaded(version):
             return False
@@ -106,9 +106,10 @@ class OnDemandReload:
 
 
 def _published_sha256(record: Path, version: int) -> str | None:
-    """The hash of the adapter that was last published under the version's name; None where nobody wrote it.
+    """The hash of the adapter that was last published under the version's name; None if no line has it.
 
-    The last: a run that lost its machine went back, and published versions of these numbers once more.
+    The last one, because a run that lost its machine went back, and published versions of these numbers once
+    more.
     """
     try:
         lines = record.read_text().splitlines()

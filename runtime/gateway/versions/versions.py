@@ -1,12 +1,12 @@
-"""The served policy versions: which one the alias means, and which are in use now.
+"""The served policy versions: the alias's version, and the versions in use.
 
-Neighbours: proxy.py resolves a model name at admission and holds its version until the answer;
-version_check.py stages versions and unloads those nobody holds; reload.py loads again what a request names.
+Neighbours: proxy.py resolves a model name when a request comes and holds its version until the answer;
+version_check.py stages versions and unloads unused ones; reload.py reloads a version that a request names.
 `serving.json` is the alias: one write moves it.
 
 `policy@v12` is a version by its number, `policy@v12+3f2a9c1b4d5e` the same with the beginning of its weights'
 hash. After the loss of a machine numbers are given a second time: then the number alone is refused (C55). The
-name of the run's own model is the policy's too, in each of these forms, and so is what a client has called it
+name of the run's own model is the policy's too, in each of these forms, and so is a client's own name for it
 (`also`); `policy@12` is `policy@v12`.
 """
 
@@ -33,7 +33,7 @@ _NAMED = re.compile(rf"v?({_NUMBER.pattern})(?:\+([0-9a-f]{{8,64}}))?")
 # Of a hash, in a name.
 _DIGITS = 12
 # Versions loaded again because a request named them, beside those that training keeps loaded: with these they
-# still fit into what an engine holds ready in memory, four adapters for each of its places.
+# still fit into an engine's memory for adapters, four for each of its places.
 MAX_RELOADED = 8
 
 
@@ -58,7 +58,7 @@ def kept_versions(checkpoints: CheckpointStore) -> dict[int, int]:
 
 
 def weights_of(checkpoints: CheckpointStore, version: int) -> str | None:
-    """The hash of a version's weights, by its checkpoint's manifest; None where it is not kept."""
+    """The hash of a version's weights, by its checkpoint's manifest; None if it is not kept."""
     try:
         return checkpoints.load(checkpoint_name(version), verify=False).adapter_sha256
     except CheckpointError:
@@ -87,11 +87,12 @@ class Versions:
         self._kept = kept
         self._weights_of = weights
         self._reused_after = reused_after
-        # By version: what a machine has served under a number it never serves anything else under.
+        # By version: the weights that this machine has served under a number; it never serves others under
+        # it.
         self._weights: dict[int, str] = {}
         self._alias = served_name
         self._names_of_model = names
-        # What else may name a version: its name here for a client's name, None for one that is nobody's.
+        # Further names of a version: the name here for a client's name, None for an unknown one.
         self.also: Callable[[str], str | None] = lambda _: None
         self._held: Counter[int] = Counter()
         self._began = int(time.time())
@@ -109,7 +110,7 @@ class Versions:
     def checkpoint(self, name: str) -> str:
         """The checkpoint that has the weights of `policy@v12`; any other name is a checkpoint's own.
 
-        Raises ApiError(409) where the name may mean other weights.
+        Raises ApiError(409) if the name may mean other weights.
         """
         version, weights = self._parsed(self._plain(name))
         if not version:
@@ -156,7 +157,7 @@ class Versions:
         self._held[version] -= 1
 
     def retire(self, version: int) -> bool:
-        """Whether the version may be unloaded; if so, a request that names it must have it loaded (C35)."""
+        """Whether the version may be unloaded; if so, a request that names it must reload it (C35)."""
         recent = sorted(self.staged - {0})[-self._keep :]
         if version == self.current or version in recent or self._held[version] > 0:
             return False
@@ -166,7 +167,7 @@ class Versions:
         return True
 
     def make_room(self) -> int | None:
-        """The version to unload before another is loaded again; None where there is room.
+        """The version to unload before another is loaded again; None if there is room.
 
         Of those no request uses, the one named least recently. Raises ApiError(503) when all are in use.
         """
@@ -222,7 +223,7 @@ class Versions:
     # ------------------------------------------------------------------ which weights a name means
 
     def _plain(self, model: str) -> str:
-        """A client's name without what only says whose server it is for, or what it stands for."""
+        """A client's name without a server's prefix, or the name here that it stands for."""
         name = model
         for prefix in _PREFIXES:
             name = name.removeprefix(prefix)

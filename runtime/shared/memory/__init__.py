@@ -1,1 +1,1 @@
-"""What a run takes of its GPUs' memory, by arithmetic: predicted, planned, refused where it cannot fit."""
+"""The GPU memory of a run, by arithmetic: predicted, planned, and refused if it cannot fit."""

@@ -1,8 +1,8 @@
 """The memory that a forward pass keeps for the backward pass, tensor by tensor.
 
 Neighbours: `trainer.py` counts it for a row. The network is transformers' own with LoRA beside linear layers
-whose weights are frozen (`runtime/trainer/network.py`): such a layer keeps its input for A, what A makes of
-it for B, and nothing for the frozen product. Pure.
+whose weights are frozen (`runtime/trainer/network.py`): such a layer keeps its input for A, A's output for B,
+and nothing for the frozen product. Pure.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class ActivationModel:
         if checkpointing:
             return last_norm + self.shape.layers * tokens * self.shape.hidden * self.number_bytes
         inside = sum(self._of_layer(layer) for layer in range(self.shape.layers)) + self._rotations()
-        # What enters the first layer has no gradient: where a norm stands first, it keeps nothing.
+        # The first layer's input has no gradient: a norm that stands first keeps nothing.
         first = 0 if self.shape.norms_after else self.shape.hidden * _FP32
         return last_norm + tokens * (inside - first) + self._masks(tokens, self.shape.layers)
 
@@ -92,7 +92,7 @@ class ActivationModel:
         return layers * tokens * tokens * self.number_bytes if self.masked else 0
 
     def _feed_forward(self, layer: int) -> int:
-        """The gate, what the activation makes of it, the up product, and both multiplied for A of down."""
+        """The gate, the activation's output, the up product, and the product of both, for A of down."""
         shape = self.shape
         if shape.experts is not None and layer not in shape.dense:
             return self._experts()
@@ -110,7 +110,7 @@ class ActivationModel:
         return found * self.number_bytes + 2 * shape.experts.count * _FP32
 
     def _lora(self, layer: int) -> int:
-        """What each A makes of its input."""
+        """The output of each A."""
         adapted = sum(1 for linear in self.shape.of_layer(layer) if linear.name in self.names)
         return adapted * self.rank * self.number_bytes
 

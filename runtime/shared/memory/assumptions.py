@@ -11,9 +11,9 @@ GIB = 2**30
 CONTEXT_BYTES = round(1.0 * GIB)
 # NCCL's buffers, where several GPUs train.
 NCCL_BYTES = round(0.5 * GIB)
-# Of what is allocated and freed in each step: lost between the allocator's blocks.
+# Memory lost between the allocator's blocks, as a share of the memory allocated and freed in each step.
 FRAGMENTATION = 0.06
-# Of what nvidia-smi lists, what CUDA can hand out; and what is left over on purpose.
+# The share of nvidia-smi's figure that CUDA can hand out; and the reserve that is left over.
 OF_THE_LISTED = 0.985
 RESERVE_BYTES = round(0.5 * GIB)
 
@@ -24,7 +24,7 @@ ENGINE_DEFAULTS = ((160, 1024, 16384), (70, 1024, 8192), (0, 256, 2048))
 GRAPHS_BYTES = round(1.0 * GIB)
 # Sampling, for each place and word of the vocabulary: fp32 logits, their softmax, a sort and its indices.
 SAMPLING_BYTES_PER_WORD = 16
-# What the engine takes of a GPU that is its own, where nobody says otherwise (engine/command.py).
+# The engine's default share of a GPU of its own (engine/command.py).
 ENGINE_FRACTION = 0.9
 
 # losses.py: sampled tokens whose logits are there at a time, and bytes for each of them and word of the

@@ -1,13 +1,13 @@
 """Plans a run's GPU memory: chooses settings that fit, and gives each byte its reason.
 
-Neighbours: the launcher asks before anything is rented and hands what was chosen to the runtime;
+Neighbours: the launcher asks before anything is rented and hands the chosen settings to the runtime;
 `trainer.py` and `engine.py` have the arithmetic, `fitness.py` looks for `MemoryPlan.gpu_bytes` on the
 machine. Pure: no torch.
 
-The rule of choice: whatever an engine can sample must be trained, so the longest sequence comes first, as
-long as 32,768 tokens; then a trainer that computes nothing twice, unless the GPU is shared, where memory is
-worth more as cache; then rows as long as keep a GPU busy; then as many places as vLLM itself takes. A cache
-for few sequences at a time is taken only where nothing shorter has a larger one.
+The rule of choice: every sequence that an engine can sample must be trainable, so the longest sequence comes
+first, up to 32,768 tokens. Next comes a trainer that computes nothing twice, unless the GPU is shared, where
+memory is worth more as cache. Next come rows long enough to keep a GPU busy, and last as many places as
+vLLM's own default. A cache for few sequences at a time is taken only if no shorter length has a larger one.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ _CENT = 100
 
 @dataclass(frozen=True)
 class Overrides:
-    """The settings that the user set and the plan keeps; None for the others. `dtype` has two bytes or
-    four."""
+    """The settings that the user set and the plan keeps; None for the others. `number_bytes`: two or four, by
+    the dtype."""
 
     rank: int = 16
     names: tuple[str, ...] | None = None
@@ -51,8 +51,8 @@ class Overrides:
 
 @dataclass(frozen=True)
 class MachineGpus:
-    """`count` GPUs of a kind, `train` and `infer` of them; with one both share it. `listed_bytes`: what each
-    has, where that is known better than by its kind."""
+    """`count` GPUs of a kind, `train` and `infer` of them; with one both share it. `listed_bytes`: the memory
+    of each, if it is known better than by the kind."""
 
     gpu: str
     count: int
@@ -71,9 +71,9 @@ class MemoryPlan:
     settings.
 
     `engine_places`, `memory_fraction` and `kv_cache_gib` None are the engine's own. On a shared GPU the
-    engine is told its cache, because its own measurement would count the trainer's memory. `short` says why
-    it does not fit, None if it does. `gpu_bytes`: the least free memory a GPU must have, with a cache for one
-    longest sequence. `instead`: GPUs that it would fit, and `in_the_way`: keys without which it would fit
+    engine's cache is set, because its own measurement would count the trainer's memory. `short` is the reason
+    why it does not fit, None if it does. `gpu_bytes`: the least free memory a GPU must have, with a cache for
+    one longest sequence. `instead`: GPUs that it would fit, and `in_the_way`: keys without which it would fit
     these.
     """
 
@@ -100,7 +100,7 @@ class MemoryPlan:
 
 
 def plan(shape: ModelShape, split: MachineGpus, overrides: Overrides) -> MemoryPlan | None:
-    """The first choice that fits, else the one that asks for least, with `short`. None for an unknown GPU."""
+    """The first choice that fits, else the one that needs least, with `short`. None for an unknown GPU."""
     listed = split.listed_bytes or gpu_memory.memory_bytes(split.gpu)
     if listed is None:
         return None
@@ -220,7 +220,8 @@ def _serving(shape: ModelShape, split: MachineGpus, chosen: Overrides, listed: i
 
 
 def _fraction(split: MachineGpus, chosen: Overrides, listed: int, left: int) -> float:
-    """vLLM's share of its GPU: as said, else what the trainer leaves where both are on one, to the cent."""
+    """vLLM's share of its GPU, to the cent: the user's, or the rest that the trainer leaves if both are on
+    one."""
     if chosen.memory_fraction is not None:
         return chosen.memory_fraction
     if not split.shared:
@@ -230,7 +231,7 @@ def _fraction(split: MachineGpus, chosen: Overrides, listed: int, left: int) -> 
 
 
 def _cache(size: int, one: int, longest: int) -> MemoryLine:
-    """Where there is less room than for one longest sequence, what that needs: it is no engine without."""
+    """With less room than for one longest sequence, the size that this needs: no engine works without it."""
     tokens = longest * max(size, one) // one
     each = round(one / longest / 1000)
     least = ": the least" if size < one else ""
@@ -241,7 +242,8 @@ def _cache(size: int, one: int, longest: int) -> MemoryLine:
 def _shortfall(
     split: MachineGpus, training: int, serving: int, room: int, share: int, *, cache_short: bool
 ) -> str | None:
-    """Why it does not fit, by the table's sums; None where it does. `share`: what the engine may take."""
+    """The reason why it does not fit, by the table's sums; None if it does. `share`: the memory the engine
+    may take."""
     has = f"{split.gpu} has {format_gib(room)} to give"
     if split.shared and training + max(serving, 0 if cache_short else share) > room:
         return f"on one GPU training takes {format_gib(training)} and serving {format_gib(serving)}, {has}"

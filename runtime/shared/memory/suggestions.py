@@ -14,7 +14,7 @@ from runtime.shared.model_shape import ModelShape
 
 # Kinds that clouds rent and people ask for, the smallest first.
 _KINDS = ("L4", "L40S", "A100", "A100-80GB", "H100", "H200", "B200", "B300")
-# What counts as a larger one: two of 80 GB are alike.
+# The factor from which memory counts as larger: two GPUs of 80 GB are alike.
 _LARGER = 1.1
 # A wish of memory, by the key that it is set with.
 KEYS = {

@@ -1,8 +1,8 @@
 """The trainer's memory on one GPU: each training GPU holds the whole model and its own rows.
 
-Neighbours: `activations.py` counts what a forward pass keeps, `planning.py` asks for whole tables. The
-masters, their copy in the model's precision and AdamW's moments are those of `runtime/trainer/policy.py`.
-Pure.
+Neighbours: `activations.py` counts the tensors that a forward pass keeps, `planning.py` asks for whole
+tables. The masters, their copy in the model's precision and AdamW's moments are those of
+`runtime/trainer/policy.py`. Pure.
 """
 
 from __future__ import annotations

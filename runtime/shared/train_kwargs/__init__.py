@@ -1,4 +1,4 @@
-"""What the keywords of other trainers' `train_kwargs` mean on this run: `read`, and their one `TABLE`."""
+"""The meaning of other trainers' `train_kwargs` on this run: `read`, and the keywords' one `TABLE`."""
 
 from runtime.shared.train_kwargs.bodies import Refusal, Trainer, TrainKwargs, TrainKwargsRead
 from runtime.shared.train_kwargs.table import TABLE, TABLES, read

@@ -1,9 +1,9 @@
 """ART's keywords: those of `LocalBackend.train` of 0.5, and of its `TrainConfig` and `dev.TrainConfig`.
 
-What ART means by a keyword is said here, beside what becomes of it; where it means what TRL does, the meaning
-is that of `mapped.py` or `validated.py`. What is not said is as the run says: ART's own defaults are nobody's
-wish. Neighbours: `table.py` reads by it. Several of them change what is learned in a way that a run here has
-not: these are refused by name, unless their value says that they are off.
+ART's meaning of each keyword is documented here, beside its effect; if it is TRL's meaning, it is that of
+`mapped.py` or `validated.py`. A keyword that is not given has the run's value; ART's own defaults are not
+used. Neighbours: `table.py` reads by it. Several keywords change the learning in a way that a run here does
+not support. These are refused by name, unless their value turns them off.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def _off_at(*off: Any, why: str = _UNSUPPORTED) -> Handler:
 
 
 def _note(text: str, *silent: Any) -> Handler:
-    """Said, but for the values that say nothing else than what happens anyway."""
+    """A note, except for values that match what happens anyway."""
 
     def act(reading: Translation, name: str, value: Any) -> None:
         if not any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in silent):

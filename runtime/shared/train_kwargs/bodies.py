@@ -12,7 +12,7 @@ from pydantic import Field
 
 from runtime.shared.schema import Answer, Body, StepSettings
 
-# Whose keywords they are: a name may mean one thing with TRL and Arbor, and another with ART.
+# The trainer that the keywords are from: a name may mean one thing with TRL and Arbor, and another with ART.
 Trainer = Literal["trl", "art"]
 
 

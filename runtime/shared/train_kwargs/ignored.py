@@ -1,6 +1,6 @@
-"""Keywords without an effect here, each with one line that says what happens instead.
+"""Keywords without an effect here, each with one line about the behaviour here.
 
-Neighbours: `table.py` lists them. A value that says nothing else than what happens anyway is not noted.
+Neighbours: `table.py` lists them. A value that matches that behaviour is not noted.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ _TEXTS: dict[str, str] = {
     **dict.fromkeys(("mask_env_responses", "assistant_only_loss", "completion_only_loss"), _PROMPT),
     **dict.fromkeys(("ref_model_mixup_alpha", "ref_model_sync_steps"), _REFERENCE),
 }  # fmt: skip
-# What happens here anyway, and what is said of another value.
+# The value that matches the behaviour here, and the note for another value.
 _NEUTRAL_VALUES: dict[str, tuple[Any, str]] = {
     "num_iterations": (1, "each sample is trained once"),
     "use_peft": (True, _FULL),

@@ -1,7 +1,7 @@
 """`lora_config` against the run's own LoRA: rank, alpha, layers. A run's LoRA is made when it starts.
 
-It is a dict, or what a `peft.LoraConfig` comes to in JSON. Neighbours: `validated.py` lists it; `train.lora`
-of `train_config.py` is the run's own. What C27 refuses in an adapter is refused here by name.
+It is a dict, or a `peft.LoraConfig` as JSON. Neighbours: `validated.py` lists it; `train.lora` of
+`train_config.py` is the run's own. Features that C27 refuses in an adapter are refused here by name.
 """
 
 from __future__ import annotations

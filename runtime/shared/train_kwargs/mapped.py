@@ -24,7 +24,7 @@ from runtime.shared.train_kwargs.translation import (
 
 # Arbor makes an optimizer step of each group; a run here one of all the groups of a step (X12).
 _LOW_RATE = 1e-5
-# As TRL names them, and what of our losses and normalisers it is.
+# TRL's names, each with our loss and normaliser.
 _LOSSES = {
     "grpo": {"loss": "grpo", "normaliser": "sequence"},
     "bnpo": {"loss": "grpo", "normaliser": "token"},
@@ -39,7 +39,7 @@ _SCHEDULES = {
     "linear": "linear",
     "cosine": "cosine",
 }
-# TRL's `epsilon` where nobody says one, on both sides; its cispo and gspo clip otherwise.
+# TRL's default `epsilon`, on both sides; its cispo and gspo clip otherwise.
 _EPSILON = 0.2
 _CLIPPED_LOSSES = ("grpo", "bnpo", "dapo")
 _SCALES = {True: True, "group": True, False: False, "none": False}
@@ -69,7 +69,7 @@ def _as_is(setting: str) -> Handler:
 
 
 def bounded(setting: str, value: Any) -> Any:
-    """The value, where the setting takes it. Raises UnsupportedValueError."""
+    """The value, if the setting takes it. Raises UnsupportedValueError."""
     try:
         return getattr(StepSettings.model_validate({setting: value}, strict=True), setting)
     except ValidationError as error:
@@ -107,7 +107,7 @@ def _scale_rewards(reading: Translation, name: str, value: Any) -> None:
 
 
 def _loss_type(reading: Translation, name: str, value: Any) -> None:
-    """With TRL and Arbor "dapo" says how tokens are counted, and nothing of the clip or of the rollouts."""
+    """In TRL and Arbor "dapo" chooses how tokens are counted, and nothing of the clip or of the rollouts."""
     for setting, its in _LOSSES[choice(value, tuple(_LOSSES))].items():
         reading.apply(name, setting, its)
     if value == "dapo":
@@ -130,7 +130,7 @@ def _importance_sampling_level(reading: Translation, name: str, value: Any) -> N
             f"'sequence' compares whole answers, and loss_type={loss!r} counts otherwise: "
             "loss_type='grpo' with it is gspo"
         )
-    # What loss_type alone would mean is another loss.
+    # With loss_type alone it would mean another loss.
     reading.settings |= {"loss": "gspo", "normaliser": "sequence"}
     reading.sources |= {"loss": name, "normaliser": name}
 
@@ -205,7 +205,7 @@ def _soft_overlong(reading: Translation, name: str, value: Any) -> None:
     )
 
 
-# ------------------------------------------------------------------ what several keywords say together
+# ------------------------------------------------------------------ keywords that depend on one another
 
 
 def _schedule_over_all_steps(reading: Translation) -> int:
@@ -239,7 +239,7 @@ def resolve_combinations(reading: Translation) -> None:
 
 
 def _default_clip_of_trl(reading: Translation) -> None:
-    """Where neither the keywords nor the run say one."""
+    """TRL's clip, if neither the keywords nor the run set one."""
     if reading.given.get("loss_type") not in _CLIPPED_LOSSES or reading.settings.get("loss") == "gspo":
         return
     for setting in ("clip_low", "clip_high"):
@@ -263,7 +263,7 @@ MAPPED: dict[str, Handler] = {
     "warmup_ratio": _warmup_ratio,
     "mask_truncated_completions": _mask_truncated,
     "soft_completion_penalty_length": _soft_overlong,
-    # By our own names, which are those of `train.` keys.
+    # Under our own names, which are those of `train.` keys.
     "kl_beta": _number("kl_beta"),
     "loss": _as_is("loss"),
     "normaliser": _as_is("normaliser"),

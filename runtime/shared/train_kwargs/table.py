@@ -1,9 +1,9 @@
 """The table of every keyword of Arbor's, TRL's and DSPy's `train_kwargs`, and its meaning on this run.
 
-A keyword is *applied* (a setting of every step), *sampling*, *checked* against the run, or *noted*: nothing
-passes in silence but what changes nothing. Neighbours: `mapped.py`, `validated.py` and `ignored.py` have the
-meanings, `art.py` those of ART's own keywords; DSPy's client, Arbor's and ART's all ask for a reading. Knows
-nothing of HTTP.
+A keyword is *applied* (a setting of every step), *sampling*, *checked* against the run, or *noted*: only a
+keyword that changes nothing passes in silence. Neighbours: `mapped.py`, `validated.py` and `ignored.py` have
+the meanings, `art.py` those of ART's own keywords; DSPy's client, Arbor's and ART's all use it. Knows nothing
+of HTTP.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from runtime.shared.train_kwargs.translation import (
 )
 from runtime.shared.train_kwargs.validated import VALIDATED
 
-# Values that leave the policy's own distribution: what narrows it would be trained wrongly (C9).
+# Values that keep the policy's own distribution: samples of a narrower one would be trained wrongly (C9).
 NEUTRAL: dict[str, tuple[float, ...]] = {
     "top_p": (1,),
     "top_k": (-1, 0),
@@ -115,7 +115,7 @@ def _unknown(reading: Translation, name: str, close: list[str]) -> None:
 
 
 def _check_together(reading: Translation) -> None:
-    """What contradicts what is the run's own rule, whoever says it (C60)."""
+    """The run's own rule decides which settings contradict, whichever source they have (C60)."""
     try:
         resolve(reading.run.config.train, StepSettings.model_validate(reading.settings), 1)
     except SettingsError as error:

@@ -1,6 +1,6 @@
 """The translation of one `train_kwargs`: its settings so far, and the parsing of values.
 
-Neighbours: `mapped.py`, `validated.py` and `ignored.py` say what a keyword means and write it here;
+Neighbours: `mapped.py`, `validated.py` and `ignored.py` interpret a keyword and write the result here;
 `table.py` goes through the keywords. Knows none of them.
 """
 
@@ -17,7 +17,7 @@ from runtime.shared.runtime_config import RuntimeConfig
 from runtime.shared.train_kwargs.bodies import Refusal
 
 _SHOWN = 60
-# Their values are nobody's to repeat.
+# Keywords whose values must not be repeated.
 _SECRET = ("token", "key", "secret", "password")
 
 
@@ -58,7 +58,7 @@ class Translation:
     sources: dict[str, str] = field(default_factory=dict)
 
     def apply(self, name: str, setting: str, value: Any) -> None:
-        """Have each step do it. Two keywords for one setting must say the same."""
+        """Set it for each step. Two keywords for one setting must agree."""
         if setting in self.settings and self.settings[setting] != value:
             raise UnsupportedValueError(
                 f"{self.sources[setting]} says {self.settings[setting]} of the same: give one"
@@ -67,7 +67,7 @@ class Translation:
         self.sources[setting] = name
 
     def note(self, name: str, text: str) -> None:
-        """Note what happens instead."""
+        """Note the behaviour here."""
         self.notes.append(f"{format_keyword(name, self.given.get(name))}: {text}")
 
     def refuse(self, key: str, why: str, launch: str = "") -> None:
@@ -88,14 +88,14 @@ class Keyword:
 
 
 def format_keyword(name: str, value: Any) -> str:
-    """`bf16=True`, as its user wrote it; the name alone where the value is long, or is nobody's to see."""
+    """`bf16=True`, as its user wrote it; the name alone if the value is long or secret."""
     plain = isinstance(value, (bool, int, float, str)) and len(repr(value)) <= _SHOWN
     is_secret = isinstance(value, str) and any(word in name.lower() for word in _SECRET)
     return f"{name}={value!r}" if plain and not is_secret else name
 
 
 def launch_option(config: RuntimeConfig, key: str, value: Any) -> str:
-    """The option of `launch` with which the run would have this value; empty where no run can."""
+    """The option of `launch` with which the run would have this value; empty if no run can."""
     values = config.model_dump()
     place = values
     *rooms, last = key.split(".")

@@ -1,7 +1,7 @@
 """Keywords about facts of the run, fixed when it started: they are compared with it.
 
-Where they differ, the answer has the options of `launch` with which a run would fit. Neighbours: `table.py`
-lists them; `lora_config.py` compares LoRA. A difference that changes nothing of what is learned is said.
+If they differ, the answer has the options of `launch` with which a run would fit. Neighbours: `table.py`
+lists them; `lora_config.py` compares LoRA. A difference that does not change the learning is noted.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def _fp16(reading: Translation, name: str, value: Any) -> None:
 
 
 def _length(what: str) -> Handler:
-    """`what` is at most so many tokens: nothing is cut here, so only too many are a difference."""
+    """`what` is at most so many tokens: nothing is cut here, so only a larger number is a difference."""
 
     def act(reading: Translation, name: str, value: Any) -> None:
         asked, own = integer(value, 1), reading.run.config.engine.max_model_len

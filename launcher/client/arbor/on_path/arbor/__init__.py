@@ -1,8 +1,8 @@
 """The module that `import arbor` finds under `launch --arbor`: it has the names of `launcher.client.arbor`
 alone.
 
-`launch` puts the folder above this one on the program's path. Where the real arbor-ai is installed too, this
-one is used, and a line says so once.
+`launch` puts the folder above this one on the program's path. If the real arbor-ai is installed too, this one
+is used, and a line reports it once.
 """
 
 from __future__ import annotations
