@@ -146,7 +146,7 @@ def call(mailbox, name, arguments):
 
 
 def plain(text):
-    """As answers are compared: without case, marks at the ends, and more than one space."""
+    """A text for comparison: without case, marks at the ends, and more than one space."""
     return " ".join(text.casefold().split()).strip(" .!\"'`*")
 
 
@@ -312,7 +312,7 @@ async def main() -> None:
         return rollout(client, model, mailbox, fact, messages, turns, tokens, temperature)
 
     async def score(after, model=run.model, step=None):
-        """Of the held-out questions, one game each, as a validation of the run."""
+        """Score the held-out questions, one game each, as a validation of the run."""
         games = [TrajectoryGroup([game(fact, 0.0, model)]) for fact in held_out]
         groups = await gather_trajectory_groups(games, pbar_desc=f"held out, {after}")
         run.log(groups, step=step)

@@ -111,7 +111,7 @@ async def train(asked) -> None:
 
 
 def score(games):
-    """Of finished games."""
+    """The score of finished games."""
     won = [game.metrics["won"] for game in games]
     moves = sum(game.metrics["moves"] for game in games)
     return {

@@ -283,7 +283,7 @@ async def main() -> None:
     held_out = [make(rng, world, questions) for _ in range(asked.held_out)]
 
     async def score(after, model=run.model, step=None):
-        """Of the held-out puzzles, one answer each, as a validation of the run."""
+        """Score the held-out puzzles, one answer each, as a validation of the run."""
         tries = [TrajectoryGroup([rollout(client, model, it, tokens, temperature=0.0)]) for it in held_out]
         groups = await gather_trajectory_groups(tries, pbar_desc=f"held out, {after}")
         run.log(groups, step=step)

@@ -245,7 +245,7 @@ class Supervisor:
                 check.cancel()
 
     def _report_stall(self, child: Child, seconds: float, computing: CpuActivity) -> None:
-        """Of a check that takes long: that the child is slow, or that it stands still."""
+        """Report a check that takes long: the child is slow, or it stands still."""
         usual = _SLOW_FACTOR * child.spec.check.usual_seconds
         if seconds <= SLOW_SECONDS or (child.state.detail is not None and child.stall is None):
             return

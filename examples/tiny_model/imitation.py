@@ -125,7 +125,7 @@ def loss_of(model: PreTrainedModel, rows: list[Row]) -> torch.Tensor:
 
 
 def train(model: PreTrainedModel, tokenizer: Qwen2Tokenizer, seed: int, phases: tuple[Phase, ...]) -> float:
-    """In place; returns the loss of the last step."""
+    """Train in place; returns the loss of the last step."""
     plays = {game: boards.plays(seed, game) for game in boards.GAMES}
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.98), weight_decay=0.01)
     asked = [(phase, game) for phase in phases for _, game in zip(range(phase.steps), cycle(phase.batches))]

@@ -70,7 +70,8 @@ def variables(chosen: list[Gpu]) -> dict[str, str]:
 
 
 def _visible(listed: list[Gpu], environ: Mapping[str, str]) -> list[tuple[int, Gpu]]:
-    """Those this user may use, with nvidia-smi's numbers; CUDA's own variable names them by number or UUID.
+    """The GPUs this user may use, with nvidia-smi's numbers; CUDA's own variable names them by number or
+    UUID.
 
     Raises HostError if it leaves none.
     """

@@ -18,8 +18,8 @@ _SELECT_LIMIT = 1024
 
 
 def wait_readable(descriptors: Sequence[int], seconds: float | None = None) -> list[int]:
-    """Those that can be read now, or within `seconds` (None: wait without a bound). Raises OSError for a
-    closed descriptor."""
+    """The descriptors that can be read now, or within `seconds` (None: wait without a bound). Raises OSError
+    for a closed descriptor."""
     if max(descriptors) < _SELECT_LIMIT:
         return select.select(descriptors, [], [], seconds)[0]
     return _polled(descriptors, select.POLLIN, seconds)

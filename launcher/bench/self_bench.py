@@ -49,7 +49,7 @@ class Measurement:
         return self.seen >= self.target if self.at_least else self.seen <= self.target
 
     def to_dict(self, judged: bool) -> dict[str, Any]:
-        """As the result has it."""
+        """The measurement as it stands in the result."""
         return {
             "what": self.what,
             "seen": round(self.seen, 4),
@@ -60,7 +60,7 @@ class Measurement:
         }
 
     def cells(self, judged: bool) -> list[str]:
-        """As the table has it."""
+        """The cells of its row in the table."""
         seen = f"{self.seen:.3g} {self.unit}"
         if self.target is None:
             return [self.what, seen, "", ""]
@@ -112,7 +112,7 @@ class SelfBench:
         return no_record_because(self.shape, self.runs, 1)
 
     def to_dict(self) -> dict[str, Any]:
-        """As `--json` prints it."""
+        """The bench as `--json` prints it."""
         return {
             "bench": "alone",
             "lines": [line.to_dict(not self.no_record_because) for line in self.lines],

@@ -71,11 +71,11 @@ class SideRun:
         return max(0.0, computed.get(ALL, 0.0) - own)
 
     def median_seconds(self, first_step: int) -> float:
-        """Of the steps from that one on."""
+        """The median seconds of the steps from that one on."""
         return statistics.median(self.step_seconds[first_step - 1 :])
 
     def to_dict(self) -> dict[str, Any]:
-        """As the result has it."""
+        """The run as it stands in the result."""
         return {
             "side": self.side,
             "seed": self.seed,

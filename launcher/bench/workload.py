@@ -50,7 +50,7 @@ class Workload:
         return min(FIRST_STEP, self.steps)
 
     def to_dict(self) -> dict[str, Any]:
-        """As the result has it."""
+        """The workload as it stands in the result."""
         return {
             "steps": self.steps,
             "seeds": self.seeds,

@@ -204,7 +204,7 @@ def _confirm_removal(output: Output, shown: str, count: int) -> bool:
 
 
 def _who_answered(seen: OrphanReport | None) -> dict[str, Any]:
-    """As `--json` shows it."""
+    """The providers' answers as `--json` shows them."""
     if seen is None:
         return {"unasked": [], "answered": [], "denied": []}
     return {"unasked": sorted(seen.unasked), "answered": list(seen.answered), "denied": sorted(seen.denied)}

@@ -72,8 +72,8 @@ class Thresholds:
 
 @dataclass(frozen=True)
 class StalenessBucket:
-    """Of a step's answers of one age, in steps: their trained tokens, those that a bound has stopped, and
-    the nats between the policy that sampled and the one that is trained, added up."""
+    """A step's answers of one age, in steps: their trained tokens, those stopped by a bound, and the nats
+    between the policy that sampled and the one that is trained, added up."""
 
     tokens: float
     stopped: float

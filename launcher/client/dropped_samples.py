@@ -36,7 +36,7 @@ _DEFAULT_ADVICE = (
 
 
 class DroppedSampleWarnings:
-    """Of one run's steps: each reason is reported once."""
+    """The warnings about one run's steps: each reason is reported once."""
 
     def __init__(self) -> None:
         self._reported = set[str]()

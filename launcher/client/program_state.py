@@ -16,7 +16,7 @@ from launcher.client.steps import TrainingSteps
 
 
 class ProgramState:
-    """Of one program on one run."""
+    """The state of one program on one run."""
 
     def __init__(self, steps: TrainingSteps) -> None:
         self._steps = steps

@@ -236,7 +236,7 @@ class Session:
     async def train_async(
         self, groups: Iterable[Any], *, state: Mapping[str, Any] | None = None, **settings: Any
     ) -> StepResult:
-        """As `train`, while other coroutines go on."""
+        """Like `train`, while other coroutines go on."""
         return await asyncio.to_thread(self.train, groups, state=state, **settings)
 
     def log(

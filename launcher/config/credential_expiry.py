@@ -64,7 +64,7 @@ def aws_session_expiry(environ: Mapping[str, str], user_home: Path) -> float | N
 
 
 def _sso_ends(section: Mapping[str, str], cache: Path) -> float | None:
-    """By the token that a login has left; one with a refresh token is renewed."""
+    """The end by the token that a login has left; one with a refresh token is renewed."""
     begun_as = section.get("sso_session") or section.get("sso_start_url")
     if begun_as is None:
         return None
@@ -87,7 +87,7 @@ def _section(told: str | None, usual: Path, name: str, user_home: Path) -> Mappi
 
 
 def _seconds(text: str) -> float | None:
-    """Of an ISO time, with UTC if it names no zone, or of seconds."""
+    """The seconds of an ISO time, with UTC if it names no zone, or of a number."""
     try:
         return float(text)
     except ValueError:

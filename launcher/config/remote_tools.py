@@ -28,7 +28,7 @@ def check_tools(*tools: str) -> None:
 
 
 def missing_tools(*tools: str) -> list[str]:
-    """Those of `tools`, or of all TOOLS, that are not on the PATH."""
+    """The programs of `tools`, or of all TOOLS, that are not on the PATH."""
     return [tool for tool in tools or TOOLS if shutil.which(tool) is None]
 
 

@@ -67,7 +67,7 @@ class RawKeyboard:
                 self._set(termios.TCSADRAIN, self._before)
 
     def _set(self, when: int, attributes: list[Any]) -> None:
-        """Also from the background, where a terminal would stop us."""
+        """Set attributes also from the background, where a terminal would stop us."""
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTTOU,))
         try:
             termios.tcsetattr(self._descriptor, when, attributes)

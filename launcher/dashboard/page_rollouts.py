@@ -61,7 +61,7 @@ class RolloutFiles:
         return found
 
     def summaries(self, most: int | None = AT_ONCE) -> dict[int, StepTexts]:
-        """By step; the newest first, because not all may be read at once."""
+        """Summaries by step; the newest first, because not all may be read at once."""
         stamps = self.stamps()
         self._digests = {step: it for step, it in self._digests.items() if stamps.get(step) == it.stamp}
         new = sorted(stamps.keys() - self._digests.keys(), reverse=True)

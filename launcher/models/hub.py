@@ -143,7 +143,7 @@ def weights_bytes(model: str, environ: Mapping[str, str], token: str | None) -> 
 
 
 def sum_weights(sizes: Mapping[str, int]) -> int:
-    """Of the files of a model, those that are loaded: some have the same weights in another form beside."""
+    """The size of the files of a model that are loaded: some have the same weights in another form beside."""
     weights = {
         name: size for name, size in sizes.items() if name.endswith(".safetensors") and "/" not in name
     }

@@ -57,7 +57,7 @@ class RelayConnection(web.RequestHandler):
         return bool(own and peer) and relay_peers.is_this_users(own, peer)
 
     def authenticate(self) -> None:
-        """It showed the token, or needs none, or has ended: its time is no longer counted."""
+        """Stop counting its time: it showed the token, or needs none, or has ended."""
         self._door.unproven.pop(self, None)
         if self._clock is not None:
             self._clock.cancel()

@@ -221,7 +221,7 @@ def save_initial_adapter(results: Path, adapter: Path) -> None:
 
 
 def _copy_initial_adapter(adapter: Path, target: Path) -> None:
-    """Whole or absent: the rename comes last."""
+    """Copy it whole or not at all: the rename comes last."""
     aside = target.with_name(f".{target.name}.tmp")
     try:
         _remove(aside)

@@ -106,7 +106,7 @@ def _whole_lines(file: BinaryIO) -> int:
 
 
 def _digest(file: BinaryIO, count: int) -> str:
-    """Of its next bytes, or as many as there are."""
+    """The digest of its next bytes, or of as many as there are."""
     digest = hashlib.sha256()
     while count and (chunk := file.read(min(count, _CHUNK_BYTES))):
         digest.update(chunk)

@@ -136,7 +136,8 @@ def _steps(metrics: Iterable[Mapping[str, Any]], journal: Iterable[Mapping[str, 
 
 
 def _clipped_by_staleness(measured: Mapping[str, Any]) -> dict[int, float]:
-    """By the clip and by `dual_clip`; of a step whose answers all were of the newest version nothing."""
+    """The share stopped by the clip and by `dual_clip`, by age; empty for a step whose answers are all of the
+    newest version."""
     found: dict[int, float] = {}
     for lag in sorted(int(it[1]) for it in map(_STALENESS.fullmatch, measured) if it):
         tokens, clipped, masked = (
@@ -149,7 +150,7 @@ def _clipped_by_staleness(measured: Mapping[str, Any]) -> dict[int, float]:
 
 
 def _lines_by_version(journal: Iterable[Mapping[str, Any]]) -> dict[int, Mapping[str, Any]]:
-    """By version, an optimizer's line of that step; a run that lost its machine takes some of them again."""
+    """An optimizer's line of each step, by version; a run that lost its machine takes some steps again."""
     found: dict[int, Mapping[str, Any]] = {}
     for line in journal:
         if line.get("kind") == "step" and isinstance(version := line.get("version"), int):

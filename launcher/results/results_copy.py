@@ -105,7 +105,7 @@ class DurableWatcher:
         self._read_at = 0.0
 
     def look(self, into: Path) -> DurabilityStatus:
-        """As `make_durable`. Raises NotPulled."""
+        """Like `make_durable`. Raises NotPulled."""
         began, times = time.monotonic(), _times(self._state_dir, into)
         if self._known and self._known[0] == times and began - self._read_at < _READ_EVERY_SECONDS:
             return self._known[1]

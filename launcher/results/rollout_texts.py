@@ -147,7 +147,7 @@ def _read(state_dir: Path, path: Path, most_bytes: int) -> bytes:
 
 
 def _write_whole(content: bytes, target: Path, incoming: Path, stamp: int | None) -> None:
-    """Whole or as it was; with the time of the file that it was made of, by which it is known again."""
+    """Write a file whole or leave it as it was; with the time of its source, by which it is recognised."""
     aside = incoming / f"texts-{target.name}"
     aside.write_bytes(content)
     if stamp is not None:

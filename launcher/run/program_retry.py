@@ -77,7 +77,7 @@ class ProgramRetry:
 
 
 class _RetryPrompt:
-    """Until Enter, the end that is asked for, or so long without a key."""
+    """Waits for Enter, for the requested end, or for so long without a key."""
 
     def __init__(self, keys: RawKeyboard, work: Work, idle_seconds: float) -> None:
         self._keys = keys

@@ -73,7 +73,7 @@ class Signals:
 
     @contextlib.contextmanager
     def raising(self) -> Iterator[None]:
-        """In here the first signal is raised as Interrupted; elsewhere it is only noted in `received`."""
+        """Inside, the first signal is raised as Interrupted; elsewhere it is only noted in `received`."""
         self._may_raise = True
         try:
             if self.received is not None:

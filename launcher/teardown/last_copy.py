@@ -39,7 +39,7 @@ class SharedLease:
         self._until: float | None = None
 
     def until(self, record: RunRecord) -> float:
-        """By `clock.boot_seconds`; from now on if this is the first one."""
+        """The end by `clock.boot_seconds`; from now on if this is the first one."""
         if self._until is None:
             self._until = clock.boot_seconds() + _lease(record)
         return self._until

@@ -58,7 +58,7 @@ class Leftover:
     path: Path | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """As `--json` shows it."""
+        """The find as `--json` shows it."""
         path = str(self.path) if self.path else None
         return {
             "kind": self.kind, "what": self.what, "why": self.why, "run_id": self.run_id,

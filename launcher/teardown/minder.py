@@ -215,7 +215,7 @@ class _Minder:
         self._kill_at: float | None = None
 
     def run(self) -> int:
-        """Until the command has ended and nothing of it is left; its exit code."""
+        """Run until the command has ended and none of its processes is left. Returns its exit code."""
         waiting = [self._wakeup, self._pipe]
         while self._child.poll() is None:
             left = None if self._kill_at is None else max(0.0, self._kill_at - time.monotonic())

@@ -65,7 +65,7 @@ class LineSplitter:
             self._write_beginning()
 
     def end(self) -> None:
-        """It is over; a last line may have no end."""
+        """Write the last line, which may lack its newline."""
         if self._rest:
             self._log.write(f"{_visible_part(self._rest)}\n")
         self._rest = ""

@@ -180,7 +180,8 @@ def model_parsers(model: str) -> Parsers:
 
 
 def _chat_template(model: str) -> str:
-    """As transformers finds it: a file of its own, else in the tokenizer's, where there may be several."""
+    """The template as transformers finds it: in a file of its own, else in the tokenizer's, which may hold
+    several."""
     if alone := _text(model, "chat_template.jinja"):
         return alone
     said = json.loads(_text(model, "tokenizer_config.json") or "{}").get("chat_template") or ""

@@ -16,7 +16,7 @@ from vllm import envs
 
 
 def install() -> None:
-    """Once in this process, when nothing will change its environment any more."""
+    """Install it once in this process, when nothing will change its environment any more."""
     # As the engine core does: without it each look at a setting of vLLM's reads the environment anew.
     envs.enable_envs_cache()
     JSONResponse.render = _rendered
@@ -28,7 +28,8 @@ _render = JSONResponse.render
 
 
 def _rendered(self: JSONResponse, content: Any) -> bytes:
-    """By the encoder that vLLM speaks to its core with. A number that is none is null: no sample's (C10)."""
+    """The content by the encoder that vLLM speaks to its core with. A number that is not finite is null: no
+    sample's (C10)."""
     try:
         return msgspec.json.encode(content)
     except (TypeError, ValueError, msgspec.MsgspecError):

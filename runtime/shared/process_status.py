@@ -65,7 +65,7 @@ class SupervisorStatus:
         return self._lease_seconds
 
     def lease_left_seconds(self) -> float | None:
-        """By the file's own time; the keeper's clock decides. None before the first renewal."""
+        """The seconds left by the file's time; the keeper's clock decides. None before a first renewal."""
         try:
             renewed = (self._state_dir / "lease").stat().st_mtime
         except FileNotFoundError:

@@ -54,7 +54,7 @@ class OldLogprobs:
     reused_tokens: int = 0
 
     def of_pack(self, one: Pack, now_T: Tensor) -> Tensor:
-        """Of a pack's tokens [T]; `now_T`: its own logprobs, without a gradient."""
+        """The old logprobs of a pack's tokens [T]; `now_T`: its own logprobs, without a gradient."""
         old_T = self.logprob_N[one.source_T].to(now_T.device)
         return torch.where(old_T.isnan(), now_T, old_T)
 

@@ -56,7 +56,7 @@ def check_packing(policy: Policy, sequences: Sequence[Tensor], count: int) -> No
 
 
 def _logprobs(policy: Policy, one: Pack) -> Tensor:
-    """Of a pack's sampled tokens [T], on the CPU."""
+    """The logprobs of a pack's sampled tokens [T], on the CPU."""
     device = policy.device
     hidden = policy.hidden(
         one.tokens_BL.to(device), one.positions_BL.to(device), attention_pattern(one, device)

@@ -37,7 +37,7 @@ class StalenessBuckets:
 
     @classmethod
     def of(cls, batch: Batch, chosen: list[int]) -> Self:
-        """Of the chosen sequences."""
+        """The buckets of the chosen sequences."""
         lag_N, answer_N = torch.from_numpy(batch.staleness), torch.from_numpy(batch.answers)
         trained_N = torch.zeros(len(lag_N), dtype=torch.bool)
         for sequence in chosen:

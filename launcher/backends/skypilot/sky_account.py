@@ -36,7 +36,7 @@ def regions(near: Iterable[str] = ()) -> set[str] | None:
 
 
 def _all_regions(near: Iterable[str] = ()) -> list[str]:
-    """Those AWS has, the likeliest to answer first."""
+    """AWS's regions, the likeliest to answer first."""
     from sky.adaptors import aws
 
     session: Any = aws.session(profile=aws.get_workspace_profile())

@@ -52,7 +52,7 @@ def save(home: Path, user_home: Path, cache: Path | None = None) -> None:
 
 
 def _keep_wheel(built: Path, kept: Path) -> None:
-    """Whole or not at all: two runs may begin at once."""
+    """Keep the wheel whole or not at all, because two runs may begin at once."""
     if kept.is_dir() or not any(built.glob("*/*.whl")):
         return
     kept.parent.mkdir(parents=True, exist_ok=True)

@@ -83,7 +83,7 @@ def _in_region(client: Any, region: str, name: str, label: str) -> list[Json]:
 
 
 def _on_gcp(name: str, label: str) -> Json:
-    """Of all zones at once. Raises RuntimeError for a list that Google itself calls incomplete."""
+    """The machines of all zones at once. Raises RuntimeError for a list that Google calls incomplete."""
     from sky.clouds import GCP
     from sky.provision.constants import TAG_RAY_CLUSTER_NAME
     from sky.provision.gcp.instance_utils import GCPComputeInstance
@@ -126,7 +126,7 @@ def _on_runpod(name: str, label: str) -> Json:
 
 
 def _without_labels(provider: str, name: str, rows: list[tuple[str, str | None, str, str]]) -> Json:
-    """Of id, name, state and type of each machine; its name is CLUSTER-head or CLUSTER-worker."""
+    """The id, name, state and type of each machine, by its name: CLUSTER-head or CLUSTER-worker."""
     found: list[Json] = []
     for machine, called, state, kind in rows:
         cluster, _, role = (called or "").rpartition("-")

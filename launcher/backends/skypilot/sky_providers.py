@@ -154,7 +154,8 @@ def _states_on_gcp(cluster: str, config: Json) -> dict[str, str]:
 
 
 def lambda_instances() -> list[Json]:
-    """By the whole answer: SkyPilot takes one without a list for an empty list. Raises KeyError then."""
+    """Lambda's whole answer, because SkyPilot takes one without a list for an empty list. Raises KeyError
+    then."""
     from sky.provision.lambda_cloud import lambda_utils
 
     headers = lambda_utils.LambdaCloudClient().headers

@@ -75,7 +75,8 @@ class RemoteLog:
             time.sleep(_PAUSE_SECONDS)
 
     def _read_once(self) -> tuple[int, str]:
-        """Until it ends, the connection breaks or the machine is gone (code 0); the code, ssh's last line."""
+        """Read until it ends, the connection breaks or the machine is gone (code 0). Returns the code and
+        ssh's last line."""
         following = " -F" if self._follow else ""
         tail = f"tail -c +{self._shown_bytes + 1}{following} {self._path}"
         # A file, because a process that ssh started and left behind would keep a pipe open.

@@ -127,7 +127,7 @@ def _sizes() -> dict[str, int]:
 
 
 def _digest(file: BinaryIO, count: int) -> str | None:
-    """Of its first bytes; None when it has fewer."""
+    """The digest of its first bytes; None when it has fewer."""
     digest = hashlib.sha256()
     while count:
         chunk = file.read(min(count, _CHUNK_BYTES))

@@ -152,7 +152,7 @@ class _RsyncProcess:
                 return why
 
     def _read_remaining_output(self) -> str | None:
-        """It has closed its output, and is as good as over."""
+        """Wait for its end, now that it has closed its output; the reason if it must be ended before."""
         while self._rsync.poll() is None:
             if (why := self._why_to_end()) is not None:
                 return why

@@ -31,7 +31,7 @@ class FineTuningJob:
         return self._request("GET") is not None
 
     def status(self) -> str:
-        """In OpenAI's words."""
+        """The status in OpenAI's words."""
         return str((self._request("GET") or {}).get("status", "unknown"))
 
     def entries(self) -> Sequence[dict[str, Any]]:

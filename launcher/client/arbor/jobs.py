@@ -31,7 +31,7 @@ class Job:
 
     @property
     def status(self) -> str:
-        """In OpenAI's words, as Arbor has them."""
+        """The status in OpenAI's words, as Arbor has them."""
         if not self.is_over.is_set():
             return "running"
         if self.failure is not None:
@@ -52,6 +52,6 @@ def find(job_id: str) -> Job | None:
 
 
 def ids() -> list[str]:
-    """Of all jobs of this process, the oldest first."""
+    """The ids of all jobs of this process, the oldest first."""
     with _lock:
         return list(_jobs)

@@ -109,7 +109,7 @@ class ArborGRPO(GRPO):
         valset: Sequence[dspy.Example] | None = None,
         **kwargs: Any,
     ) -> dspy.Module:
-        """As `GRPO.compile`; the LM's model must be the run's. The best adapter is copied at the end."""
+        """Like `GRPO.compile`; the LM's model must be the run's. The best adapter is copied at the end."""
         self.job = None
         lms = _lms(student)
         self.train_kwargs = value_for_program(self._train_kwargs, lms) or {}

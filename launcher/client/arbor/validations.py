@@ -21,7 +21,7 @@ class ArborValidations:
 
     @property
     def scores(self) -> dict[int, float]:
-        """By step: -1 is before training, 0 after the first step."""
+        """The scores by step: -1 is before training, 0 after the first step."""
         return {it["step"] - 1: _percent(it["score"]) for it in self._all()}
 
     @property
@@ -43,7 +43,7 @@ class ArborValidations:
         return best["checkpoint"] if best is not None else None
 
     def checkpoints(self, keep: str) -> dict[str, dict[str, Any]]:
-        """Those that were kept, by Arbor's names, the newest last."""
+        """The checkpoints that were kept, by Arbor's names, the newest last."""
         kept = [it for it in self._all() if it["best"] and it["checkpoint"] and it["step"]]
         if keep == "none":
             return {}

@@ -47,7 +47,7 @@ def _has_no_sample(entry: Any) -> bool:
 
 
 def _conversation(history: Sequence[Any]) -> dict[str, Any]:
-    """As the run reads it: messages, and the places of those that it looks up."""
+    """A history as the run reads it: messages, and the places of the answers to look up."""
     return {
         "messages": [get_field(entry, "message") if is_choice(entry) else entry for entry in history],
         "answers": [place for place, entry in enumerate(history) if _has_no_sample(entry)],

@@ -70,7 +70,7 @@ class BeforeAfter:
 
     @property
     def share(self) -> float | None:
-        """Of those judged, how many were answered better, an undecided one as half. None of nothing."""
+        """The share of judged pairs that were answered better, an undecided one as half. None without any."""
         judged = len(self.outcomes) - self.count("not judged")
         return (self.count("better") + self.count("undecided") / 2) / judged if judged else None
 

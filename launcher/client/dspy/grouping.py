@@ -113,7 +113,7 @@ def reason_kind(finished: FinishedRun) -> str:
 
 
 def _trained_predictors(runs: Sequence[FinishedRun]) -> list[str]:
-    """Those that asked the policy in any of these runs, in the order of their first calls."""
+    """The predictors that used the policy in any of these runs, in the order of their first calls."""
     names = dict.fromkeys(name for it in runs for name in it.run.rollout.calls)
     return [name for name in names if name not in runs[0].run.rollout.predictors.frozen]
 

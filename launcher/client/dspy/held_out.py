@@ -56,7 +56,7 @@ class HeldOutSet:
         return bool(self.examples) and place.validated(step) is None
 
     def score(self, model: str | None = None) -> ValidationResult:
-        """Of the newest version, or the one of this name. Raises TrainingFailed if nothing has a score."""
+        """Score the newest version, or the one of this name. Raises TrainingFailed if nothing has a score."""
         began = time.monotonic()
         evaluation = self._evaluate_or_raise(model)
         train_score = self.evaluate(self.train, model).score if self.train else None

@@ -28,7 +28,7 @@ class Outstanding:
     extras: Mapping[int, int] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """The place as JSON."""
         return {
             "next": self.next,
             "tickets": [list(it) for it in self.tickets],

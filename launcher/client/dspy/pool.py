@@ -177,11 +177,11 @@ class Pool:
         return self._is_enough(newest) or len(self._stale) > told
 
     def _ended(self) -> list[Ticket]:
-        """Those that are done, the oldest first."""
+        """The tickets that are done, the oldest first."""
         return [self._open[key] for key in sorted(self._open) if self._open[key].ended is not None]
 
     def _drop_stale(self, tickets: Iterable[Ticket], newest: int | None) -> None:
-        """Those that would be too old in the next step, done or not: they only become older."""
+        """Drop tickets that would be too old in the next step, done or not: they only become older."""
         stale = [it for it in tickets if self._is_stale(it, newest)]
         if not stale:
             return

@@ -140,7 +140,8 @@ class SlipwayReinforceJob(ReinforceJob):
         return self.lm.model
 
     def get_status(self) -> dict[str, Any]:
-        """As DSPy's loop reads it. Asks the run, so that the loop ends with it: raises EndpointLost."""
+        """The status as DSPy's loop reads it. Asks the run, so that the loop ends with it: raises
+        EndpointLost."""
         if self._status == TrainingStatus.running:
             with self._failing_on_error():
                 version = self.session.version
@@ -225,7 +226,7 @@ class SlipwayReinforceJob(ReinforceJob):
             )
 
     def _rewind(self, rewound: Rewound) -> None:
-        """These rollouts are lost, and DSPy's loop goes on with its next."""
+        """Go back: these rollouts are lost, and DSPy's loop goes on with its next."""
         self._rewinds += 1
         if self._rewinds > _MAX_REWINDS:
             raise rewound

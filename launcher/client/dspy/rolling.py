@@ -93,12 +93,12 @@ class Rolled:
 
     @property
     def parse_rate(self) -> float:
-        """Of the runs that were answered, the share whose every answer parsed."""
+        """The share of answered runs whose every answer parsed."""
         return sum(it.parsed for it in self._answered) / len(self._answered)
 
     @property
     def cut_off_rate(self) -> float:
-        """Of the runs that were answered, the share with an answer that ended at its length limit."""
+        """The share of answered runs with an answer that ended at its length limit."""
         return sum(it.cut_off for it in self._answered) / len(self._answered)
 
     @property
@@ -302,7 +302,7 @@ class Rolling:
         return Ended(finished, grouped, bool(flat), min(versions, default=None))
 
     def _staleness_counts(self, finished: Sequence[FinishedRun]) -> dict[int, int]:
-        """Of the answers, how many were sampled so many steps ago."""
+        """The number of answers by their age in steps."""
         versions = Counter[int]()
         for it in finished:
             versions += it.run.rollout.answers_by_version(self._trained)

@@ -57,7 +57,7 @@ class SlipwayTrainingJob(TrainingJob):
         return TrainingStatus.cancelled if self.cancelled() else self._status
 
     def set_result(self, result: Any) -> None:
-        """As DSPy hands it over; it hands over an exception too."""
+        """Take the result that DSPy hands over, which may be an exception."""
         if self.cancelled():
             return
         if isinstance(result, BaseException):

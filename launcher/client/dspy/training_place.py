@@ -264,7 +264,7 @@ def digest_of(examples: Sequence[dict[str, Any]]) -> str:
 
 
 def _stable_json(value: Any) -> Any:
-    """As JSON can have it. An object's own words may have its address in them: its type stands for it."""
+    """A value in JSON's types. An object's own text may have its address in it, so its type replaces it."""
     if isinstance(value, dict):
         return [[_stable_json(key), _stable_json(its)] for key, its in value.items()]
     if isinstance(value, (list, tuple)):

@@ -28,7 +28,7 @@ class RetryableError(Exception):
 
 
 class Declined(Exception):
-    """It does not answer this: a policy about content, a text that is too long."""
+    """The judge does not answer this question: a policy about content, a text that is too long."""
 
 
 class AnswerUnusable(Exception):
@@ -51,6 +51,6 @@ class JudgeFailed(ClientError):
 
 
 class JudgeUnusable(ClientError):
-    """It would answer no question at all, so leaving out the texts would gain nothing."""
+    """The judge would answer no question at all, so leaving out the texts would gain nothing."""
 
     exit_code = 3

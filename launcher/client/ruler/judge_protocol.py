@@ -49,7 +49,7 @@ class Judge(Protocol):
 
     @property
     def name(self) -> str:
-        """As people call it."""
+        """The judge's name for people."""
         ...
 
     @property

@@ -42,9 +42,9 @@ class SendMethod:
 
 
 def send_methods() -> list[SendMethod]:
-    """Of all libraries that are installed: a client may be imported within a block.
+    """The methods of all installed libraries, because a client may be imported within a block.
 
-    Raises ClientError for an httpx that is none which is known here.
+    Raises ClientError for an unknown kind of httpx.
     """
     found = []
     for name in ("httpx", "httpx2"):

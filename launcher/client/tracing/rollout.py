@@ -187,7 +187,7 @@ _innermost: ContextVar[_Block | None] = ContextVar("slipway_block", default=None
 
 
 def _rollouts_in_force() -> Iterator[Rollout]:
-    """Those in force here, from the inside out."""
+    """The rollouts in force here, from the inside out."""
     block = _innermost.get()
     while block is not None:
         yield block.rollout
@@ -253,7 +253,7 @@ _logged: set[tuple[str, str]] = set()
 
 
 def _log_once(run: TracedRun, text: str) -> None:
-    """Once for a run in this process."""
+    """Log a text once for a run in this process."""
     if (run.root, text) not in _logged:
         _logged.add((run.root, text))
         sys.stderr.write(f"slipway: {sanitized(text)}\n")

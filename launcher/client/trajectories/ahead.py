@@ -243,7 +243,7 @@ class _Ahead:
         self._seen = self._newest
 
     def _drop_stale(self) -> None:
-        """Those that would be too old in the next step, done or not: they only become older."""
+        """Drop groups that would be too old in the next step, done or not: they only become older."""
         stale = [it for it in self._open.values() if self._is_stale(it)]
         self._cancel(stale)
         self._stale += [it.number for it in stale]

@@ -24,7 +24,7 @@ class Place:
         return number >= self.next or number in self.again
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON has it; merged into a state it leaves nothing of an earlier one."""
+        """The place as JSON; merged into a state it leaves nothing of an earlier one."""
         return {"steps": self.steps, "next": self.next, "again": sorted(self.again)}
 
     @classmethod

@@ -114,7 +114,7 @@ class PendingGroup:
         return self._gathered().__await__()
 
     async def _gathered(self) -> TrajectoryGroup:
-        """In the order in which they were given, whichever came first."""
+        """The group in the order in which its trajectories were given, whichever came first."""
         results = await gather_or_cancel(self._one(it) for it in self._awaited)
         return TrajectoryGroup(results, **self._fields)
 

@@ -63,7 +63,7 @@ class Choice:
         return [content_key.Call(*map("".join, parts)) for _, parts in sorted(self.calls.items())]
 
     def visible_calls(self, asked: ParsedRequest) -> list[content_key.Call]:
-        """Those of them that its client is given."""
+        """The calls that its client is given."""
         return self.all_calls[:1] if asked.one_call else self.all_calls
 
     def _take_call(self, place: int, part: dict[str, Any]) -> None:
@@ -203,7 +203,7 @@ def _strip(asked: ParsedRequest, body: dict[str, Any], model: str) -> None:
 
 
 def _keep_first_call(message: dict[str, Any]) -> None:
-    """Of a message, or a part of one in a stream, the first of its calls: in place."""
+    """Keep, in place, only the first call of a message, or of a part of one in a stream."""
     if calls := message.pop("tool_calls", None):
         first = [call for place, call in enumerate(calls) if call.get("index", place) == 0]
         message |= {"tool_calls": first} if first else {}

@@ -144,7 +144,7 @@ def _logprob_error(errors: list[Floats], spread: float) -> LogprobError:
 
 
 def _worst(numbers: Iterable[float]) -> float:
-    """Of all engines; nan if any is."""
+    """The worst of all engines; nan if any is."""
     return float(np.max([*numbers]))
 
 

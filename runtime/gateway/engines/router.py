@@ -87,7 +87,7 @@ class Router:
             self._rollouts.forget(rollout)
 
     def forget_engine(self, engine: Engine) -> None:
-        """It is another process now, which has nothing cached."""
+        """Forget an engine: it is another process now, which has nothing cached."""
         self._rollouts.forget_engine(engine)
         self._questions.forget_engine(engine)
 
@@ -104,7 +104,8 @@ class Router:
         return chosen
 
     def _least_busy(self, ready: Sequence[Engine]) -> Engine:
-        """Of several, the one whose turn it is: rollouts that come one by one are not all at home in one."""
+        """The least busy engine; of several, the one whose turn it is, so that rollouts that come one by one
+        spread."""
         chosen = min(ready, key=lambda engine: (engine.in_flight, self._given.get(engine, 0)))
         self._count += 1
         self._given[chosen] = self._count

@@ -78,7 +78,7 @@ class Job(BaseModel):
         return self.status in ENDED
 
     def body(self) -> dict[str, Any]:
-        """As OpenAI's API has it."""
+        """The job as OpenAI's API has it."""
         given = self.hyperparameters.model_dump()
         error = {"code": "job_failed", "message": self.error, "param": None} if self.error else None
         kept = ("id", "created_at", "model", "training_file", "validation_file", "seed", "status",

@@ -232,7 +232,7 @@ def ignored_fields(kind: Kind, body: Body, device: str) -> tuple[str, ...]:
 
 @functools.cache
 def _dropped_only_on(kind: Kind, device: str) -> frozenset[str]:
-    """By the whole table, which is the same for every request."""
+    """The fields by the whole table, which is the same for every request."""
     rules = CHAT if kind == "chat" else COMPLETION
     return frozenset(name for name, rule in rules.items() if rule.action == "drop" and rule.device == device)
 

@@ -19,7 +19,7 @@ def max_characters(context_tokens: int) -> int:
 
 
 def characters(value: Any) -> int:
-    """Those of every text in a JSON value, names included."""
+    """The characters of every text in a JSON value, names included."""
     count, left = 0, [value]
     while left:
         one = left.pop()

@@ -223,7 +223,8 @@ def _has_needed(task: Signature, values: Mapping[str, Any]) -> bool:
 
 
 def _of_chat(task: Signature, answer: str) -> dict[str, Any]:
-    """As ChatAdapter.parse: a line that begins with any field's mark ends the field before; firsts count."""
+    """The values as ChatAdapter.parse reads them: a line that begins with any field's mark ends the field
+    before; firsts count."""
     sections: dict[str, list[str]] = {}
     lines: list[str] = []
     for line in answer.splitlines():
@@ -284,7 +285,7 @@ def _of_xml(task: Signature, answer: str) -> dict[str, Any]:
 
 
 def _written(task: Signature, answer: str) -> Iterator[tuple[str, Any]]:
-    """As XMLAdapter.format_assistant_message_content wrote it: every output, in its order."""
+    """The values as XMLAdapter.format_assistant_message_content writes them: every output, in its order."""
     order = [*task.outputs]
     for name, after in zip(order, [*order[1:], None], strict=True):
         is_flat = answer.startswith(f"<{name}>\n")
@@ -317,7 +318,7 @@ def _end(answer: str, name: str, after: str) -> int:
 
 
 def _imitated(task: Signature, answer: str) -> Iterator[tuple[str, Any]]:
-    """As a model writes it, with more around and between."""
+    """The values as a model writes them, with more around and between."""
     for name, kind in task.outputs.items():
         opened, closed, empty = f"<{name}>", f"</{name}>", f"<{name} />"
         begin = answer.find(opened)

@@ -25,7 +25,7 @@ class Receipt(Body):
 
 
 class Receipts(Body):
-    """In the order in which they came to be. Ids that are not known are passed over."""
+    """Receipts in the order in which they came to be. Unknown ids are passed over."""
 
     receipts: list[Receipt] = Field(max_length=MOST_RECEIPTS)
 

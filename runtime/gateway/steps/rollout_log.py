@@ -180,7 +180,8 @@ def keep_newest(folder: Path, most_bytes: int) -> None:
 
 
 def _chosen(selection: Selection, most: int) -> Sequence[Named]:
-    """Whole groups, whose members can be compared, of every predictor in turn, and so many lines at most."""
+    """The chosen groups: whole ones, whose members can be compared, of every predictor in turn, and so many
+    lines at most."""
     turn: Counter[str | None] = Counter()
     order: dict[int, int] = {}
     for index, group in enumerate(selection.groups):

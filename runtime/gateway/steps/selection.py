@@ -94,23 +94,23 @@ class Snapshot:
         return cls(store, received, unreceived, samples, unreceived_samples)
 
     def of_rollout(self, rollout: str) -> list[SampleRef]:
-        """As SampleStore's."""
+        """See SampleStore."""
         return self.rollouts[rollout]
 
     def unreceived_of_rollout(self, rollout: str) -> list[SampleRef]:
-        """As SampleStore's."""
+        """See SampleStore."""
         return self.unreceived[rollout]
 
     def of_sample(self, sample: str) -> list[SampleRef]:
-        """As SampleStore's."""
+        """See SampleStore."""
         return self.samples[sample]
 
     def unreceived_of_sample(self, sample: str) -> list[SampleRef]:
-        """As SampleStore's."""
+        """See SampleStore."""
         return self.unreceived_samples[sample]
 
     def load(self, ref: SampleRef) -> tuple[Exchange, Sample]:
-        """As SampleStore's."""
+        """See SampleStore."""
         return self.store.load(ref)
 
 
@@ -175,7 +175,7 @@ class _SelectionBuilder:
             self.result.sequences += [(turns, rewarded) for turns in sequences]
 
     def _count_missing(self, member: Member) -> None:
-        """Of a conversation's answers those that are not there; the others are trained without them."""
+        """Count the missing answers of a conversation; the others are trained without them."""
         for sample in member.samples or ():
             if not self.store.of_sample(sample):
                 lost = self.store.unreceived_of_sample(sample)
