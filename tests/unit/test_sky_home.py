@@ -252,7 +252,7 @@ def test_g23_a_call_that_hangs_is_left_behind_and_the_next_one_is_answered(
         sky.call("version", 0.01)
     assert sky.call("version", 60.0)["version"]
     assert sky.call("cluster_status", 60.0, cluster="slip-0123abcd") is None
-    with pytest.raises(SkyCallError, match="standing failed"):
+    with pytest.raises(SkyCallError, match="cluster_status failed"):
         sky.call("cluster_status", 60.0, wrong="x")
     assert home.processes()
     sky.end()
