@@ -162,9 +162,7 @@ class AutostopTimer:
 
 
 def main(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(
-        prog="runtime.autodown", description="Sets the machine's timer back once."
-    )
+    parser = argparse.ArgumentParser(prog="runtime.autodown", description="Resets the machine's timer once.")
     parser.add_argument("--database", default=DATABASE)
     database = Path(os.path.expanduser(parser.parse_args(arguments).database))
     try:

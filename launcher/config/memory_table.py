@@ -40,13 +40,15 @@ def _verdict(memory: MemoryPlan) -> str:
 
 
 def _choices(memory: MemoryPlan) -> list[str]:
-    """The settings that the plan hands to the run; a setting of the user's takes precedence."""
+    """The settings that the plan hands to the run; a setting of the user's takes precedence, and one that is
+    None is the engine's own."""
     chosen = [
         f"train.activation_checkpointing={str(memory.activation_checkpointing).lower()}",
         f"train.pack_tokens={memory.pack_tokens}",
         f"engine.max_model_len={memory.max_model_len}",
-        f"engine.max_num_seqs={memory.engine_places or 'none'}",
     ]
+    if memory.engine_places is not None:
+        chosen.append(f"engine.max_num_seqs={memory.engine_places}")
     if memory.memory_fraction is not None:
         chosen.append(f"engine.memory_fraction={memory.memory_fraction:g}")
     if memory.kv_cache_gib is not None:

@@ -73,7 +73,12 @@ def subtract_earlier_cost(plan: Plan, record: RunRecord) -> Plan:
 
 
 def without_prices(settings: Settings, say: Callable[[str], None]) -> RentedGpus:
-    """The part of a plan that needs no prices: the split of the GPUs, and their memory."""
+    """The part of a plan that needs no prices: the split of the GPUs, and their memory.
+
+    `say` gets the same notes as for a plan with prices.
+    """
+    for line in _unchosen_model(settings):
+        say(line)
     return _with_memory(settings, split_unpriced_gpus(settings), say)
 
 

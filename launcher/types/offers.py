@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import shlex
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from launcher.base.errors import CapacityError, PreflightError, UsageError
@@ -57,7 +57,8 @@ class Market:
 
     `types`: every GPU type there and its counts per machine; `elsewhere`: other clouds that have the type;
     `without_prices`: requested clouds without a catalog; `as_of`: the time of the oldest file. `snapshot_of`:
-    the prices came with the package, and the oldest is of this day (ISO).
+    the prices came with the package, and the oldest is of this day (ISO). `snapshot_has`: if the snapshot
+    has no such machine, by requested place the counts that it has of this GPU, such as "H100:8".
     """
 
     offers: tuple[Offer, ...] = ()
@@ -66,6 +67,7 @@ class Market:
     without_prices: tuple[str, ...] = ()
     as_of: float | None = None
     snapshot_of: str | None = None
+    snapshot_has: Mapping[str, list[str]] = field(default_factory=dict)
 
 
 def gpus_of(text: str) -> tuple[str, int]:
@@ -86,7 +88,7 @@ def available(settings: Settings, market: Market) -> tuple[Offer, ...]:
         without = ",".join(market.without_prices)
         raise NoPricesError(
             f"there are no prices for {', '.join(market.without_prices)} on this computer",
-            "prices come from SkyPilot's catalogs, which launch fetches only on request",
+            _why_no_prices(market),
             f"{plan_command(settings, settings.gpus or '', default_infra=without)} --refresh",
         )
     known = next((name for name in types if name.lower() == gpu.lower()), None)
@@ -115,6 +117,20 @@ def available(settings: Settings, market: Market) -> tuple[Offer, ...]:
         f"there are {', '.join(sorted(types)) or 'none'}",
         plan_command(settings, f"{next(iter(sorted(types)), 'H100')}:{count}", infra),
     )
+
+
+def _why_no_prices(market: Market) -> str:
+    found = [f"{_listed(gpus)} on {place}" for place, gpus in market.snapshot_has.items() if gpus]
+    if not found:
+        return "prices come from SkyPilot's catalogs, which launch fetches only on request"
+    without = ", ".join(place for place, gpus in market.snapshot_has.items() if not gpus)
+    none = f", none on {without}" if without else ""
+    return f"the price snapshot that comes with launch has {'; '.join(found)}{none}"
+
+
+def _listed(words: list[str]) -> str:
+    *first, last = words
+    return f"{', '.join(first)} and {last}" if first else last
 
 
 def refuse_unknown(settings: Settings, types: Iterable[str] = ()) -> None:

@@ -123,12 +123,25 @@ def test_g11_a_run_is_never_agreed_to_by_the_snapshot(typed: Typed, user_home: P
 
 
 def test_what_the_snapshot_does_not_have_is_not_said_to_be_nowhere(typed: Typed) -> None:
-    for words in (("H100:4", "aws"), ("H100:4", "aws/us-east-1"), ("L4:1", "lambda"), ("H100:4", "azure")):
-        done = typed("plan", "--gpus", words[0], "--infra", words[1])
-        cloud = words[1].partition("/")[0]
+    other_counts = "the price snapshot that comes with launch has "
+    only_catalogs = "prices come from SkyPilot's catalogs, which launch fetches only on request"
+    for gpus, infra, clouds, why in (
+        ("H100:4", "aws", "aws", f"{other_counts}H100:8 and H100:1 on aws"),
+        ("h100:4", "aws,gcp", "aws, gcp", f"{other_counts}H100:8 and H100:1 on aws, none on gcp"),
+        ("H100:3", "aws/us-east-1,lambda", "aws, lambda",
+         f"{other_counts}H100:8 and H100:1 on aws/us-east-1; H100:8, H100:4, H100:2 and H100:1 on lambda"),
+        ("H100:8", "aws/us-west-2", "aws", only_catalogs),
+        ("L4:1", "lambda", "lambda", only_catalogs),
+        ("H100:4", "azure", "azure", only_catalogs),
+    ):  # fmt: skip
+        done = typed("plan", "--gpus", gpus, "--infra", infra)
         assert done.returncode == 3
-        assert done.stderr.splitlines()[-3] == f"Error: there are no prices for {cloud} on this computer"
-        assert f"--infra {words[1]} --refresh" in done.stderr
+        assert done.stderr.splitlines()[-3:] == [
+            f"Error: there are no prices for {clouds} on this computer",
+            f"  {why}",
+            f"Hint: launch plan --gpus {gpus} --infra {infra} --refresh",
+        ]
+        assert "no --model: the rented GPUs would train tiny" in done.stderr
 
 
 def test_a_price_of_one_region_is_not_that_of_another() -> None:

@@ -82,7 +82,8 @@ def _leads(there: Path, anchor: str) -> bool:
 
 def _rooms(half: str, before: str) -> tuple[str, ...]:
     """The folders in the first column of a half's page, behind what stands before it in a row."""
-    text = (readmes.ROOT / half / "README.md").read_text().partition("\n## Rooms\n")[2].partition("\n## ")[0]
+    page = (readmes.ROOT / half / "README.md").read_text()
+    text = page.partition("\n## Folders\n")[2].partition("\n## ")[0]
     return tuple(f"{half}/{room}" for room in re.findall(rf"^\| {before}`([\w/]+)/` \|", text, re.MULTILINE))
 
 

@@ -48,15 +48,23 @@ def clouds() -> tuple[str, ...]:
 def market(gpu: str, count: int, infra: tuple[str, ...]) -> Market:
     """The snapshot's offers for these GPUs at these places. Without any, the price is unknown: a few rows
     do not prove that a cloud has no such machine."""
-    wanted = [price for price in prices() if price.gpu.lower() == gpu.lower() and price.count == count]
-    found = [(place, price) for place in infra for price in wanted if _is_at(place, price)]
+    same_gpu = [price for price in prices() if price.gpu.lower() == gpu.lower()]
+    there = [(place, price) for place in infra for price in same_gpu if _is_at(place, price)]
+    found = [(place, price) for place, price in there if price.count == count]
     if not found:
-        return Market(without_prices=tuple(dict.fromkeys(place.partition("/")[0] for place in infra)))
+        clouds = dict.fromkeys(place.partition("/")[0] for place in infra)
+        return Market(without_prices=tuple(clouds), snapshot_has={it: _counts(it, there) for it in infra})
     offers = [_offer(place, price) for place, price in found]
     return Market(
         offers=tuple(sorted(offers, key=lambda offer: (offer.price_per_hour, offer.infra))),
         snapshot_of=min(price.read for _, price in found),
     )
+
+
+def _counts(place: str, there: list[tuple[str, Price]]) -> list[str]:
+    """The GPU in each count that the snapshot has at a place, the largest first."""
+    counts = sorted({(price.count, price.gpu) for at, price in there if at == place}, reverse=True)
+    return [f"{gpu}:{count}" for count, gpu in counts]
 
 
 def _price(row: dict[str, str]) -> Price:
