@@ -25,7 +25,7 @@ from launcher.config.setting_sources import load
 from launcher.console.output import Output
 from launcher.records.records import RecordStore
 from launcher.results import checkpoints, durable, results_copy, whole_checkpoints
-from launcher.run.resume import ResumePoint
+from launcher.run.resume_point import ResumePoint
 from launcher.run.run import Run
 from launcher.run.run_request import RunRequest
 from launcher.types.plan import make_plan
