@@ -1,6 +1,6 @@
 """Reads the logprob probe: sequences that the trainer scored, scored again by an engine.
 
-Neighbours: shared/probe_file.py has the file's format, trainer/probe.py makes it; version_check.py judges the
+Neighbours: shared/probe_file.py has the file's format, trainer/logprob_probe.py makes it; version_check.py judges the
 errors. Knows nothing of adapters, and judges no error.
 """
 
