@@ -1,6 +1,7 @@
 """The runtime's phase, from the state of supervisor, engines and steps.
 
-Neighbours: routes.py answers with it; gateway.py reports to it when the served version is in place.
+Neighbours: routes.py answers with it; gateway.py makes it. Reads its parts at each question, and is told
+nothing.
 """
 
 from __future__ import annotations

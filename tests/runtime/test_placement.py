@@ -26,7 +26,7 @@ from runtime.gateway.engines.router import (
     Router,
     RoutingKey,
     max_in_flight,
-    max_in_flight_for_question,
+    max_in_flight_for_prompt,
 )
 from runtime.gateway.gateway import Components
 from runtime.shared.process_status import SupervisorStatus
@@ -117,7 +117,7 @@ def test_one_question_that_all_ask_at_once_is_answered_by_all() -> None:
     for number in range(400):
         placement.choose(ready, 0, of(f"r{number}", "the one example")).in_flight += 1
     counts = [engine.in_flight for engine in ready]
-    assert max(counts) <= max_in_flight_for_question(counts), counts
+    assert max(counts) <= max_in_flight_for_prompt(counts), counts
     assert min(counts) >= 0.9 * 400 / 4, counts
 
 
@@ -128,7 +128,7 @@ def test_no_engine_is_idle_in_a_step_that_is_small(count: int) -> None:
         for member in range(8):
             placement.choose(ready, 0, of(f"r{group}-{member}", f"example {group}")).in_flight += 1
     counts = [engine.in_flight for engine in ready]
-    assert max(counts) <= max_in_flight_for_question(counts) <= 32 / count * 1.25 + 1, counts
+    assert max(counts) <= max_in_flight_for_prompt(counts) <= 32 / count * 1.25 + 1, counts
     assert min(counts) >= 0.6 * 32 / count, counts
 
 
