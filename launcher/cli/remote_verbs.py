@@ -1,6 +1,6 @@
 """The verbs that reach a rented machine: ssh, exec, push, and its logs as they grow.
 
-Neighbours: `commands.py` calls these, `run_verbs.py` for logs; `backends/cloud.py` connects. Knows nothing of
+Neighbours: `commands.py` calls these, `run_verbs.py` for logs; `backends/cloud_machine.py` connects. Knows nothing of
 SkyPilot: a run's record has everything.
 """
 
@@ -12,7 +12,7 @@ import sys
 import time
 from pathlib import PurePosixPath
 
-from launcher.backends.cloud import CloudMachine
+from launcher.backends.cloud_machine import CloudMachine
 from launcher.backends.ssh import machine_scripts, ssh_config
 from launcher.backends.ssh.link import run_on
 from launcher.backends.ssh.remote_log import MachineState, RemoteLog

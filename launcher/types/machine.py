@@ -1,6 +1,6 @@
 """The Machine protocol: it starts a runtime, shows progress, brings results home and proves its own end.
 
-Neighbours: `run.py` drives these calls in order, `local.py` is a machine made of processes on this
+Neighbours: `run.py` drives these calls in order, `local_machine.py` is a machine made of processes on this
 computer; `teardown/guardian.py` calls `down` and `proof` when the launcher is gone.
 Knows nothing of prices, programs or the terminal.
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.backends.cloud import CloudMachine
+from launcher.backends.cloud_machine import CloudMachine
 from launcher.backends.ssh import timer_reset
 from launcher.base.errors import PreflightError
 from launcher.base.home import Home

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from launcher.backends.local import LocalMachine
+from launcher.backends.local_machine import LocalMachine
 from launcher.base.errors import CapacityError, LaunchError, PreflightError, UsageError
 from launcher.base.home import Home
 from launcher.base.log import close_log

@@ -1,6 +1,6 @@
 """Bounded calls of SkyPilot: each ends in an answer or in an error of ours, or is left behind.
 
-Neighbours: `sky_calls.py` is the process at the other end, in a `sky_home.py`; `cloud.py` asks. Translates
+Neighbours: `sky_calls.py` is the process at the other end, in a `sky_home.py`; `cloud_machine.py` asks. Translates
 SkyPilot's errors; knows nothing of the run.
 """
 

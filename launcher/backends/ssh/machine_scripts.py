@@ -1,6 +1,6 @@
 """The shell scripts that run on a rented machine: the launch task, the set-up, the serving.
 
-Neighbours: `cloud.py` hands these to `remote_job.py`. They run `runtime/fitness.py`, `bootstrap.py` and
+Neighbours: `cloud_machine.py` hands these to `remote_job.py`. They run `runtime/fitness.py`, `bootstrap.py` and
 `keeper.py` from `CODE`, the folder that `push` filled. They contain no secret: secrets come on the job's
 stdin, through a pipe, so none is ever in a file there. Knows nothing of how they get there.
 """

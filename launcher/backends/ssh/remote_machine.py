@@ -1,6 +1,6 @@
 """A rented machine over ssh: its host, its user's home, and the run's folders there.
 
-Neighbours: `cloud.py` asks, `link.py` is the way to a host, `remote_folder.py` one folder on it. Of SkyPilot
+Neighbours: `cloud_machine.py` asks, `link.py` is the way to a host, `remote_folder.py` one folder on it. Of SkyPilot
 it knows only the cluster's entry in the books.
 """
 

@@ -1,7 +1,7 @@
 """The results of a rented machine: brought home at its end, made durable while it lives. For a resume they
 are sent from here to the new machine.
 
-Neighbours: `cloud.py` is the machine, `results_download.py` copies to the run's folder here, from where
+Neighbours: `cloud_machine.py` is the machine, `results_download.py` copies to the run's folder here, from where
 `results_copy.py` and `durable.py` take them as from a local run; `timer_reset.py` keeps the machine alive
 meanwhile. Knows nothing of how a machine starts and ends.
 """

@@ -21,7 +21,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from launcher.backends.local import make_own_folder, short_folder
+from launcher.backends.local_machine import make_own_folder, short_folder
 from launcher.backends.machine_presence import MachinePresence
 from launcher.backends.runtime_start import RuntimeStart, last_lines, reason_of_end
 from launcher.backends.skypilot import boot_timer, orphaned_machines, sky_cache
