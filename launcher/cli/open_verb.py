@@ -39,7 +39,7 @@ def open_page(output: Output, name: str, in_browser: bool) -> int:
     if is_open(record):
         try:
             return _open_live(output, store, record, in_browser)
-        except LaunchError as error:  # as while a run ends: its door is closed before it is proven down
+        except LaunchError as error:  # as while a run ends: its relay is closed before it is proven down
             silent = error
     file = _saved_page(output, store, record, silent)
     if silent is not None:

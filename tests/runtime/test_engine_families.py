@@ -126,7 +126,7 @@ async def proven(
     socket: Path, policy: Policy, model: Path, dtype: Dtype, bounds: Tolerance, scratch: Path
 ) -> list[VersionCheck]:
     client = EngineClient(socket)
-    prover = AdapterVerifier([client], "policy", dtype)
+    verifier = AdapterVerifier([client], "policy", dtype)
     optimizer = torch.optim.AdamW(policy.master_weights.values(), lr=2e-2)
     found: list[VersionCheck] = []
     served = "base"
@@ -137,7 +137,7 @@ async def proven(
             assert lag_zero["ratio_mean"] == pytest.approx(1, abs=bounds.ratio), served
             assert lag_zero["kl_behaviour"] < bounds.kl, served
             assert update(policy, optimizer, batch, SETTINGS, ALONE).metrics["updated"] == 1
-            found.append(await prover.verify(committed(policy, batch, model, scratch / "checkpoints")))
+            found.append(await verifier.verify(committed(policy, batch, model, scratch / "checkpoints")))
             served = found[-1].name
     finally:
         await client.close()
