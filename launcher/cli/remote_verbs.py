@@ -42,7 +42,7 @@ def ssh(output: Output, name: str, command: list[str], include: bool) -> int:
 def execute(output: Output, name: str, command: list[str]) -> int:
     """Run a program on the machine, beside the runtime's code and with its Python first on the PATH.
 
-    As over ssh it has all the rights of the machine's user: it is not shielded (`runtime/shield.py`). Its
+    As over ssh it has all the rights of the machine's user: it is not shielded (`runtime/metadata_shield.py`). Its
     output goes to a file or a pipe unchanged.
     """
     if not command:

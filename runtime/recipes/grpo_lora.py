@@ -24,7 +24,7 @@ from torchtune.recipe_interfaces import FTRecipeInterface
 
 from runtime.shared import failpoints
 from runtime.shared.batch import Batch, BatchError, read_batch, restored_from, step_folder
-from runtime.shared.checkpoint import Checkpoint, CheckpointError, CheckpointStore, checkpoint_name, served
+from runtime.shared.checkpoint import Checkpoint, CheckpointError, CheckpointStore, checkpoint_name, served_checkpoint_names
 from runtime.shared.files import write_json
 from runtime.shared.metrics import MetricsLog, line_of
 from runtime.shared.peft_format import portable_name
@@ -279,7 +279,7 @@ class GRPOLoRARecipe(FTRecipeInterface):
         self.metrics.append(line)
         failpoints.failpoint("trainer.logged")
         # The next versions may be waiting for their proof still.
-        self.store.prune(self.cfg.keep_checkpoints, self.restore_sources | served(self.output))
+        self.store.prune(self.cfg.keep_checkpoints, self.restore_sources | served_checkpoint_names(self.output))
 
     def _base_name(self) -> str:
         return self.cfg.base_model_name or portable_name(str(self.cfg.model_path))

@@ -42,7 +42,7 @@ mkdir -p "$root"
 "$python" -m runtime.bootstrap --variant {variant} --root "$root" > {python}.new
 mv {python}.new {python}
 """
-# It runs itself again under `runtime.shield`, out of reach of the machine's metadata service. Only that
+# It runs itself again under `runtime.metadata_shield`, out of reach of the machine's metadata service. Only that
 # second process reads the secrets. `export` and `read` are the shell's own, so no secret is in a command
 # line. The supervisor hands each child its part.
 _SERVE = """
@@ -51,7 +51,7 @@ code=~/{code}
 python=$(cat {python})
 export PYTHONPATH="$code" PATH="$(dirname "$python"):$PATH"
 if [ $# = 0 ]; then
-  "$python" -m runtime.shield -- bash "$0" shielded
+  "$python" -m runtime.metadata_shield -- bash "$0" shielded
   ended=$?
   echo $ended > {exit}
   exit $ended

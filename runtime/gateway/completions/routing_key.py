@@ -14,7 +14,7 @@ import msgspec
 
 from runtime.gateway.completions.request_parsing import ParsedRequest
 from runtime.gateway.engines.router import RoutingKey
-from runtime.gateway.samples.conversations import is_answer
+from runtime.gateway.samples.conversation_names import is_answer
 
 _DIGEST_BYTES = 16
 

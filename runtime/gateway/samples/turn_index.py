@@ -1,4 +1,4 @@
-"""Finds an answer by the conversation that it ended (conversations.py), and knows the questions that were
+"""Finds an answer by the conversation that it ended (conversation_names.py), and knows the questions that were
 asked.
 
 Only the newest are kept: a request that goes on from an answer comes soon.
