@@ -1,6 +1,7 @@
 """Runs a command on a rented machine so that it cannot reach the machine's metadata service.
 
-    python -m runtime.metadata_shield -- COMMAND…          (stdin, environment and exit code are the command's)
+    python -m runtime.metadata_shield -- COMMAND…          (stdin, environment and exit code are the
+    command's)
 
 Every process that can reach that service gets the credentials of the machine's role: enough to rent more.
 SkyPilot's skylet needs them to end the machine, the runtime never does. So the runtime gets a group of its

@@ -1,8 +1,9 @@
-"""Starts a run from the command line in five calls: parse, validate, plan, find the step to resume from, agree.
+"""Starts a run from the command line in five calls: parse, validate, plan, find the step to resume from,
+agree.
 
-Neighbours: `commands.py` calls it; `request_parsing.py`, `request_validation.py`, `pricing.py`, `resume_point.py`
-and `price_agreement.py` are the five, in a row; `run.py` is the life of the run. Nothing is ended before
-all is checked, and no provider is asked for a machine before its price is agreed to.
+Neighbours: `commands.py` calls it; `request_parsing.py`, `request_validation.py`, `pricing.py`,
+`resume_point.py` and `price_agreement.py` are the five, in a row; `run.py` is the life of the run. Nothing is
+ended before all is checked, and no provider is asked for a machine before its price is agreed to.
 """
 
 from __future__ import annotations

@@ -91,7 +91,8 @@ def checkpoint_name(step: int) -> str:
 
 
 def served_checkpoint_names(state_dir: Path) -> set[str]:
-    """The name of the served checkpoint; empty if none is. A restarted engine loads it, however far the trainer is."""
+    """The name of the served checkpoint; empty if none is. A restarted engine loads it, however far the
+    trainer is."""
     try:
         said = files.read_json(state_dir / SERVING)
         return set() if said is None else {checkpoint_name(said["version"])}

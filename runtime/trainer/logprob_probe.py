@@ -27,8 +27,8 @@ _TOKENS = 64
 
 @torch.no_grad()
 def make_logprob_probe(policy: Policy, batch: Batch, count: int = 2) -> dict[str, Tensor]:
-    """The batch's longest sampled sequences, up to the compared length, with the logprob of each token: fp32, 0
-    at a first token."""
+    """The batch's longest sampled sequences, up to the compared length, with the logprob of each token: fp32,
+    0 at a first token."""
     # The longest sampled sequences test the most; ties go to the first.
     order = sorted(
         range(batch.sequences), key=lambda sequence: -int(batch.sampled[batch.span(sequence)].sum())

@@ -1,9 +1,9 @@
 """The results of a rented machine: brought home at its end, made durable while it lives. For a resume they
 are sent from here to the new machine.
 
-Neighbours: `cloud_machine.py` is the machine, `results_download.py` copies to the run's folder here, from where
-`results_copy.py` and `durable.py` take them as from a local run; `timer_reset.py` keeps the machine alive
-meanwhile. Knows nothing of how a machine starts and ends.
+Neighbours: `cloud_machine.py` is the machine, `results_download.py` copies to the run's folder here, from
+where `results_copy.py` and `durable.py` take them as from a local run; `timer_reset.py` keeps the machine
+alive meanwhile. Knows nothing of how a machine starts and ends.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ _LOGS_EVERY_SECONDS = 60.0
 
 class RemoteResults:
     """The results of one run. `here`: the copy of its folder on this computer. `remote`: the folder itself.
-    `gone`: whether the machine is gone. `gateway_socket`: the gateway's socket on this computer, and `token` its token,
-    once served. `within_limits`: whether the run's limits let the machine stay.
+    `gone`: whether the machine is gone. `gateway_socket`: the gateway's socket on this computer, and `token`
+    its token, once served. `within_limits`: whether the run's limits let the machine stay.
     """
 
     def __init__(

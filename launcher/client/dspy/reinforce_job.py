@@ -1,10 +1,10 @@
 """One `lm.reinforce(…)` of DSPy's own GRPO: its groups become steps of the run, one for each of its steps.
 
-Neighbours: `provider.py` names it, `reinforce_groups.py` converts DSPy's groups, `grpo_job_context.py` lets the
-LM's untagged answers be trained meanwhile, `job_train_kwargs.py` resolves its keywords. DSPy's loop does not
-end on errors, so these errors are raised out of it: an endpoint that is away, a step that failed, a training
-in which no step was taken. launcher.client.GRPO is the better loop: it trains the sampled tokens, and resumes
-without sampling again. Knows nothing of programs.
+Neighbours: `provider.py` names it, `reinforce_groups.py` converts DSPy's groups, `grpo_job_context.py` lets
+the LM's untagged answers be trained meanwhile, `job_train_kwargs.py` resolves its keywords. DSPy's loop does
+not end on errors, so these errors are raised out of it: an endpoint that is away, a step that failed, a
+training in which no step was taken. launcher.client.GRPO is the better loop: it trains the sampled tokens,
+and resumes without sampling again. Knows nothing of programs.
 """
 
 from __future__ import annotations

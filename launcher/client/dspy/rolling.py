@@ -1,11 +1,11 @@
 """One step's rollouts: its examples' runs, and with dynamic sampling those of others in place of
 zero-variance groups.
 
-Neighbours: `training.py` asks for each step and sends it; `rollout_pool.py` has the runs in progress, also of later
-steps; `grouping.py` makes the groups, `sampler.py` chooses the examples. A group whose rewards are all equal
-teaches nothing (DAPO, arXiv 2503.14476): other examples are rolled out besides, up to a bound. Every group is
-sent, those without variance too: the trainer leaves them out, and counts them by that reason. Knows nothing
-of training or of the wire.
+Neighbours: `training.py` asks for each step and sends it; `rollout_pool.py` has the runs in progress, also of
+later steps; `grouping.py` makes the groups, `sampler.py` chooses the examples. A group whose rewards are all
+equal teaches nothing (DAPO, arXiv 2503.14476): other examples are rolled out besides, up to a bound. Every
+group is sent, those without variance too: the trainer leaves them out, and counts them by that reason. Knows
+nothing of training or of the wire.
 """
 
 from __future__ import annotations

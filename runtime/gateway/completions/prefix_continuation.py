@@ -4,8 +4,8 @@ A client that sends a conversation again with its answers unchanged goes on from
 by the chat template. The engine gets the ids of the earlier turn as they were, then those that the template
 adds (exact_prompt.py), and the turns are one sequence (samples/turns.py). If that is impossible, the request
 is sent like any other, and the reason is recorded: a step counts it.
-Neighbours: proxy.py asks once per request; samples/conversation_names.py has the names by which answers are found;
-engine/last_turn_parsing.py is the engine's side. Never the reason why a request fails.
+Neighbours: proxy.py asks once per request; samples/conversation_names.py has the names by which answers are
+found; engine/last_turn_parsing.py is the engine's side. Never the reason why a request fails.
 """
 
 from __future__ import annotations

@@ -113,7 +113,8 @@ def look_at_the_shield(host: SshHost, keeper: int) -> None:
 
 def reached(host: SshHost, prefix: str) -> str:
     python = f"env PYTHONPATH=/home/ubuntu/{machine_scripts.CODE} $(cat {STATE}/python)"
-    done = run_on(host, f"{prefix} {python} -c 'from runtime import metadata_shield as it; print(it.reachable_services())'")
+    script = "from runtime import metadata_shield as it; print(it.reachable_services())"
+    done = run_on(host, f"{prefix} {python} -c '{script}'")
     return done.stdout.decode().strip() or done.stderr.decode()
 
 
