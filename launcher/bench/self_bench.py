@@ -17,9 +17,9 @@ from launcher.base.home import Home
 from launcher.base.module_command import module_command
 from launcher.bench import slipway_side, this_computer
 from launcher.bench.prerequisites import build_environment, refuse_unable_computer
-from launcher.bench.table_footnotes import footnotes, max_staleness, reasons_not_to_quote
 from launcher.bench.runs import max_seconds, new_folder, run_supervised
 from launcher.bench.side_run import SideRun
+from launcher.bench.table_footnotes import footnotes, max_staleness, reasons_not_to_quote
 from launcher.bench.workload import STEPS, Workload
 from launcher.console.output import Output, columns
 from launcher.models import model_folder

@@ -173,8 +173,8 @@ class Machine(Protocol):
         ...
 
     def upload_checkpoints(self, results: Path, progress: Progress = no_progress) -> int:
-        """Send the run's checkpoints from this computer to a machine without its state, after `push`. Returns the
-        last durable step, where the run begins there.
+        """Send the run's checkpoints from this computer to a machine without its state, after `push`. Returns
+        the last durable step, where the run begins there.
 
         Raises PreflightError, JobFailed.
         """

@@ -46,7 +46,7 @@ from runtime.gateway.samples.samples import SampleStore
 from runtime.gateway.steps.examples import Examples
 from runtime.gateway.steps.queue import StepQueue
 from runtime.gateway.steps.rewind import Rewind
-from runtime.gateway.steps.rollout_log import RolloutLogLimits, RolloutLog, tokenizer_of
+from runtime.gateway.steps.rollout_log import RolloutLog, RolloutLogLimits, tokenizer_of
 from runtime.gateway.steps.text_members import TextMembers
 from runtime.gateway.train_kwargs import train_kwargs_routes
 from runtime.gateway.validations import Validations, validation_routes

@@ -24,7 +24,13 @@ from torchtune.recipe_interfaces import FTRecipeInterface
 
 from runtime.shared import failpoints
 from runtime.shared.batch import Batch, BatchError, read_batch, restored_from, step_folder
-from runtime.shared.checkpoint import Checkpoint, CheckpointError, CheckpointStore, checkpoint_name, served_checkpoint_names
+from runtime.shared.checkpoint import (
+    Checkpoint,
+    CheckpointError,
+    CheckpointStore,
+    checkpoint_name,
+    served_checkpoint_names,
+)
 from runtime.shared.files import write_json
 from runtime.shared.metrics import MetricsLog, line_of
 from runtime.shared.peft_format import portable_name
@@ -35,9 +41,9 @@ from runtime.trainer import optimizer_state, parity_export
 from runtime.trainer import policy as policies
 from runtime.trainer.crash_counter import CrashCounter, TooManyCrashesError
 from runtime.trainer.disk_retry import retry_while_disk_full
+from runtime.trainer.logprob_probe import fallback_probe_batch, make_logprob_probe
 from runtime.trainer.next_step import NextStep
 from runtime.trainer.old_logprobs import PolicyHistory
-from runtime.trainer.logprob_probe import fallback_probe_batch, make_logprob_probe
 from runtime.trainer.ranks import RankLostError, Ranks, thread_count
 from runtime.trainer.settings import SettingsError, UpdateSettings
 from runtime.trainer.sft import sft_step
@@ -279,7 +285,9 @@ class GRPOLoRARecipe(FTRecipeInterface):
         self.metrics.append(line)
         failpoints.failpoint("trainer.logged")
         # The next versions may be waiting for their proof still.
-        self.store.prune(self.cfg.keep_checkpoints, self.restore_sources | served_checkpoint_names(self.output))
+        self.store.prune(
+            self.cfg.keep_checkpoints, self.restore_sources | served_checkpoint_names(self.output)
+        )
 
     def _base_name(self) -> str:
         return self.cfg.base_model_name or portable_name(str(self.cfg.model_path))

@@ -301,7 +301,9 @@ def test_a_home_that_is_away_or_starts_anew_is_not_waited_for(tmp_path: Path) ->
         return False
 
     async def scenario() -> None:
-        pool = EnginePool([EngineClient(tmp_path / f"{place}") for place in range(2)], supervisor_status, restage, has)
+        pool = EnginePool(
+            [EngineClient(tmp_path / f"{place}") for place in range(2)], supervisor_status, restage, has
+        )
         first, second = pool.engines
         first.ready = second.ready = True
         assert await pool.pick(0, of("r", "a")) is first

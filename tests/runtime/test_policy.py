@@ -13,8 +13,8 @@ from safetensors.torch import load_file, save_file
 
 from runtime.gateway.engines.logprob_probe import LogprobProbe
 from runtime.trainer import optimizer_state
-from runtime.trainer.policy import Lora, Policy, PolicyError, build
 from runtime.trainer.logprob_probe import make_logprob_probe
+from runtime.trainer.policy import Lora, Policy, PolicyError, build
 from runtime.trainer.update import update
 from tests.runtime.trainer_fixtures import (
     ALONE,

@@ -10,7 +10,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from runtime.gateway.samples.samples import SampleStore
-from runtime.gateway.steps.rollout_log import RolloutLogLimits, RolloutLog, tokenizer_of
+from runtime.gateway.steps.rollout_log import RolloutLog, RolloutLogLimits, tokenizer_of
 from runtime.gateway.steps.selection import Selection, select
 from runtime.shared.schema import Group, Member
 from tests.runtime.conftest import TINY_MODEL

@@ -22,8 +22,8 @@ from runtime.shared.model_shape import shape
 from runtime.shared.peft_format import portable_name, tensor_shapes
 from runtime.shared.projections import PROJECTIONS
 from runtime.shared.start_adapter import START
-from runtime.trainer.policy import PolicyError
 from runtime.trainer.logprob_probe import fallback_probe_batch, make_logprob_probe
+from runtime.trainer.policy import PolicyError
 from runtime.trainer.settings import UpdateSettings
 from tests.runtime.recipe_here import configured, train
 from tests.runtime.trainer_fixtures import LORA, make_batch, random_samples, tiny_model, trained_policy

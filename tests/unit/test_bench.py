@@ -15,9 +15,9 @@ from launcher.base.errors import JobFailed
 from launcher.bench import slipway_side
 from launcher.bench.child import ProcessLifetime
 from launcher.bench.cpu_seconds import ALL
-from launcher.bench.table_footnotes import reasons_not_to_quote
 from launcher.bench.runs import run_supervised
 from launcher.bench.side_run import Log, SideRun, Step, side_run
+from launcher.bench.table_footnotes import reasons_not_to_quote
 from launcher.bench.workload import Workload
 from launcher.client.staleness import check_staleness
 from launcher.config import runtime_config

@@ -14,9 +14,9 @@ import pytest
 
 from launcher.client.dspy.grouping import GroupingResult
 from launcher.client.dspy.outstanding import Key, Outstanding
-from launcher.client.dspy.rollout_pool import PoolBounds, RolloutPool, StepTickets
 from launcher.client.dspy.predictors import Predictors
 from launcher.client.dspy.program_rollout import AnswerRecord, ProgramRollout
+from launcher.client.dspy.rollout_pool import PoolBounds, RolloutPool, StepTickets
 from launcher.client.dspy.rollouts import FinishedRun, ProgramRun
 from launcher.client.dspy.tickets import Ended, Ticket
 from launcher.client.dspy.workers import BackgroundCall, Workers, WorkerTask

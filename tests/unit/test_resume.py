@@ -23,8 +23,8 @@ from launcher.console.output import Output
 from launcher.records.records import RecordStore, RunRecord
 from launcher.results import durable, results_copy
 from launcher.run import launching
-from launcher.run.resume_point import ResumePoint, find_resume_point
 from launcher.run.launching import launch_run
+from launcher.run.resume_point import ResumePoint, find_resume_point
 from launcher.run.run import Run
 from launcher.run.run_request import RunRequest
 from launcher.teardown import take_down

@@ -182,4 +182,6 @@ def test_g29_a_run_whose_results_are_still_out_there_is_not_taken_up(
     left_alone(store, there)
     (there / "pull-fails").touch()
     with pytest.raises(NotPulled, match="dev is kept"):
-        find_resume_point(store, store.load("dev"), lambda record: pytest.fail("not asked"), lambda line: None)
+        find_resume_point(
+            store, store.load("dev"), lambda record: pytest.fail("not asked"), lambda line: None
+        )

@@ -20,9 +20,9 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-from launcher.backends.skypilot.sky_permissions import rent_refused
 from launcher.backends.skypilot.sky_identity import account
 from launcher.backends.skypilot.sky_machines_by_name import machines_named
+from launcher.backends.skypilot.sky_permissions import rent_refused
 from launcher.backends.skypilot.sky_prices import fetch, machines_with, offers, offers_at
 from launcher.backends.skypilot.sky_providers import LISTED_BY_NAME, candidates, instances, terminate
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from launcher.backends.skypilot import sky_permissions, sky_identity
+from launcher.backends.skypilot import sky_identity, sky_permissions
 from launcher.backends.skypilot.sky_prices import machines_with, offers_at
 
 Json = dict[str, Any]

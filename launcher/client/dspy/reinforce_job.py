@@ -26,9 +26,9 @@ from dspy.clients.utils_finetune import TrainDataFormat, TrainingStatus
 from launcher.base.sanitize import plain_text as sanitized
 from launcher.client.dspy import version_names, version_pinning
 from launcher.client.dspy.compile_start import record_version
+from launcher.client.dspy.grpo_job_context import ActiveGrpoJob
 from launcher.client.dspy.job_places import begin_job
 from launcher.client.dspy.job_train_kwargs import resolve_for_job
-from launcher.client.dspy.grpo_job_context import ActiveGrpoJob
 from launcher.client.dspy.reinforce_groups import GroupDeduplicator
 from launcher.client.dspy.training_place import Place
 from launcher.client.failures import Refused, Rewound, TrainingFailed

@@ -24,10 +24,10 @@ import dspy
 from launcher.client.dspy.grouping import GroupingResult, RewardRules, build_groups
 from launcher.client.dspy.lm import PolicyLM
 from launcher.client.dspy.outstanding import Key, Outstanding
-from launcher.client.dspy.rollout_pool import PoolBounds, RolloutPool, StepTickets
 from launcher.client.dspy.predictors import Predictors
 from launcher.client.dspy.program_rollout import ProgramRollout
 from launcher.client.dspy.report import Journal, Report, plural
+from launcher.client.dspy.rollout_pool import PoolBounds, RolloutPool, StepTickets
 from launcher.client.dspy.rollouts import (
     DEFAULT_CONCURRENCY,
     MAX_CONCURRENCY,

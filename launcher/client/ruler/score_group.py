@@ -135,7 +135,11 @@ async def _judge(
     usage = Usage()
     if scores is None or scores.keys() != set(prompt.ids):
         scores, usage = await ask_with_retries(
-            judge, prompt.messages, scores_format(prompt.ids), lambda text: parse_scores(text, prompt.ids), tries
+            judge,
+            prompt.messages,
+            scores_format(prompt.ids),
+            lambda text: parse_scores(text, prompt.ids),
+            tries,
         )
         if kept is not None and identity is not None:
             try:

@@ -113,7 +113,9 @@ class EnginePool:
         """Whether every engine is ready within the bound; not waited for when one has failed for good."""
         end = time.monotonic() + bound_seconds
         while not self.all_ready:
-            failed = any(self._supervisor_status.child(one.name).get("state") == "failed" for one in self.engines)
+            failed = any(
+                self._supervisor_status.child(one.name).get("state") == "failed" for one in self.engines
+            )
             if failed or time.monotonic() > end:
                 return False
             await asyncio.sleep(0.05)

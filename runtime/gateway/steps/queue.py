@@ -215,7 +215,9 @@ class StepQueue:
             first = Step(1, KEY, digest_of({"restore": START}), "restore", source=START)
             self._add(first)
         return (
-            max(self._ownership.committed, default=0) <= 1 and first is not None and first.state != "published"
+            max(self._ownership.committed, default=0) <= 1
+            and first is not None
+            and first.state != "published"
         )
 
     # ------------------------------------------------------------------ one step

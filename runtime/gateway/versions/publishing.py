@@ -106,7 +106,9 @@ class Publisher:
         for version in sorted(self._versions.staged - {0}, reverse=True):
             try:
                 name = checkpoint_name(version)
-                await self._verifier.verify_on([engine], await asyncio.to_thread(self._checkpoints.load, name))
+                await self._verifier.verify_on(
+                    [engine], await asyncio.to_thread(self._checkpoints.load, name)
+                )
             except (VerificationError, CheckpointError) as error:
                 if version == self._versions.current:
                     raise
