@@ -100,10 +100,10 @@ class RuntimeLiveness:
     def _ask(self) -> bool:
         connection = http.client.HTTPConnection("localhost")
         try:
-            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as door:
-                door.settimeout(_ANSWER_SECONDS)
-                door.connect(str(self._gateway))
-                connection.sock = door
+            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as gateway_socket:
+                gateway_socket.settimeout(_ANSWER_SECONDS)
+                gateway_socket.connect(str(self._gateway))
+                connection.sock = gateway_socket
                 connection.request("GET", "/healthz")
                 return connection.getresponse().status == 200
         except (OSError, http.client.HTTPException):

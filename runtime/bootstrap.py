@@ -5,7 +5,7 @@
 An environment is a folder named after the hash of everything that decides its content. It is built under
 another name and renamed when whole, its marker written last, so a killed build leaves nothing that is taken
 for an environment; a lock lets two builders of the same one share the work.
-Neighbours: `launcher/backends/local.py` calls this here, the setup task on a rented machine.
+Neighbours: `launcher/backends/local_machine.py` calls this here, the setup task on a rented machine.
 Standard library only: it runs before there is anything else. Knows nothing of runs.
 """
 

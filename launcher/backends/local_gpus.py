@@ -1,7 +1,7 @@
 """Chooses this computer's GPUs for a run, or reports why they cannot be used.
 
 Neighbours: `runtime/fitness.py` has the checks, the same as on a rented machine;
-`config/request_validation.py` asks before anything is built, `local.py` once more when the runtime is
+`config/request_validation.py` asks before anything is built, `local_machine.py` once more when the runtime is
 started, `doctor.py` at any time. Changes nothing.
 """
 

@@ -1,7 +1,7 @@
 """Rebuilds the machine of a run from its record, in any process that has to end the run.
 
-Neighbours: `teardown/guardian.py`, `teardown/take_down.py` and `ending.py` end machines by this, `local.py`
-and `cloud.py` wrote the description. Knows nothing of how a machine came up.
+Neighbours: `teardown/guardian.py`, `teardown/take_down.py` and `ending.py` end machines by this,
+`local_machine.py` and `cloud_machine.py` wrote the description. Knows nothing of how a machine came up.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from launcher.records.records import RunRecord
 
 _KINDS = {
-    "local": ("launcher.backends.local", "LocalMachine"),
-    "cloud": ("launcher.backends.cloud", "CloudMachine"),
+    "local": ("launcher.backends.local_machine", "LocalMachine"),
+    "cloud": ("launcher.backends.cloud_machine", "CloudMachine"),
 }
 # A starter for kinds of machines whose teardown needs more than imported modules: it prepares that
 # beforehand.

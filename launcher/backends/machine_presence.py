@@ -1,7 +1,7 @@
 """Asks the provider now and then whether an unreachable machine still exists.
 
-Neighbours: `cloud.py` asks when ssh to it fails, `cluster_teardown.py` has the provider's list. A laptop that
-slept, or a link that is down, is no reason to give a machine up. Knows nothing of ssh.
+Neighbours: `cloud_machine.py` asks when ssh to it fails, `cluster_teardown.py` has the provider's list. A
+laptop that slept, or a link that is down, is no reason to give a machine up. Knows nothing of ssh.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Waits for a runtime to start: shows the state of its children, and fails early when one cannot start.
 
-Neighbours: `local.py` started the keeper and knows the folder. Reads `supervisor.json`, `keeper.json` and
-logs, and asks the gateway. Knows nothing of how the processes were started.
+Neighbours: `local_machine.py` started the keeper and knows the folder. Reads `supervisor.json`, `keeper.json`
+and logs, and asks the gateway. Knows nothing of how the processes were started.
 """
 
 from __future__ import annotations

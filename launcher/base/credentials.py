@@ -1,6 +1,6 @@
 """Secrets: read from `.env`, hidden in all output, and handed only to the processes that need them.
 
-Neighbours: `setting_sources.py` merges these values, `backends/local.py` starts the runtime with
+Neighbours: `setting_sources.py` merges these values, `backends/local_machine.py` starts the runtime with
 `runtime_environ`, `main.py` hides the secrets of the environment before it shows an error. The runtime's
 supervisor hands each child its own part (`runtime/__main__.py`).
 """

@@ -32,7 +32,7 @@ NAMES = (
     "cloud.serving",  # its keeper was started, nothing has been heard of it
     "cloud.downing",  # SkyPilot is about to be called to end the cluster
     "cloud.downed",  # SkyPilot reports the end, the provider was not asked
-    "cli.served",  # the runtime answers, no door is open yet
+    "cli.served",  # the runtime answers, no relay listens yet
     "cli.started",  # the user's program runs
     "cli.pulling",  # some of the results are home, some are not
     "cli.pulled",  # all are home, nothing is down

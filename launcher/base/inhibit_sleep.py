@@ -1,6 +1,6 @@
 """Keeps this computer awake for a short while, where the system allows it; never required.
 
-Neighbours: `backends/cloud.py` asks for it while a machine depends on this computer alone.
+Neighbours: `backends/cloud_machine.py` asks for it while a machine depends on this computer alone.
 """
 
 from __future__ import annotations

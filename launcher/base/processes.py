@@ -1,9 +1,9 @@
 """Processes by pid *and* start time: their identity, their tree, their end.
 
-Neighbours: `records.py` stores these identities; `guardian.py`, `minder.py` and `backends/local.py` end
-trees, `process_inspection.py` has details. Nothing else in the launcher lists processes. The system reuses a
-pid, but not a pid with its start time. Linux keeps start times in ticks since boot, so an identity holds the
-boot's id as well. Knows nothing of runs or of the processes' work.
+Neighbours: `records.py` stores these identities; `guardian.py`, `minder.py` and `backends/local_machine.py`
+end trees, `process_inspection.py` has details. Nothing else in the launcher lists processes. The system
+reuses a pid, but not a pid with its start time. Linux keeps start times in ticks since boot, so an identity
+holds the boot's id as well. Knows nothing of runs or of the processes' work.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """One HTTP request over a Unix socket, for callers that ask rarely and need no event loop.
 
-Neighbours: `local.py` asks a starting runtime whether it is ready. The relay and the client have their own.
+Neighbours: `local_machine.py` asks a starting runtime whether it is ready. The relay and the client have
+their own.
 """
 
 from __future__ import annotations

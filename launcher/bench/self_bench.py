@@ -17,9 +17,9 @@ from launcher.base.home import Home
 from launcher.base.module_command import module_command
 from launcher.bench import slipway_side, this_computer
 from launcher.bench.prerequisites import build_environment, refuse_unable_computer
-from launcher.bench.remarks import no_record_because, remarks, staleness
 from launcher.bench.runs import max_seconds, new_folder, run_supervised
 from launcher.bench.side_run import SideRun
+from launcher.bench.table_footnotes import footnotes, max_staleness, reasons_not_to_quote
 from launcher.bench.workload import STEPS, Workload
 from launcher.console.output import Output, columns
 from launcher.models import model_folder
@@ -107,17 +107,17 @@ class SelfBench:
         ]
 
     @property
-    def no_record_because(self) -> list[str]:
+    def reasons_not_to_quote(self) -> list[str]:
         """The reasons not to quote these figures."""
-        return no_record_because(self.shape, self.runs, 1)
+        return reasons_not_to_quote(self.shape, self.runs, 1)
 
     def to_dict(self) -> dict[str, Any]:
         """The bench as `--json` prints it."""
         return {
             "bench": "alone",
-            "lines": [line.to_dict(not self.no_record_because) for line in self.lines],
-            "staleness": staleness(self.runs),
-            "no_record_because": self.no_record_because,
+            "lines": [line.to_dict(not self.reasons_not_to_quote) for line in self.lines],
+            "staleness": max_staleness(self.runs),
+            "no_record_because": self.reasons_not_to_quote,
             "shape": self.shape.to_dict(),
             "computer": self.computer,
             "runs": [run.to_dict() for run in self.runs],
@@ -125,12 +125,12 @@ class SelfBench:
         }
 
     def text(self) -> str:
-        """The table and its remarks."""
+        """The table and its footnotes."""
         rows = [
             ["", "seen", "hoped for", ""],
-            *(line.cells(not self.no_record_because) for line in self.lines),
+            *(line.cells(not self.reasons_not_to_quote) for line in self.lines),
         ]
-        below = remarks(self.shape, self.runs, self.computer, self.no_record_because, self.folder)
+        below = footnotes(self.shape, self.runs, self.computer, self.reasons_not_to_quote, self.folder)
         return "\n".join([columns(rows), "", *below])
 
 

@@ -1,7 +1,7 @@
 """This computer's cores, and the load by other processes.
 
-Neighbours: `runs.py` looks before and after each run, `remarks.py` reports it. Linux only, as runs on this
-computer are. Knows nothing of the measurements.
+Neighbours: `runs.py` looks before and after each run, `table_footnotes.py` reports it. Linux only, as runs on
+this computer are. Knows nothing of the measurements.
 """
 
 from __future__ import annotations

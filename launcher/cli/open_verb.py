@@ -23,7 +23,7 @@ from launcher.base.home import Home
 from launcher.base.units import format_duration
 from launcher.console.output import Output
 from launcher.dashboard import page_folder
-from launcher.dashboard.run_page import RunPage
+from launcher.dashboard.run_page_data import RunPageData
 from launcher.records.endpoint import RESULTS, LocalEndpoint, is_open
 from launcher.records.records import RecordStore, RunRecord
 
@@ -39,7 +39,7 @@ def open_page(output: Output, name: str, in_browser: bool) -> int:
     if is_open(record):
         try:
             return _open_live(output, store, record, in_browser)
-        except LaunchError as error:  # as while a run ends: its door is closed before it is proven down
+        except LaunchError as error:  # as while a run ends: its relay is closed before it is proven down
             silent = error
     file = _saved_page(output, store, record, silent)
     if silent is not None:
@@ -94,7 +94,7 @@ def _saved_page(
 ) -> Path:
     """The page as files. Raises if there is nothing to see; `silent` is why the endpoint does not answer,
     if it does not."""
-    label, page = record.name or record.id, RunPage(store, record.id)
+    label, page = record.name or record.id, RunPageData(store, record.id)
     with output.busy(f"writing the page of {label}", "the page is made of the files on this computer"):
         if page.is_empty:
             raise silent or PreflightError(

@@ -1,7 +1,7 @@
 """The verbs that reach a rented machine: ssh, exec, push, and its logs as they grow.
 
-Neighbours: `commands.py` calls these, `run_verbs.py` for logs; `backends/cloud.py` connects. Knows nothing of
-SkyPilot: a run's record has everything.
+Neighbours: `commands.py` calls these, `run_verbs.py` for logs; `backends/cloud_machine.py` connects. Knows
+nothing of SkyPilot: a run's record has everything.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import sys
 import time
 from pathlib import PurePosixPath
 
-from launcher.backends.cloud import CloudMachine
+from launcher.backends.cloud_machine import CloudMachine
 from launcher.backends.ssh import machine_scripts, ssh_config
 from launcher.backends.ssh.link import run_on
 from launcher.backends.ssh.remote_log import MachineState, RemoteLog
@@ -42,8 +42,8 @@ def ssh(output: Output, name: str, command: list[str], include: bool) -> int:
 def execute(output: Output, name: str, command: list[str]) -> int:
     """Run a program on the machine, beside the runtime's code and with its Python first on the PATH.
 
-    As over ssh it has all the rights of the machine's user: it is not shielded (`runtime/shield.py`). Its
-    output goes to a file or a pipe unchanged.
+    As over ssh it has all the rights of the machine's user: it is not shielded
+    (`runtime/metadata_shield.py`). Its output goes to a file or a pipe unchanged.
     """
     if not command:
         raise UsageError("nothing to run", "the program goes after --", f"launch exec {name} -- nvidia-smi")

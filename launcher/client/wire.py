@@ -61,7 +61,7 @@ class Endpoint:
 class Patience:
     """How long to wait for one answer, and in all for an endpoint that is away.
 
-    A client that hangs up before the run's door does has its question asked anew: `of_run` is the patience
+    A client that hangs up before the run's relay does has its question asked anew: `of_run` is the patience
     that does not. Another OpenAI client wants `answer_seconds` as its time-out.
     """
 

@@ -1,8 +1,8 @@
 """The run that `--resume` names: its recorded settings, and those that may be changed.
 
-Neighbours: `request_parsing.py` merges it with the new request, `run.py` has the record keep it; `resume.py`
-ends the run's leftovers and finds the step from which it goes on. Only reads: nothing is ended or started
-here.
+Neighbours: `request_parsing.py` merges it with the new request, `run.py` has the record keep it;
+`resume_point.py` ends the run's leftovers and finds the step from which it goes on. Only reads: nothing is
+ended or started here.
 """
 
 from __future__ import annotations

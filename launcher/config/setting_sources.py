@@ -100,11 +100,11 @@ def load(
         _toml_layer(home.user_config, str(home.user_config), known),
     ]
     values = {key: _resolve(setting, layers) for key, setting in SETTINGS.items()}
-    from launcher.config import starting_point
+    from launcher.config import from_option
     from launcher.models import adapter_folder
 
     if (flags or {}).get("from") is not None:
-        values["model"] = starting_point.resolve(flags or {}, home)
+        values["model"] = from_option.adapter_of_run(flags or {}, home)
     model = values["model"].value
     adapter = adapter_folder.find_adapter(model)
     if adapter is not None:

@@ -1,11 +1,11 @@
 """A run's page as a folder: plain files that open from a disk, with no server and no network.
 
     results/page/index.html  page.js …       the page's own files
-    results/page/data/run.js  steps.js       the run's head and its steps
+    results/page/data/run.js  steps.js       the run's summary and its steps
     results/page/data/step-000007.js         a step's rollout texts: read when the page shows them
 
 A browser lets a page on a disk load only scripts from its folder, so each piece of data is a script that
-hands one value over. Neighbours: `launch open` asks; `run_page.py` has the values.
+hands one value over. Neighbours: `launch open` asks; `run_page_data.py` has the values.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 from launcher.base.errors import PreflightError
 from launcher.dashboard import page_files
-from launcher.dashboard.run_page import RunPage
+from launcher.dashboard.run_page_data import RunPageData
 
 FOLDER = "page"
 # Marks in `index.html`: the folder holds all data of a saved page, whose policy also allows a disk's own
@@ -27,7 +27,7 @@ _HEAD = '<meta charset="utf-8">'
 _SELF = "'self'"
 
 
-def write(page: RunPage, results: Path) -> Path:
+def write(page: RunPageData, results: Path) -> Path:
     """Write the folder again; returns its `index.html`. The folder is complete, or as it was before.
     Raises PreflightError."""
     target = results / FOLDER
@@ -47,16 +47,16 @@ def write(page: RunPage, results: Path) -> Path:
     return target / page_files.INDEX
 
 
-def _fill(page: RunPage, folder: Path) -> None:
+def _fill(page: RunPageData, folder: Path) -> None:
     data = folder / "data"
     data.mkdir(mode=0o700, parents=True)
     for name in (*page_files.NAMES, page_files.LICENCE):
         (folder / name).write_bytes(page_files.read(name))
     (folder / page_files.INDEX).write_bytes(_saved_index())
-    _write_data(data, "run", page.head())
+    _write_data(data, "run", page.summary())
     _write_data(data, "steps", page.steps(at_once=None))
     for step in page.steps_with_texts():
-        _write_data(data, f"step-{step}", page.step_texts(step))
+        _write_data(data, f"step-{step}", page.step_rollouts(step))
 
 
 def _saved_index() -> bytes:

@@ -1,6 +1,6 @@
 """Rollout texts for the page, one step at a time, with the staleness of each step's samples.
 
-Neighbours: `run_page.py` asks, `results/rollout_texts.py` has brought the files home with their secrets
+Neighbours: `run_page_data.py` asks, `results/rollout_texts.py` has brought the files home with their secrets
 hidden. Only files at home are read, never a machine's own. Nothing here is markup: texts go out as JSON
 strings, and the page shows them as text.
 """

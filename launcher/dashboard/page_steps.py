@@ -1,6 +1,6 @@
 """A run's steps as the page draws them: a row a step, its validations, and each version's proof.
 
-Neighbours: `run_page.py` asks, `results/report_data.py` reads the data that the report has too,
+Neighbours: `run_page_data.py` asks, `results/report_data.py` reads the data that the report has too,
 `page_rollouts.py` has the staleness of a step's samples. The files come from a machine and may be damaged: a
 value that is no number is left out. Sends no request.
 """

@@ -41,11 +41,13 @@ Status = Callable[[], Awaitable[Mapping[str, Any] | None]]
 
 
 class Page(Protocol):
-    """The page's data (`dashboard/run_page.py`). Each call reads files."""
+    """The page's data (`dashboard/run_page_data.py`). Each call reads files."""
 
-    def head(self, runtime: Mapping[str, Any] | None, door: Mapping[str, Any] | None) -> dict[str, Any]: ...
+    def summary(
+        self, runtime: Mapping[str, Any] | None, relay: Mapping[str, Any] | None
+    ) -> dict[str, Any]: ...
     def steps(self) -> dict[str, Any]: ...
-    def step_texts(self, step: int) -> dict[str, Any]: ...
+    def step_rollouts(self, step: int) -> dict[str, Any]: ...
 
 
 def is_page_path(target: str) -> bool:
@@ -55,13 +57,15 @@ def is_page_path(target: str) -> bool:
 
 
 class PageRoutes:
-    """The routes of one run. `status`: the runtime's own status now; `door`: the relay's."""
+    """The routes of one run. `status`: the runtime's own status now; `relay_status`: the relay's."""
 
-    def __init__(self, page: Page, token: str, status: Status, door: Callable[[], Mapping[str, Any]]) -> None:
+    def __init__(
+        self, page: Page, token: str, status: Status, relay_status: Callable[[], Mapping[str, Any]]
+    ) -> None:
         self._page = page
         self._token = token
         self._status = status
-        self._door = door
+        self._relay_status = relay_status
         self._keys = PageAuth()
         self._reader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="page")
 
@@ -134,16 +138,16 @@ class PageRoutes:
             kind = page_files.KINDS[name[name.rindex(".") :]]
             return await self._read(page_files.read, name), kind
         if name == "data/run.json":
-            status, door = await self._status(), self._door()
+            runtime, relay = await self._status(), self._relay_status()
             return await self._read(
-                lambda: page_files.as_json(self._page.head(status, door))
+                lambda: page_files.as_json(self._page.summary(runtime, relay))
             ), "application/json"
         if name == "data/steps.json":
             return await self._read(lambda: page_files.as_json(self._page.steps())), "application/json"
         if named := _STEP_TEXTS.fullmatch(name):
             step = int(named[1])
             return await self._read(
-                lambda: page_files.as_json(self._page.step_texts(step))
+                lambda: page_files.as_json(self._page.step_rollouts(step))
             ), "application/json"
         return None
 

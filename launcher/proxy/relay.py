@@ -54,7 +54,7 @@ _MAX_PROBES = 15
 _STATUS_SECONDS = 2.0
 _STOP_SECONDS = 2.0
 _KEYLESS_RULE = "Without the run's key, only programs of the user who started it are served, no browser."
-# The last receipts, when the door closes.
+# The last receipts, when the relay closes.
 _LAST_RECEIPTS_SECONDS = 2.0
 
 
@@ -110,7 +110,7 @@ class Relay:
         self._thread.start()
         try:
             return asyncio.run_coroutine_threadsafe(self._open(), self._loop).result(timeout=10)
-        except BaseException:  # a Ctrl-C too: the thread must not outlive a door that did not open
+        except BaseException:  # a Ctrl-C too: the thread must not outlive a port that did not open
             self._end_loop()
             raise
 

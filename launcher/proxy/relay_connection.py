@@ -41,7 +41,7 @@ class RelayConnection(web.RequestHandler):
 
     def __init__(self, server: RelayServer, **options: Any) -> None:
         super().__init__(server, **options)
-        self._door = server
+        self._relay_server = server
         self._clock: asyncio.TimerHandle | None = None
         self._is_malformed = False
         # Of the request whose head came last.
@@ -58,7 +58,7 @@ class RelayConnection(web.RequestHandler):
 
     def authenticate(self) -> None:
         """Stop counting its time: it showed the token, or needs none, or has ended."""
-        self._door.unproven.pop(self, None)
+        self._relay_server.unproven.pop(self, None)
         if self._clock is not None:
             self._clock.cancel()
             self._clock = None
@@ -67,15 +67,15 @@ class RelayConnection(web.RequestHandler):
         super().connection_made(transport)
         assert isinstance(transport, asyncio.Transport)
         transport.set_write_buffer_limits(high=0)  # drained means: the kernel has it all
-        self._door.unproven[self] = None
+        self._relay_server.unproven[self] = None
         self._clock = self._loop.call_later(UNAUTHENTICATED_SECONDS / 2, self._age, False)
-        if len(self._door.unproven) > MAX_UNAUTHENTICATED:
-            next(iter(self._door.unproven)).abort()
+        if len(self._relay_server.unproven) > MAX_UNAUTHENTICATED:
+            next(iter(self._relay_server.unproven)).abort()
 
     def connection_lost(self, exc: BaseException | None) -> None:
         self.authenticate()
         if exc is not None and self.answered is not None:
-            self._door.on_reset(self.answered)
+            self._relay_server.on_reset(self.answered)
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -113,7 +113,7 @@ class RelayConnection(web.RequestHandler):
         if status >= 500:
             log.error("the relay failed on a request", exc_info=exc)
             return relay_rules.error(500, "the relay failed on this request", "relay_failed", closes=True)
-        self._door.on_malformed()
+        self._relay_server.on_malformed()
         return relay_rules.error(400, "this is not a well-formed HTTP request", "bad_request", closes=True)
 
     def log_exception(self, *args: Any, **kw: Any) -> None:

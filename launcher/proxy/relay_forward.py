@@ -203,7 +203,7 @@ class Forwarder:
         except asyncio.CancelledError:
             current = asyncio.current_task()
             if current is not None and current.cancelling():
-                raise  # our client hung up, or the door closes
+                raise  # our client hung up, or the relay closes
             if call.begun is not None:
                 return call.begun
             raise UpstreamLostError(

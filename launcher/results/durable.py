@@ -7,8 +7,8 @@
 *Committed* means on the machine's disk, *durable* means here. `download` makes the newest committed step and
 the pinned ones durable, `restore` begins a new local machine with them: a rewind. `checkpoints_to_upload`
 lists the files for a rented one. Neighbours: `whole_checkpoints.py` copies one; `results_copy.py` and
-`backends/local.py` call; `background_copy.py` does it while the run lives. Knows nothing of processes or of
-the network.
+`backends/local_machine.py` call; `background_copy.py` does it while the run lives. Knows nothing of processes
+or of the network.
 """
 
 from __future__ import annotations

@@ -7,8 +7,9 @@ checksums.
     metrics.jsonl  publications.jsonl  logs/
     rollouts/  wandb/      the rollout texts of each step, and wandb's offline runs (`rollout_texts.py`)
 
-Neighbours: `backends/local.py` calls `pull` at the end and `make_durable` while the run lives. A file at home
-is replaced only by a whole one, so both calls may be repeated, killed, or run while the trainer commits.
+Neighbours: `backends/local_machine.py` calls `pull` at the end and `make_durable` while the run lives. A file
+at home is replaced only by a whole one, so both calls may be repeated, killed, or run while the trainer
+commits.
 """
 
 from __future__ import annotations

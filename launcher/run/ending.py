@@ -178,7 +178,7 @@ class Ending:
         if self._parts.monitor is not None:
             self._try("ending the heartbeat", self._parts.monitor.stop)
         if self._parts.relay is not None:
-            self._try("closing the door", self._parts.relay.stop)
+            self._try("closing the relay", self._parts.relay.stop)
         self._try("forgetting the token", lambda: delete_token(self._folder))
 
     def _proven_by_another(self) -> Proof | None:

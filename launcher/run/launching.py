@@ -1,8 +1,9 @@
-"""Starts a run from the command line in five calls: parse, validate, plan, resume, agree.
+"""Starts a run from the command line in five calls: parse, validate, plan, find the step to resume from,
+agree.
 
-Neighbours: `commands.py` calls it; `request_parsing.py`, `request_validation.py`, `pricing.py`, `resume.py`
-and `price_agreement.py` are the five rooms in a row; `run.py` is the life of the run. Nothing is ended before
-all is checked, and no provider is asked for a machine before its price is agreed to.
+Neighbours: `commands.py` calls it; `request_parsing.py`, `request_validation.py`, `pricing.py`,
+`resume_point.py` and `price_agreement.py` are the five, in a row; `run.py` is the life of the run. Nothing is
+ended before all is checked, and no provider is asked for a machine before its price is agreed to.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from launcher.config import memory_fit, price_agreement, pricing, request_valida
 from launcher.config.request_parsing import ParsedRequest, parse_request
 from launcher.console.output import Output
 from launcher.records.records import RecordStore, RunRecord
-from launcher.run import machine_from_plan, rented_run, resume
-from launcher.run.resume import ResumePoint
+from launcher.run import machine_from_plan, rented_run
+from launcher.run.resume_point import ResumePoint, find_resume_point
 from launcher.run.run import Run
 from launcher.run.run_request import RunRequest
 from launcher.types.machine import Machine
@@ -42,7 +43,7 @@ def launch_run(
     plan = pricing.make_priced_plan(settings, output.note)
     memory_fit.refuse_too_small(plan)
     pricing.refuse_without_account(plan)
-    resumed = _resume(asked, home, output)
+    resumed = _resume_point(asked, home, output)
     if resumed is not None:
         plan = pricing.subtract_earlier_cost(plan, resumed.record)
     price_agreement.confirm(output, plan, settings)
@@ -61,8 +62,8 @@ def launch_run(
     return Run(request, home, output, machine).execute()
 
 
-def _resume(asked: ParsedRequest, home: Home, output: Output) -> ResumePoint | None:
-    """End the leftovers of the run to resume, if there is one."""
+def _resume_point(asked: ParsedRequest, home: Home, output: Output) -> ResumePoint | None:
+    """Where a run is resumed from, its leftovers ended; None for a new run."""
     if asked.earlier is None:
         return None
     store = RecordStore(home)
@@ -70,4 +71,4 @@ def _resume(asked: ParsedRequest, home: Home, output: Output) -> ResumePoint | N
     def machine_of(record: RunRecord) -> Machine:
         return machine_from_plan.machine_of(record, store, home)
 
-    return resume.resume(store, asked.earlier, machine_of, output.note)
+    return find_resume_point(store, asked.earlier, machine_of, output.note)

@@ -36,7 +36,7 @@ def machine_for(
     if plan.rented is None:
         needs = None if plan.own is None else plan.own.needs("cuda")
         return local_machine(record, store, home, secrets, needs)
-    from launcher.backends.cloud import CloudMachine
+    from launcher.backends.cloud_machine import CloudMachine
     from launcher.teardown import rented_leftovers
 
     rented_leftovers.remember_clouds(home, plan.rented.infra)
@@ -70,7 +70,7 @@ def _own_folder(model: str) -> Path | None:
 def machine_of(record: RunRecord, store: RecordStore, home: Home) -> Machine:
     """The machine of an earlier life of a run: a resume goes on from its files."""
     if record.machine.get("kind") == "cloud":
-        from launcher.backends.cloud import CloudMachine
+        from launcher.backends.cloud_machine import CloudMachine
 
         return CloudMachine.from_description(record.machine)
     return local_machine(record, store, home)
@@ -84,7 +84,7 @@ def local_machine(
     needs: Needs | None = None,
 ) -> Machine:
     """The machine of a run on this computer, on its own GPUs if it `needs` them."""
-    from launcher.backends.local import LocalMachine
+    from launcher.backends.local_machine import LocalMachine
 
     return LocalMachine(
         record.id,

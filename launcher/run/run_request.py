@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from launcher.run.resume import ResumePoint
+from launcher.run.resume_point import ResumePoint
 from launcher.types.plan import Plan
 from launcher.types.settings import Settings
 

@@ -184,7 +184,7 @@ def _run_processes(home: Home) -> dict[str, set[ProcessId]]:
 
 
 def socket_parents() -> list[Path]:
-    """Where runs of this user may have their socket folders (`backends/local.py`)."""
+    """Where runs of this user may have their socket folders (`backends/local_machine.py`)."""
     return list(dict.fromkeys((Path(tempfile.gettempdir()), Path("/tmp"))))
 
 
@@ -197,7 +197,7 @@ def _stale_sockets(
 ) -> Iterator[Leftover]:
     """Socket folders of this home's runs that are over, or that have neither a record nor a process. Those of
     other homes, or of no home that could be named, are only counted."""
-    from launcher.backends.local import owner_of
+    from launcher.backends.local_machine import owner_of
 
     strange: list[Path] = []
     for folder, age in _socket_folders():

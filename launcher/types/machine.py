@@ -1,6 +1,6 @@
 """The Machine protocol: it starts a runtime, shows progress, brings results home and proves its own end.
 
-Neighbours: `run.py` drives these calls in order, `local.py` is a machine made of processes on this
+Neighbours: `run.py` drives these calls in order, `local_machine.py` is a machine made of processes on this
 computer; `teardown/guardian.py` calls `down` and `proof` when the launcher is gone.
 Knows nothing of prices, programs or the terminal.
 
@@ -173,7 +173,8 @@ class Machine(Protocol):
         ...
 
     def upload_checkpoints(self, results: Path, progress: Progress = no_progress) -> int:
-        """After `push`, on a machine without the run's state: begin at the last durable step; that step.
+        """Send the run's checkpoints from this computer to a machine without its state, after `push`. Returns
+        the last durable step, where the run begins there.
 
         Raises PreflightError, JobFailed.
         """

@@ -76,7 +76,7 @@ def prepare(config: RuntimeConfig, index: int) -> Namespace:
     _skip_imports(config.device)
     args = _parse(arguments(config, index))
     if config.device == "cpu":
-        _register_model(config.model_path)
+        _preload_model_class(config.model_path)
     last_turn_parsing.install()
     importlib.import_module(WORKER_MODULE)  # here, so that a core that is forked has them imported
     # Most objects of this process exist by now: without them vLLM's garbage collections during the start take
@@ -133,7 +133,7 @@ def _parse(words: list[str]) -> Namespace:
     return args
 
 
-def _register_model(model: str) -> None:
+def _preload_model_class(model: str) -> None:
     """Import the model's class here, so that vLLM does not start a process to look at it."""
     from vllm.model_executor.models.registry import ModelRegistry
 

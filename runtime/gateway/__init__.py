@@ -1,1 +1,1 @@
-"""The gateway's process: the only door of the runtime."""
+"""The gateway's process: the only endpoint of the runtime."""

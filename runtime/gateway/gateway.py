@@ -46,7 +46,7 @@ from runtime.gateway.samples.samples import SampleStore
 from runtime.gateway.steps.examples import Examples
 from runtime.gateway.steps.queue import StepQueue
 from runtime.gateway.steps.rewind import Rewind
-from runtime.gateway.steps.rollout_log import RolloutLogLimits, TranscriptWriter, tokenizer_of
+from runtime.gateway.steps.rollout_log import RolloutLog, RolloutLogLimits, tokenizer_of
 from runtime.gateway.steps.text_members import TextMembers
 from runtime.gateway.train_kwargs import train_kwargs_routes
 from runtime.gateway.validations import Validations, validation_routes
@@ -73,12 +73,12 @@ class Components:
     """Everything behind the routes, wired together."""
 
     clients: list[EngineClient]
-    engines: EnginePool
+    pool: EnginePool
     completions: Completions
     samples: SampleStore
     versions: Versions
     steps: StepQueue
-    admission: ModelCheck
+    model_check: ModelCheck
     readiness: Readiness
     validations: Validations
     policy_name: PolicyName
@@ -99,7 +99,7 @@ def _context_tokens(config: RuntimeConfig, clients: list[EngineClient]) -> int |
 def build_components(config: RuntimeConfig) -> Components:
     """Wire the gateway's parts. Reads the files of earlier processes; connects to nothing yet."""
     state_dir, socket_dir = Path(config.state_dir), Path(config.socket_dir)
-    machine = SupervisorStatus(state_dir, config.lease_seconds)
+    supervisor_status = SupervisorStatus(state_dir, config.lease_seconds)
     clients = [EngineClient(socket_dir / f"engine-{index}.sock") for index in range(config.engines)]
     checkpoints = CheckpointStore(state_dir / "checkpoints")
     rewind = Rewind.read(state_dir)
@@ -114,13 +114,13 @@ def build_components(config: RuntimeConfig) -> Components:
         names=ModelNames.of(config),
     )
     samples = SampleStore(state_dir / "samples")
-    prover = AdapterVerifier(clients, config.served_name, config.dtype)
-    publisher = Publisher(clients, machine, prover, versions, checkpoints, state_dir)
-    fleet = publisher.engines
-    admission = ModelCheck(config, fleet, prover)
+    verifier = AdapterVerifier(clients, config.served_name, config.dtype)
+    publisher = Publisher(clients, supervisor_status, verifier, versions, checkpoints, state_dir)
+    pool = publisher.pool
+    model_check = ModelCheck(config, pool, verifier)
 
     async def publish(checkpoint: Checkpoint) -> dict[str, Any]:
-        await admission.passed()
+        await model_check.passed()
         return await publisher.publish(checkpoint)
 
     def check(kind: Kind, body: dict[str, Any]) -> dict[str, Any]:
@@ -137,10 +137,10 @@ def build_components(config: RuntimeConfig) -> Components:
         return request_fields.ignored_fields(kind, body, config.device)
 
     def trainer_failure() -> str | None:
-        said = machine.child("trainer")
+        said = supervisor_status.child("trainer")
         return f"the trainer failed: {said.get('detail')}" if said.get("state") == "failed" else None
 
-    texts = TextMembers(samples, fleet, versions)
+    texts = TextMembers(samples, pool, versions)
     steps = StepQueue(
         state_dir,
         samples,
@@ -150,28 +150,28 @@ def build_components(config: RuntimeConfig) -> Components:
         max_staleness=config.max_staleness,
         train=config.train,
         resolve=texts.resolve,
-        learn=Examples(fleet).tokenise,
-        said=TranscriptWriter(
+        learn=Examples(pool).tokenise,
+        rollout_log=RolloutLog(
             state_dir,
             lambda: tokenizer_of(config.model_path),
             RolloutLogLimits(completions=config.completions_per_step),
         ),
     )
-    steps.taken = lambda groups: fleet.placement.forget(
+    steps.taken = lambda groups: pool.router.forget(
         member.rollout for group in groups for member in group.members
     )
-    readiness = Readiness(config, machine, fleet, versions, samples, admission)
+    readiness = Readiness(config, supervisor_status, pool, versions, samples, model_check)
     validations = Validations(state_dir, newest_step(checkpoints))
     policy_name = PolicyName(state_dir, versions, config.served_name, ModelNames.of(config))
     versions.also = policy_name.meaning
     return Components(
         clients=clients,
-        engines=fleet,
-        completions=Completions(fleet, versions, samples, check, unheeded, config, steps.warnings),
+        pool=pool,
+        completions=Completions(pool, versions, samples, check, unheeded, config, steps.warnings),
         samples=samples,
         versions=versions,
         steps=steps,
-        admission=admission,
+        model_check=model_check,
         readiness=readiness,
         validations=validations,
         policy_name=policy_name,
@@ -189,8 +189,8 @@ def build_app(parts: Components) -> FastAPI:
     @asynccontextmanager
     async def life(app: FastAPI) -> AsyncIterator[None]:
         loops = (
-            parts.engines.watch,
-            parts.admission.run,
+            parts.pool.watch,
+            parts.model_check.run,
             parts.steps.run,
             parts.fine_tuning.run,
         )

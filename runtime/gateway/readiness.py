@@ -1,6 +1,7 @@
 """The runtime's phase, from the state of supervisor, engines and steps.
 
-Neighbours: routes.py answers with it; gateway.py reports to it when the served version is in place.
+Neighbours: routes.py answers with it; gateway.py makes it. Reads its parts at each question, and is told
+nothing.
 """
 
 from __future__ import annotations
@@ -27,39 +28,39 @@ class Readiness:
     def __init__(
         self,
         config: RuntimeConfig,
-        machine: SupervisorStatus,
-        fleet: EnginePool,
+        supervisor_status: SupervisorStatus,
+        pool: EnginePool,
         versions: Versions,
         samples: SampleStore,
-        admission: ModelCheck,
+        model_check: ModelCheck,
     ) -> None:
         self._config = config
-        self.machine = machine
-        self._fleet = fleet
+        self.supervisor_status = supervisor_status
+        self._pool = pool
         self._versions = versions
         self._samples = samples
-        self._admission = admission
+        self._model_check = model_check
 
     def phase(self, trouble: str | None, starting: bool = False) -> Phase:
         """The supervisor's word, unless the gateway knows better: an engine may be up and still lack the
         served version, and a publication may have failed. `starting`: the run's first version is to come.
         Nothing is ready before the model is admitted."""
-        said = cast(Phase, self.machine.supervisor().get("phase", "ready"))
+        said = cast(Phase, self.supervisor_status.supervisor().get("phase", "ready"))
         if said in ("failed", "stopping"):
             return said
-        if self._admission.refusal is not None:
+        if self._model_check.refusal is not None:
             return "failed"
-        starting = starting or not self._admission.is_passed
-        if not self._fleet.all_ready:
-            return "degraded" if self._fleet.was_ready and not starting else "starting"
+        starting = starting or not self._model_check.is_passed
+        if not self._pool.all_ready:
+            return "degraded" if self._pool.was_ready and not starting else "starting"
         if starting:
             return "starting"
-        return "degraded" if said == "ready" and (trouble or self.machine.silence()) else said
+        return "degraded" if said == "ready" and (trouble or self.supervisor_status.silence()) else said
 
     def status(self, steps: StepQueue) -> RuntimeStatus:
         """The body of `GET /slipway/status`."""
-        supervisor = self.machine.supervisor().get("detail")
-        words = (self._admission.refusal, self.machine.silence(), supervisor, steps.trouble)
+        supervisor = self.supervisor_status.supervisor().get("detail")
+        words = (self._model_check.refusal, self.supervisor_status.silence(), supervisor, steps.trouble)
         return RuntimeStatus(
             run_id=self._config.run_id,
             phase=self.phase(steps.trouble, steps.starting),
@@ -68,16 +69,16 @@ class Readiness:
             version=self._versions.current,
             step=self._versions.step,
             steps_queued=steps.queued,
-            children=self.machine.children(),
-            lease_left_seconds=self.machine.lease_left_seconds(),
+            children=self.supervisor_status.children(),
+            lease_left_seconds=self.supervisor_status.lease_left_seconds(),
             client_state=steps.client_state,
             last_metrics=steps.last_metrics,
             settings=self._config.train.resolved().model_dump(include=set(StepSettings.model_fields)),
             max_staleness=self._config.max_staleness,
             places=self._config.engines * max_sequences_of_programs(self._config),
             samples=self._samples.count,
-            prefix_cache_hits=self._fleet.prefix_cache_hits,
-            admission=self._admission.record,
+            prefix_cache_hits=self._pool.prefix_cache_hits,
+            admission=self._model_check.record,
             detail="; ".join(word for word in words if word) or None,
             warnings=steps.warnings.lines,
         )

@@ -51,7 +51,7 @@ def slipway_routes(
 
     @router.put("/lease")
     async def lease() -> dict[str, float]:
-        return {"lease_left_seconds": readiness.machine.renew_lease()}
+        return {"lease_left_seconds": readiness.supervisor_status.renew_lease()}
 
     @router.post("/steps", status_code=202)
     async def post_step(request: StepRequest) -> StepStatus:

@@ -24,7 +24,13 @@ from torchtune.recipe_interfaces import FTRecipeInterface
 
 from runtime.shared import failpoints
 from runtime.shared.batch import Batch, BatchError, read_batch, restored_from, step_folder
-from runtime.shared.checkpoint import Checkpoint, CheckpointError, CheckpointStore, checkpoint_name, served
+from runtime.shared.checkpoint import (
+    Checkpoint,
+    CheckpointError,
+    CheckpointStore,
+    checkpoint_name,
+    served_checkpoint_names,
+)
 from runtime.shared.files import write_json
 from runtime.shared.metrics import MetricsLog, line_of
 from runtime.shared.peft_format import portable_name
@@ -35,9 +41,9 @@ from runtime.trainer import optimizer_state, parity_export
 from runtime.trainer import policy as policies
 from runtime.trainer.crash_counter import CrashCounter, TooManyCrashesError
 from runtime.trainer.disk_retry import retry_while_disk_full
+from runtime.trainer.logprob_probe import fallback_probe_batch, make_logprob_probe
 from runtime.trainer.next_step import NextStep
 from runtime.trainer.old_logprobs import PolicyHistory
-from runtime.trainer.probe import greedy_probe_sequence, make_probe
 from runtime.trainer.ranks import RankLostError, Ranks, thread_count
 from runtime.trainer.settings import SettingsError, UpdateSettings
 from runtime.trainer.sft import sft_step
@@ -211,7 +217,7 @@ class GRPOLoRARecipe(FTRecipeInterface):
         else:
             history = PolicyHistory(self.step, self._adapter_of)
             trained = update(self.policy, self.optimizer, batch, settings, self.ranks, history)
-        return trained, make_probe(self.policy, batch) if self.ranks.is_first else {}
+        return trained, make_logprob_probe(self.policy, batch) if self.ranks.is_first else {}
 
     def _adapter_of(self, version: int) -> Path | None:
         """Where a version's adapter is, of those kept by number alone: a replay knows no pins."""
@@ -230,8 +236,8 @@ class GRPOLoRARecipe(FTRecipeInterface):
             self.is_at_commit = False
             self.policy.import_adapter(self._initial_adapter())
             self.optimizer.state.clear()
-            return StepResult({"updated": 0.0}, {}), make_probe(
-                self.policy, greedy_probe_sequence(self.policy)
+            return StepResult({"updated": 0.0}, {}), make_logprob_probe(
+                self.policy, fallback_probe_batch(self.policy)
             )
         source = self.store.load(batch.meta["from"])
         self._load_state(source)
@@ -279,7 +285,9 @@ class GRPOLoRARecipe(FTRecipeInterface):
         self.metrics.append(line)
         failpoints.failpoint("trainer.logged")
         # The next versions may be waiting for their proof still.
-        self.store.prune(self.cfg.keep_checkpoints, self.restore_sources | served(self.output))
+        self.store.prune(
+            self.cfg.keep_checkpoints, self.restore_sources | served_checkpoint_names(self.output)
+        )
 
     def _base_name(self) -> str:
         return self.cfg.base_model_name or portable_name(str(self.cfg.model_path))

@@ -90,8 +90,9 @@ def checkpoint_name(step: int) -> str:
     return f"step-{step:06d}"
 
 
-def served(state_dir: Path) -> set[str]:
-    """The served checkpoint. A restarted engine loads it, however far the trainer is."""
+def served_checkpoint_names(state_dir: Path) -> set[str]:
+    """The name of the served checkpoint; empty if none is. A restarted engine loads it, however far the
+    trainer is."""
     try:
         said = files.read_json(state_dir / SERVING)
         return set() if said is None else {checkpoint_name(said["version"])}

@@ -32,7 +32,7 @@ MOST_RECEIPTS = 4096
 # On every answer that sampled: the policy version that produced it.
 VERSION_HEADER = "x-slipway-policy-version"
 
-# A request has at most this, unpacked: both doors, the relay and the gateway, refuse more.
+# A request has at most this, unpacked: relay and gateway refuse more.
 BODY_BYTES = 32 * 2**20
 
 CLIENT_STATE_MAX_BYTES = 64 * 1024

@@ -14,7 +14,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from pydantic_core import PydanticCustomError
 
 
-class Keys(BaseModel):
+class ConfigSection(BaseModel):
     """A part of the configuration: an unknown key is an error, not a silent no-op."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -25,7 +25,7 @@ def _split_names(value: object) -> object:
     return tuple(name.strip() for name in value.split(",")) if isinstance(value, str) else value
 
 
-class LoraConfig(Keys):
+class LoraConfig(ConfigSection):
     """LoRA, as PEFT's LoraConfig words it. Serving folds nothing: A and B stay apart from the base weights.
 
     The update is (alpha / rank) B A, with `use_rslora` (alpha / sqrt(rank)) B A. `target_modules`: the names
@@ -77,7 +77,7 @@ _DUAL_CLIP = 3.0
 COMBINATION: LiteralString = "combination"
 
 
-class TrainConfig(Keys):
+class TrainConfig(ConfigSection):
     """The settings of one optimizer step. Defaults follow the field's practice for GRPO with LoRA.
 
     None is the loss's own value (`resolved`). `normaliser`: a token counts 1 / the step's tokens, 1 / (the

@@ -33,13 +33,13 @@ async def measure(socket: Path, checkpoints: list[Checkpoint]) -> dict[str, obje
     while not await client.health():
         assert time.monotonic() < end, "the engine did not start"
         await asyncio.sleep(0.2)
-    prover = AdapterVerifier([client], "policy")
+    verifier = AdapterVerifier([client], "policy")
     half = len(checkpoints) // 2
-    idle = await _publish(prover, checkpoints[:half])
+    idle = await _publish(verifier, checkpoints[:half])
     answered: Counter[int] = Counter()
-    load = [asyncio.create_task(_ask_on(client, prover, answered)) for _ in range(REQUESTS)]
+    load = [asyncio.create_task(_ask_on(client, verifier, answered)) for _ in range(REQUESTS)]
     await asyncio.sleep(2)
-    loaded = await _publish(prover, checkpoints[half:])
+    loaded = await _publish(verifier, checkpoints[half:])
     for task in load:
         task.cancel()
     await asyncio.gather(*load, return_exceptions=True)
@@ -48,18 +48,18 @@ async def measure(socket: Path, checkpoints: list[Checkpoint]) -> dict[str, obje
     return {"idle": idle, "loaded": loaded, "answered": answered[200], "failed": failed}
 
 
-async def _publish(prover: AdapterVerifier, checkpoints: list[Checkpoint]) -> dict[str, float]:
+async def _publish(verifier: AdapterVerifier, checkpoints: list[Checkpoint]) -> dict[str, float]:
     seconds = []
     for checkpoint in checkpoints:
         started = time.monotonic()
-        await prover.verify(checkpoint)
+        await verifier.verify(checkpoint)
         seconds.append(time.monotonic() - started)
-        await prover.unload_unused(lambda version, newest=checkpoint.version: version < newest - 1)
+        await verifier.unload_unused(lambda version, newest=checkpoint.version: version < newest - 1)
     cuts = statistics.quantiles(seconds, n=10)
     return {"p50_seconds": round(statistics.median(seconds), 4), "p90_seconds": round(cuts[8], 4)}
 
 
-async def _ask_on(client: EngineClient, prover: AdapterVerifier, answered: Counter[int]) -> None:
+async def _ask_on(client: EngineClient, verifier: AdapterVerifier, answered: Counter[int]) -> None:
     """One caller that never rests; it asks the newest adapter that is loaded."""
     while True:
         names = await client.adapters()

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from runtime import shield
+from runtime import metadata_shield
 from tests.cloud.rig import Rig
 
 pytestmark = pytest.mark.slow
@@ -20,6 +20,6 @@ def test_g14_a_runtime_is_served_over_ssh_with_secrets_that_are_nowhere_and_no_w
     assert "the runtime reaches [], skylet's user ['169.254.169.254']" in said
     assert "ended 0: it was told to end" in said
     # Where there is no sudo it is said, in one line, and the runtime runs all the same.
-    (line,) = re.findall(f"{shield.REACHABLE}.*", said)
+    (line,) = re.findall(f"{metadata_shield.REACHABLE}.*", said)
     assert "169.254.169.254" in line and "sudo" in line
     assert "it runs" in said

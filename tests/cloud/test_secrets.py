@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime import shield
+from runtime import metadata_shield
 from tests.cloud import listening
 from tests.cloud.canary import LAPTOP, LOOKS_PER_SECOND, MACHINE, Watch, files_holding, side_of, written
 from tests.cloud.entered import enter_the_machine, home_and_gone, skypilots_server_rests
@@ -233,7 +233,7 @@ def test_g14_no_secret_was_ever_in_a_command_line_on_either_side(seen: Seen) -> 
     assert {"launcher.teardown.guardian", "launcher.backends.skypilot.sky_calls", "ssh"} <= watch.names(
         LAPTOP
     )
-    assert {"runtime.keeper", "runtime.gateway.gateway", "runtime.shield"} <= watch.names(MACHINE)
+    assert {"runtime.keeper", "runtime.gateway.gateway", "runtime.metadata_shield"} <= watch.names(MACHINE)
     assert watch.command_lines([*EVERY, seen.token]) == []
 
 
@@ -290,4 +290,4 @@ def test_g16_the_metadata_service_refuses_the_runtime_and_still_answers_skylet(s
     (skylet,) = {one.group for one in seen.processes if "sky.skylet.skylet" in one.line}
     assert seen.metadata[group] is False
     assert seen.metadata[skylet] is True
-    assert shield.REACHABLE not in seen.launched.text
+    assert metadata_shield.REACHABLE not in seen.launched.text

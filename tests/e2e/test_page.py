@@ -19,7 +19,7 @@ import pytest
 
 from launcher.base.home import Home
 from launcher.dashboard import page_folder
-from launcher.dashboard.run_page import RunPage
+from launcher.dashboard.run_page_data import RunPageData
 from launcher.proxy.relay import Relay
 from launcher.records.records import RecordStore, RunRecord
 from tests.e2e.conftest import make_home
@@ -67,7 +67,7 @@ def long_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LongRun]:
     store = RecordStore(Home.find({"LAUNCH_HOME": str(tmp_path_factory.mktemp("home"))}))
     record = played_run(store, "mail", STEPS, ROLLOUTS, ended=False)
     with upstream_in_a_folder() as upstream:
-        relay = Relay(upstream.socket, 0, token=TOKEN, page=RunPage(store, record.id))
+        relay = Relay(upstream.socket, 0, token=TOKEN, page=RunPageData(store, record.id))
         yield LongRun(f"http://127.0.0.1:{relay.start()}", store, record)
         relay.stop()
 
@@ -175,7 +175,7 @@ def test_ten_thousand_rollouts_are_painted_at_once_and_held_in_little(
 
 
 def test_the_kept_folder_of_a_long_run_is_the_same_page(long_run: LongRun, tmp_path: Path) -> None:
-    index = page_folder.write(RunPage(long_run.store, long_run.record.id), long_run.results)
+    index = page_folder.write(RunPageData(long_run.store, long_run.record.id), long_run.results)
     with opened(tmp_path / "browser") as browser:
         browser.go(index.as_uri())
         browser.until(STANDS)

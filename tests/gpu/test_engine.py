@@ -69,13 +69,13 @@ def checkpoints(folder: Path, model: Path, count: int, size: float) -> list[Chec
 async def prove(started: EngineProcess, versions: list[Checkpoint]) -> list[tuple[float, VersionCheck]]:
     """Publish one after the other; the seconds each took, and its proof."""
     client = EngineClient(started.socket)
-    prover = AdapterVerifier([client], "policy", "bfloat16")
+    verifier = AdapterVerifier([client], "policy", "bfloat16")
     found = []
     for checkpoint in versions:
         begun = time.monotonic()
-        proof = await prover.verify(checkpoint)
+        proof = await verifier.verify(checkpoint)
         found.append((time.monotonic() - begun, proof))
-        await prover.unload_unused(lambda version, newest=checkpoint.version: version < newest - 1)
+        await verifier.unload_unused(lambda version, newest=checkpoint.version: version < newest - 1)
     await client.close()
     return found
 

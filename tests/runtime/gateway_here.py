@@ -23,7 +23,7 @@ async def gateway_here(
         "engines": engines,
     }  # fmt: skip
     parts = build_components(RuntimeConfig.model_validate(config))
-    for engine in parts.engines.engines:
+    for engine in parts.pool.engines:
         engine.ready = True
     try:
         yield parts

@@ -15,7 +15,7 @@ from typing import Any
 from runtime.gateway.http.step_errors import NotPublishedError
 from runtime.gateway.samples.samples import SampleStore
 from runtime.gateway.steps.queue import StepQueue
-from runtime.gateway.steps.rollout_log import TranscriptWriter
+from runtime.gateway.steps.rollout_log import RolloutLog
 from runtime.shared.batch import read_batch
 from runtime.shared.checkpoint import ADAPTER_WEIGHTS, Checkpoint, CheckpointStore
 from runtime.shared.schema import Group, Member, StepRequest
@@ -43,7 +43,7 @@ class Run:
         self.trainer_failure: str | None = None
 
     def queue(
-        self, max_lag: int = 2, train: TrainConfig | None = None, said: TranscriptWriter | None = None
+        self, max_lag: int = 2, train: TrainConfig | None = None, rollout_log: RolloutLog | None = None
     ) -> StepQueue:
         self.samples = SampleStore(self.folder / "samples")
         return StepQueue(
@@ -54,7 +54,7 @@ class Run:
             trainer_failure=lambda: self.trainer_failure,
             max_staleness=max_lag,
             train=train,
-            said=said,
+            rollout_log=rollout_log,
         )
 
     async def publish(self, checkpoint: Checkpoint) -> dict[str, Any]:

@@ -19,8 +19,8 @@ from runtime.gateway.engines.engine_client import EngineClient
 from runtime.gateway.engines.version_check import AdapterVerifier, VersionCheck
 from runtime.shared.batch import Batch
 from runtime.shared.checkpoint import Checkpoint, CheckpointStore
+from runtime.trainer.logprob_probe import make_logprob_probe
 from runtime.trainer.policy import Policy
-from runtime.trainer.probe import make_probe
 from runtime.trainer.update import update
 from tests.runtime.engines import Engine
 from tests.runtime.families import FAMILIES, HYBRIDS, WINDOW, served_folder
@@ -126,7 +126,7 @@ async def proven(
     socket: Path, policy: Policy, model: Path, dtype: Dtype, bounds: Tolerance, scratch: Path
 ) -> list[VersionCheck]:
     client = EngineClient(socket)
-    prover = AdapterVerifier([client], "policy", dtype)
+    verifier = AdapterVerifier([client], "policy", dtype)
     optimizer = torch.optim.AdamW(policy.master_weights.values(), lr=2e-2)
     found: list[VersionCheck] = []
     served = "base"
@@ -137,7 +137,7 @@ async def proven(
             assert lag_zero["ratio_mean"] == pytest.approx(1, abs=bounds.ratio), served
             assert lag_zero["kl_behaviour"] < bounds.kl, served
             assert update(policy, optimizer, batch, SETTINGS, ALONE).metrics["updated"] == 1
-            found.append(await prover.verify(committed(policy, batch, model, scratch / "checkpoints")))
+            found.append(await verifier.verify(committed(policy, batch, model, scratch / "checkpoints")))
             served = found[-1].name
     finally:
         await client.close()
@@ -168,7 +168,7 @@ def committed(policy: Policy, batch: Batch, model: Path, root: Path) -> Checkpoi
 
     def write(folder: Path) -> None:
         policy.export_adapter(folder / "adapter", str(model))
-        save_file(make_probe(policy, batch), folder / "probe.safetensors")
+        save_file(make_logprob_probe(policy, batch), folder / "probe.safetensors")
 
     return CheckpointStore(root).commit(batch.step, batch.step, {}, write)
 

@@ -104,9 +104,9 @@ def test_c24_engine_an_adapter_of_another_scale_or_of_some_layers_is_proven(
 
     async def scenario() -> None:
         client = EngineClient(engine.socket)
-        prover = AdapterVerifier([client], served_name)
-        proof = await prover.verify(checkpoint)
-        await prover.unload(1)
+        verifier = AdapterVerifier([client], served_name)
+        proof = await verifier.verify(checkpoint)
+        await verifier.unload(1)
         await client.close()
         assert proof.modules == modules
         assert proof.max_error < 2e-4 and proof.effect > 1e-2

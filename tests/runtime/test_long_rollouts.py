@@ -16,7 +16,7 @@ from runtime.gateway.samples.journal import Exchange, Sample
 from runtime.gateway.samples.sample_ref import SampleRef
 from runtime.gateway.samples.samples import SampleStore
 from runtime.gateway.steps import handover
-from runtime.gateway.steps.rollout_log import TranscriptWriter
+from runtime.gateway.steps.rollout_log import RolloutLog
 from runtime.shared.runtime_config import RuntimeConfig
 from tests.runtime.conftest import TINY_MODEL
 from tests.runtime.recorded import answer, asked, choice, record
@@ -96,7 +96,7 @@ def test_g23_a_step_of_long_rollouts_leaves_the_gateway_answering(
 
     monkeypatch.setattr(SampleStore, "load", gated)
     monkeypatch.setattr(handover, "build", gate.shut_before(handover.build))
-    monkeypatch.setattr(TranscriptWriter, "write", gate.shut_before(TranscriptWriter.write))
+    monkeypatch.setattr(RolloutLog, "write", gate.shut_before(RolloutLog.write))
     names = [f"r{number}" for number in range(ROLLOUTS)]
     store = SampleStore(tmp_path / "samples")
     for name in names:

@@ -1,6 +1,6 @@
 """Which engine a request goes to: a rollout's turns to one, a group's rollouts to one, and none to excess.
 
-The choice alone, then with the real fleet and the real hot path before engines that are played.
+The choice alone, then with the real pool and the real hot path before engines that are played.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from runtime.gateway.engines.router import (
     Router,
     RoutingKey,
     max_in_flight,
-    max_in_flight_for_question,
+    max_in_flight_for_prompt,
 )
 from runtime.gateway.gateway import Components
 from runtime.shared.process_status import SupervisorStatus
@@ -117,7 +117,7 @@ def test_one_question_that_all_ask_at_once_is_answered_by_all() -> None:
     for number in range(400):
         placement.choose(ready, 0, of(f"r{number}", "the one example")).in_flight += 1
     counts = [engine.in_flight for engine in ready]
-    assert max(counts) <= max_in_flight_for_question(counts), counts
+    assert max(counts) <= max_in_flight_for_prompt(counts), counts
     assert min(counts) >= 0.9 * 400 / 4, counts
 
 
@@ -128,7 +128,7 @@ def test_no_engine_is_idle_in_a_step_that_is_small(count: int) -> None:
         for member in range(8):
             placement.choose(ready, 0, of(f"r{group}-{member}", f"example {group}")).in_flight += 1
     counts = [engine.in_flight for engine in ready]
-    assert max(counts) <= max_in_flight_for_question(counts) <= 32 / count * 1.25 + 1, counts
+    assert max(counts) <= max_in_flight_for_prompt(counts) <= 32 / count * 1.25 + 1, counts
     assert min(counts) >= 0.6 * 32 / count, counts
 
 
@@ -192,11 +192,11 @@ def test_a_rollout_that_is_quiet_for_long_is_forgotten() -> None:
 
 def test_the_rollouts_of_a_step_are_forgotten_when_it_is_taken_in(tmp_path: Path) -> None:
     async def scenario(parts: Components, _: Played) -> list[int]:
-        placement = parts.engines.placement
+        placement = parts.pool.router
         for number in range(4):
             rollout = f"r{number}"
             record(parts.samples, asked(f"q{number}", rollout), answer([1, 2], choice([5], [-1.0])))
-            placement.choose(parts.engines.engines, 0, of(rollout, rollout))
+            placement.choose(parts.pool.engines, 0, of(rollout, rollout))
         sizes = [len(placement)]
         members = [Member(rollout=f"r{number}", reward=float(number)) for number in range(3)]
         await parts.steps.submit(StepRequest(key="k", groups=[Group(id="g", members=members)]))
@@ -274,7 +274,7 @@ def test_a_home_that_does_not_answer_is_passed_over_in_the_same_request(tmp_path
         engines.says[0] = status
         assert await chat(parts, "a", "a0", "a1") == 200
         engines.says[0] = 200
-        parts.engines.engines[0].ready = True
+        parts.pool.engines[0].ready = True
         assert await chat(parts, "a", "a0", "a1", "a2") == 200
         return engines.seen
 
@@ -301,19 +301,21 @@ def test_a_home_that_is_away_or_starts_anew_is_not_waited_for(tmp_path: Path) ->
         return False
 
     async def scenario() -> None:
-        fleet = EnginePool([EngineClient(tmp_path / f"{place}") for place in range(2)], machine, restage, has)
-        first, second = fleet.engines
+        pool = EnginePool(
+            [EngineClient(tmp_path / f"{place}") for place in range(2)], supervisor_status, restage, has
+        )
+        first, second = pool.engines
         first.ready = second.ready = True
-        assert await fleet.pick(0, of("r", "a")) is first
-        fleet.mark_unreachable(first)
-        coming = asyncio.create_task(fleet._bring_back(first, 2))
+        assert await pool.pick(0, of("r", "a")) is first
+        pool.mark_unreachable(first)
+        coming = asyncio.create_task(pool._bring_back(first, 2))
         await asyncio.sleep(0)
-        assert await fleet.pick(0, of("r", "a", "b")) is second, "the first is being given its versions"
-        fleet.placement.choose([first], 0, of("kept", "k"))
+        assert await pool.pick(0, of("r", "a", "b")) is second, "the first is being given its versions"
+        pool.router.choose([first], 0, of("kept", "k"))
         staged.set()
         await coming
-        assert first.ready and len(fleet.placement) == 2, "what it had cached went with the process before it"
-        assert await fleet.pick(0, of("r", "a", "b", "c")) is second
+        assert first.ready and len(pool.router) == 2, "what it had cached went with the process before it"
+        assert await pool.pick(0, of("r", "a", "b", "c")) is second
 
-    machine = SupervisorStatus(tmp_path, 60)
+    supervisor_status = SupervisorStatus(tmp_path, 60)
     asyncio.run(scenario())

@@ -13,8 +13,8 @@ from safetensors.torch import load_file, save_file
 
 from runtime.gateway.engines.logprob_probe import LogprobProbe
 from runtime.trainer import optimizer_state
+from runtime.trainer.logprob_probe import make_logprob_probe
 from runtime.trainer.policy import Lora, Policy, PolicyError, build
-from runtime.trainer.probe import make_probe
 from runtime.trainer.update import update
 from tests.runtime.trainer_fixtures import (
     ALONE,
@@ -219,7 +219,7 @@ def test_c43_a_run_of_the_first_versions_goes_on_with_its_moments(tmp_path: Path
 def test_the_probe_holds_whole_sequences_and_logprobs_of_both_policies() -> None:
     policy = trained_policy()
     batch = make_batch(random_samples(9, groups=2, completion=12))
-    found = make_probe(policy, batch)
+    found = make_logprob_probe(policy, batch)
     starts = found["offsets"].tolist()
     assert len(starts) == 3 and starts[-1] == len(found["tokens"])
     for start, end in itertools.pairwise(starts):
@@ -234,9 +234,9 @@ def test_the_probe_ends_where_an_engine_is_asked_no_further(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     policy, batch = trained_policy(), make_batch(random_samples(9, groups=1, completion=300))
-    cut = make_probe(policy, batch)
-    monkeypatch.setattr("runtime.trainer.probe.PROBE_TOKENS", 10_000)
-    whole = make_probe(policy, batch)
+    cut = make_logprob_probe(policy, batch)
+    monkeypatch.setattr("runtime.trainer.logprob_probe.PROBE_TOKENS", 10_000)
+    whole = make_logprob_probe(policy, batch)
     assert len(cut["tokens"]) < len(whole["tokens"]) - 50
     read = []
     for name, found in (("cut", cut), ("whole", whole)):

@@ -109,7 +109,7 @@ async def played(parts: Components, name: str, placement: Router) -> tuple[Count
 
     One asks at a time, in any order: so nothing but the placement decides where.
     """
-    parts.engines.placement = placement
+    parts.pool.router = placement
     before = await counted(parts)
     agents = [Agent(f"{name}-{at}", f"{name}, {at // MEMBERS}: {TURN}") for at in range(GROUPS * MEMBERS)]
     for agent in random.Random(0).sample(agents, TURNS * len(agents), counts=[TURNS] * len(agents)):

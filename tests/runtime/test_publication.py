@@ -204,10 +204,10 @@ def test_c33_a_name_is_never_used_for_other_weights(with_client, committed, serv
     first, second = committed(1, seed=1), committed(1, seed=2)
 
     async def scenario(client: EngineClient) -> None:
-        prover = AdapterVerifier([client], served_name)
-        await prover.verify(first)
+        verifier = AdapterVerifier([client], served_name)
+        await verifier.verify(first)
         with pytest.raises(VerificationError, match="never used again"):
-            await prover.verify(second)
+            await verifier.verify(second)
         # Another gateway process remembers nothing: the engine's own adapter decides.
         with pytest.raises(VerificationError, match="differ from the file"):
             await AdapterVerifier([client], served_name).verify(second)
@@ -278,14 +278,14 @@ def test_c35_a_version_in_use_is_not_unloaded(with_client, committed, served_nam
     held = Counter[int]({1: 1})
 
     async def scenario(client: EngineClient) -> None:
-        prover = AdapterVerifier([client], served_name)
+        verifier = AdapterVerifier([client], served_name)
         for version in (1, 2, 3):
-            await prover.verify(committed(version))
-        assert await prover.unload_unused(lambda version: version < 3 and not held[version]) == [2]
+            await verifier.verify(committed(version))
+        assert await verifier.unload_unused(lambda version: version < 3 and not held[version]) == [2]
         assert await sample(client, f"{served_name}@v1") == 200
         assert await sample(client, f"{served_name}@v2") == 404
         held.clear()
-        assert await prover.unload_unused(lambda version: version < 3 and not held[version]) == [1]
+        assert await verifier.unload_unused(lambda version: version < 3 and not held[version]) == [1]
         assert await sample(client, f"{served_name}@v1") == 404
         assert await sample(client, f"{served_name}@v3") == 200
 
@@ -326,10 +326,10 @@ def test_a_served_version_comes_back_to_an_engine_that_forgot_it(
     checkpoint = committed(1)
 
     async def scenario(client: EngineClient) -> None:
-        prover = AdapterVerifier([client], served_name)
-        await prover.verify(checkpoint)
+        verifier = AdapterVerifier([client], served_name)
+        await verifier.verify(checkpoint)
         await client.unload_adapter(f"{served_name}@v1")  # as a restart leaves it
-        proof = await prover.verify_on([client], checkpoint)
+        proof = await verifier.verify_on([client], checkpoint)
         assert proof.max_error < 2e-4
         assert await sample(client, f"{served_name}@v1") == 200
 
@@ -343,14 +343,14 @@ def test_c25_fifty_swaps_of_the_same_weights_change_nothing(
     first = committed(1)
 
     async def scenario(client: EngineClient) -> None:
-        prover = AdapterVerifier([client], served_name)
+        verifier = AdapterVerifier([client], served_name)
         base = await client.score("base", SEQUENCE)
         served: list[list[float]] = []
         for version in range(1, 51):
             checkpoint = _again(first, version)
-            await prover.verify(checkpoint)
-            served.append(await client.score(prover.name(version), SEQUENCE))
-            await prover.unload_unused(lambda old, newest=version: old < newest - 1)
+            await verifier.verify(checkpoint)
+            served.append(await client.score(verifier.name(version), SEQUENCE))
+            await verifier.unload_unused(lambda old, newest=version: old < newest - 1)
         assert await client.score("base", SEQUENCE) == base
         drift = max(abs(a - b) for later in served for a, b in zip(served[0], later, strict=True))
         assert drift == 0

@@ -56,7 +56,7 @@ def test_the_probe_is_computed_by_the_first_rank_alone(
     batch = make_batch(random_samples(1), step=1)
     with recipe_here.set_up(recipe_here.configured(tmp_path)) as recipe:
         monkeypatch.setattr(grpo_lora, "update", lambda *_: None)
-        monkeypatch.setattr(grpo_lora, "make_probe", lambda *_: asked.append(recipe.ranks.rank))
+        monkeypatch.setattr(grpo_lora, "make_logprob_probe", lambda *_: asked.append(recipe.ranks.rank))
         for rank in (0, 1):
             monkeypatch.setattr(recipe, "ranks", replace(recipe.ranks, rank=rank, size=2))
             recipe._update(batch)

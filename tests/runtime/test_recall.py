@@ -377,10 +377,10 @@ def test_c35_a_version_that_a_text_is_scored_under_is_held_before_an_engine_is_f
 
     async def scenario() -> bool:
         parts = build_components(RuntimeConfig.model_validate(config))
-        parts.engines.was_ready = True  # they are away for a moment
+        parts.pool.was_ready = True  # they are away for a moment
         parts.versions.move(1, 1)
         group = Group(id="g", members=[Member(messages=MESSAGES, completion="x", reward=1.0)])
-        texts = TextMembers(parts.samples, parts.engines, parts.versions)
+        texts = TextMembers(parts.samples, parts.pool, parts.versions)
         resolving = asyncio.create_task(texts.resolve([group], lambda _: False))
         for _ in range(10):  # as far as it comes without an engine
             await asyncio.sleep(0)

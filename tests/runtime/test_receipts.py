@@ -280,7 +280,7 @@ def test_c52_without_a_relay_who_leaves_over_its_recorded_answer_has_no_sample(
     async def scenario(sockets: str) -> None:
         config = {"run_id": "test", "model_path": "", "state_dir": str(tmp_path), "socket_dir": sockets}
         parts = build_components(RuntimeConfig.model_validate(config))
-        parts.engines.engines[0].ready = True
+        parts.pool.engines[0].ready = True
         for leaves_at, samples in ((0, 0), (0, 0), (None, 1), (0, 1)):
             connection = Connection(leaves_at, body)
             await parts.completions.serve("chat", scope, connection.receive, connection.send)
@@ -312,7 +312,7 @@ def handed_out(folder: Path, sockets: Path, events: list[dict[str, Any]]) -> lis
     async def scenario() -> list[bytes]:
         config = {"run_id": "test", "model_path": "", "state_dir": str(folder), "socket_dir": str(sockets)}
         parts = build_components(RuntimeConfig.model_validate(config))
-        engine, flight = parts.engines.engines[0], InFlightRequest("digest")
+        engine, flight = parts.pool.engines[0], InFlightRequest("digest")
         request, served = asked("q", "r", stream=True, n=2), Served(0, "base", "base")
         async with engine.client.post(CHAT, b"{}") as response:
             await parts.completions._stream(response, request, served, None, flight, engine)

@@ -10,7 +10,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from runtime.gateway.samples.samples import SampleStore
-from runtime.gateway.steps.rollout_log import RolloutLogLimits, TranscriptWriter, tokenizer_of
+from runtime.gateway.steps.rollout_log import RolloutLog, RolloutLogLimits, tokenizer_of
 from runtime.gateway.steps.selection import Selection, select
 from runtime.shared.schema import Group, Member
 from tests.runtime.conftest import TINY_MODEL
@@ -25,8 +25,8 @@ def store(tmp_path: Path) -> SampleStore:
     return SampleStore(tmp_path / "samples")
 
 
-def said(folder: Path, **bounds: Any) -> TranscriptWriter:
-    return TranscriptWriter(folder, lambda: lambda ids: " ".join(map(str, ids)), RolloutLogLimits(**bounds))
+def said(folder: Path, **bounds: Any) -> RolloutLog:
+    return RolloutLog(folder, lambda: lambda ids: " ".join(map(str, ids)), RolloutLogLimits(**bounds))
 
 
 def chosen(store: SampleStore, *groups: Group) -> Selection:
@@ -79,7 +79,7 @@ def test_g22_the_text_is_that_of_the_ids_that_were_sampled(store: SampleStore, t
     ids = [*tokenizer(text)["input_ids"], tokenizer.eos_token_id]
     record(store, asked(rollout="r"), answer([ids[0]], choice(ids, [-0.5] * len(ids))), 3)
     selection = chosen(store, group("g", {"r": 1.0}))
-    TranscriptWriter(tmp_path, lambda: tokenizer_of(str(TINY_MODEL))).write(1, selection, store)
+    RolloutLog(tmp_path, lambda: tokenizer_of(str(TINY_MODEL))).write(1, selection, store)
 
     (line,) = lines(tmp_path)
     assert line["completion"] == tokenizer.decode(ids) and line["completion"].startswith(text)
@@ -129,7 +129,7 @@ def test_what_a_killed_process_left_half_written_goes(store: SampleStore, tmp_pa
 
 def test_g14_what_looks_like_a_secret_is_hidden(store: SampleStore, tmp_path: Path) -> None:
     sampled(store, "r", 3)
-    spoken = TranscriptWriter(tmp_path, lambda: lambda ids: f"the key is {KEY}, and 3 * 4 = 12")
+    spoken = RolloutLog(tmp_path, lambda: lambda ids: f"the key is {KEY}, and 3 * 4 = 12")
     spoken.write(1, chosen(store, group("g", {"r": 1.0})), store)
     (line,) = lines(tmp_path)
     assert line["completion"] == line["prompt"] == "the key is ***, and 3 * 4 = 12"
@@ -165,7 +165,7 @@ def test_g14_of_a_secret_that_the_cut_goes_through_nothing_is_left(
     cut = len(ids) - 20
     record(store, asked(rollout="r"), answer(ids, choice(ids, [-0.5] * len(ids))), 3)
     bounds = RolloutLogLimits(prompt_characters=cut, completion_characters=cut)
-    spoken = TranscriptWriter(tmp_path, lambda: lambda ids: "".join(map(chr, ids)), bounds)
+    spoken = RolloutLog(tmp_path, lambda: lambda ids: "".join(map(chr, ids)), bounds)
     spoken.write(1, chosen(store, group("g", {"r": 1.0})), store)
     (line,) = lines(tmp_path)
     assert KEY[24:30] not in line["prompt"] and "Vm9" not in line["prompt"]
@@ -179,7 +179,7 @@ def test_g22_a_step_is_handed_over_whatever_becomes_of_its_text(tmp_path: Path) 
 
     async def work(run: Run) -> None:
         queue = run.queue()
-        queue._handover._said = said(tmp_path)
+        queue._handover._rollout_log = said(tmp_path)
         async with Running(queue):
             await queue.submit(run.request("k", "a", "b"))
             await run.commit(1)
@@ -191,7 +191,7 @@ def test_g22_a_step_is_handed_over_whatever_becomes_of_its_text(tmp_path: Path) 
 def test_g22_a_steps_text_is_there_before_its_batch(tmp_path: Path) -> None:
     async def work(run: Run) -> None:
         queue = run.queue()
-        queue._handover._said = said(tmp_path)
+        queue._handover._rollout_log = said(tmp_path)
         async with Running(queue):
             await queue.submit(run.request("k", "a", "b"))
             await run.commit(1)

@@ -22,8 +22,8 @@ from runtime.shared.model_shape import shape
 from runtime.shared.peft_format import portable_name, tensor_shapes
 from runtime.shared.projections import PROJECTIONS
 from runtime.shared.start_adapter import START
+from runtime.trainer.logprob_probe import fallback_probe_batch, make_logprob_probe
 from runtime.trainer.policy import PolicyError
-from runtime.trainer.probe import greedy_probe_sequence, make_probe
 from runtime.trainer.settings import UpdateSettings
 from tests.runtime.recipe_here import configured, train
 from tests.runtime.trainer_fixtures import LORA, make_batch, random_samples, tiny_model, trained_policy
@@ -109,13 +109,13 @@ def test_its_proof_is_what_the_policy_itself_finds_most_likely() -> None:
         for name, master in policy.master_weights.items():
             master.mul_(3 if ".lora_b." in name else 1)
     policy.refresh_working_copy()
-    batch = greedy_probe_sequence(policy)
-    assert batch.tokens.tolist() == greedy_probe_sequence(policy).tokens.tolist()
-    found = make_probe(policy, batch)
+    batch = fallback_probe_batch(policy)
+    assert batch.tokens.tolist() == fallback_probe_batch(policy).tokens.tolist()
+    found = make_logprob_probe(policy, batch)
     said = batch.sampled.astype(bool)
     assert len(found["tokens"]) == len(batch.tokens) and said.sum() == 64
     with policy.reference():
-        assert batch.tokens.tolist() != greedy_probe_sequence(policy).tokens.tolist(), (
+        assert batch.tokens.tolist() != fallback_probe_batch(policy).tokens.tolist(), (
             "it is the adapter's, not the base's"
         )
 

@@ -20,7 +20,7 @@ from runtime.gateway.http.step_errors import (
     UnknownStepError,
 )
 from runtime.gateway.samples.samples import SampleStore
-from runtime.gateway.steps.rollout_log import FOLDER, TranscriptWriter
+from runtime.gateway.steps.rollout_log import FOLDER, RolloutLog
 from runtime.gateway.steps.sample_ownership import SampleOwnership
 from runtime.gateway.steps.step_records import Step, StepFolder
 from runtime.gateway.steps.step_registry import MAX_QUEUED
@@ -120,7 +120,7 @@ def test_g18_a_step_whose_giving_broke_off_beside_a_publication_is_given_once(
         monkeypatch.setattr(failpoints, "_ours", failpoints.Failpoints("gateway.given@2:full"))
 
     async def work(run: Run) -> None:
-        async with Running(run.queue(said=TranscriptWriter(tmp_path, lambda: str))) as queue:
+        async with Running(run.queue(rollout_log=RolloutLog(tmp_path, lambda: str))) as queue:
             run.engines.clear()
             await queue.submit(run.request("k1", "a", "b"))
             await queue.submit(run.request("k2", "c", "d"))
@@ -158,7 +158,7 @@ def test_g18_a_step_whose_giving_broke_off_beside_a_publication_is_given_once(
 
 def test_c39_a_step_of_which_nothing_is_left_beside_a_publication_fails_in_its_turn(tmp_path: Path) -> None:
     async def work(run: Run) -> None:
-        async with Running(run.queue(max_lag=0, said=TranscriptWriter(tmp_path, lambda: str))) as queue:
+        async with Running(run.queue(max_lag=0, rollout_log=RolloutLog(tmp_path, lambda: str))) as queue:
             run.engines.clear()
             await queue.submit(run.request("k1", "a", "b"))
             await queue.submit(run.request("k2", "c", "d"))
@@ -201,16 +201,16 @@ def test_what_came_late_is_noted_once_though_the_disk_was_full(
         raise OSError(errno.ENOSPC, "no space left")
 
     folder = StepFolder(tmp_path / "steps")
-    claims = SampleOwnership(SampleStore(tmp_path / "samples"), folder, max_lag=2)
+    ownership = SampleOwnership(SampleStore(tmp_path / "samples"), folder, max_lag=2)
     step = Step(1, "k", "digest", "train", samples=["a"])
-    claims.remember(step)
+    ownership.remember(step)
     with monkeypatch.context() as disk:
         disk.setattr(folder, "queue", full)
         with pytest.raises(OSError, match="no space"):
-            claims.add(step, ["a", "b"])
-        assert not claims.is_owned("b")
-    claims.add(step, ["a", "b"])
-    assert (step.samples, claims.is_owned("b")) == (["a", "b"], True)
+            ownership.add(step, ["a", "b"])
+        assert not ownership.is_owned("b")
+    ownership.add(step, ["a", "b"])
+    assert (step.samples, ownership.is_owned("b")) == (["a", "b"], True)
 
 
 def test_a_sample_that_came_after_its_step_was_taken_in_is_trained_once_as_well(tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ from launcher.records.endpoint import save_token
 from launcher.records.records import RecordStore, RunRecord
 from launcher.results import background_copy
 from launcher.run import ending, runtime_monitor, work
-from launcher.run.resume import ResumePoint
+from launcher.run.resume_point import ResumePoint
 from launcher.run.run import Run
 from launcher.run.run_request import RunRequest
 from launcher.teardown import guardian

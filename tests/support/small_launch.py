@@ -11,13 +11,13 @@ import shutil
 import sys
 from pathlib import Path
 
-from launcher.backends import local
+from launcher.backends import local_machine
 from launcher.cli import main
 from launcher.config import preflight
 from launcher.types.machine import Progress, no_progress
 
 
-class SmallMachine(local.LocalMachine):
+class SmallMachine(local_machine.LocalMachine):
     """The local machine with nothing to install."""
 
     def push(self) -> None:
@@ -29,6 +29,6 @@ class SmallMachine(local.LocalMachine):
 
 
 if __name__ == "__main__":
-    local.LocalMachine = SmallMachine  # pyright: ignore[reportAttributeAccessIssue] - that is the point
+    local_machine.LocalMachine = SmallMachine  # pyright: ignore[reportAttributeAccessIssue] - that is the point
     preflight.check_environment = lambda home, variant="cpu": None  # it needs none
     sys.exit(main.main())

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.client.dspy.outstanding import Key
-from launcher.client.dspy.pool import Pool
+from launcher.client.dspy.rollout_pool import RolloutPool
 from tests.support.pretend_rollouts import ticket_of
 from tests.support.small_run import Asked, SmallRun
 
@@ -30,7 +30,7 @@ class Held(threading.Event):
         self.in_vain += not self.wait(PATIENCE)
 
 
-class Pools(list[Pool]):
+class Pools(list[RolloutPool]):
     """Every pool there was, the one that rolls out last."""
 
     def settle(self, is_late: Callable[[Key], bool]) -> None:

@@ -103,17 +103,17 @@ def held() -> Iterator[Held]:
 def pools(monkeypatch: pytest.MonkeyPatch) -> Pools:
     """Every pool of rollouts that is made."""
     from launcher.client.dspy import rolling
-    from launcher.client.dspy.pool import Pool
+    from launcher.client.dspy.rollout_pool import RolloutPool
     from tests.support.staleness import Pools
 
     found = Pools()
 
-    class Kept(Pool):
+    class Kept(RolloutPool):
         def __init__(self, *given: Any) -> None:
             super().__init__(*given)
             found.append(self)
 
-    monkeypatch.setattr(rolling, "Pool", Kept)
+    monkeypatch.setattr(rolling, "RolloutPool", Kept)
     return found
 
 

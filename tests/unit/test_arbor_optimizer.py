@@ -367,10 +367,10 @@ def test_the_runs_key_is_for_the_runs_address_and_arbors_lms_alone(run: SmallRun
 
 @pytest.mark.process
 def test_while_dspys_own_loop_samples_with_the_lm_its_answers_are_not_evaluations(run: SmallRun) -> None:
-    asked, sampling = lm(run), SimpleNamespace(is_over=False)
-    asked.sampling = sampling  # as a ReinforceJob does
+    asked, job = lm(run), SimpleNamespace(is_over=False)
+    asked.grpo_job = job  # as a ReinforceJob does
     asked("hello")
-    sampling.is_over = True
+    job.is_over = True
     asked("hello")
     assert [it.tag("purpose") for it in run.asked] == [None, "eval"]
 

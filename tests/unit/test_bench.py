@@ -15,9 +15,9 @@ from launcher.base.errors import JobFailed
 from launcher.bench import slipway_side
 from launcher.bench.child import ProcessLifetime
 from launcher.bench.cpu_seconds import ALL
-from launcher.bench.remarks import no_record_because
 from launcher.bench.runs import run_supervised
 from launcher.bench.side_run import Log, SideRun, Step, side_run
+from launcher.bench.table_footnotes import reasons_not_to_quote
 from launcher.bench.workload import Workload
 from launcher.client.staleness import check_staleness
 from launcher.config import runtime_config
@@ -105,7 +105,7 @@ def test_who_comes_to_the_computer_while_a_side_runs_is_seen_too(
     assert seen.computer["busy_meanwhile"] == pytest.approx(others, abs=0.001)
     assert json.loads((tmp_path / "trl-0" / "run.json").read_text()) == json.loads(json.dumps(seen.to_dict()))
     only = dataclasses.replace(seen, computer={**seen.computer, "busy_before": 0.0})
-    assert any("others used" in why for why in no_record_because(Workload(), [only], 1)) is busy
+    assert any("others used" in why for why in reasons_not_to_quote(Workload(), [only], 1)) is busy
 
 
 # ------------------------------------------------------------------ what cannot be

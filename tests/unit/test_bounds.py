@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 
 from launcher.backends import environments, runtime_start
-from launcher.backends.local import LocalMachine
+from launcher.backends.local_machine import LocalMachine
 from launcher.backends.runtime_start import RuntimeStart
 from launcher.base import locks
 from launcher.base.errors import NotStarted, PreflightError

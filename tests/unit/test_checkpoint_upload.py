@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.backends.cloud import CloudMachine
+from launcher.backends.cloud_machine import CloudMachine
 from launcher.backends.ssh import timer_reset
 from launcher.base.errors import PreflightError
 from launcher.base.home import Home
@@ -25,7 +25,7 @@ from launcher.config.setting_sources import load
 from launcher.console.output import Output
 from launcher.records.records import RecordStore
 from launcher.results import checkpoints, durable, results_copy, whole_checkpoints
-from launcher.run.resume import ResumePoint
+from launcher.run.resume_point import ResumePoint
 from launcher.run.run import Run
 from launcher.run.run_request import RunRequest
 from launcher.types.plan import make_plan

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.backends.local import LocalMachine
+from launcher.backends.local_machine import LocalMachine
 from launcher.base.credentials import SECRETS
 from launcher.base.home import Home
 from launcher.records.endpoint import save_token

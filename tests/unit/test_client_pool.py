@@ -14,9 +14,9 @@ import pytest
 
 from launcher.client.dspy.grouping import GroupingResult
 from launcher.client.dspy.outstanding import Key, Outstanding
-from launcher.client.dspy.pool import Bounds, Pool, Taken
 from launcher.client.dspy.predictors import Predictors
 from launcher.client.dspy.program_rollout import AnswerRecord, ProgramRollout
+from launcher.client.dspy.rollout_pool import PoolBounds, RolloutPool, StepTickets
 from launcher.client.dspy.rollouts import FinishedRun, ProgramRun
 from launcher.client.dspy.tickets import Ended, Ticket
 from launcher.client.dspy.workers import BackgroundCall, Workers, WorkerTask
@@ -41,7 +41,7 @@ class Watched(Ticket):
 class Played:
     """A pool whose tickets have `K` runs each, which end by `finish`."""
 
-    pool: Pool = field(init=False)
+    pool: RolloutPool = field(init=False)
     begun: list[Key] = field(default_factory=list)
     tickets: dict[Key, Watched] = field(default_factory=dict)
     ends: dict[Key, list[Future[None]]] = field(default_factory=dict)
@@ -79,9 +79,9 @@ class Played:
                 lambda: ticket.ended is not None or ticket.left_out  # noqa: B023 - waited for
             )
 
-    def taking(self, done: int, newest: int) -> Future[Taken]:
+    def taking(self, done: int, newest: int) -> Future[StepTickets]:
         """What leaves, waited for by a thread of its own."""
-        taken: Future[Taken] = Future()
+        taken: Future[StepTickets] = Future()
         threading.Thread(target=lambda: taken.set_result(self.pool.take(done, newest)), daemon=True).start()
         return taken
 
@@ -106,7 +106,7 @@ def _ended(run: ProgramRun, end: Future[None]) -> FinishedRun:
     return FinishedRun(run, "scored")
 
 
-def keys_of(taken: Taken) -> list[Key]:
+def keys_of(taken: StepTickets) -> list[Key]:
     return [it.key for it in taken.tickets]
 
 
@@ -119,7 +119,7 @@ def make() -> Iterator[Any]:
         played = Played()
         asked = {"steps": 4, "per_step": E, "most_extra": 0, "staleness": 0, **bounds}
         workers = Workers[FinishedRun](at_once, 4 * PATIENCE)
-        played.pool = Pool(Bounds(**asked), workers, played.ticket, done, begin)
+        played.pool = RolloutPool(PoolBounds(**asked), workers, played.ticket, done, begin)
         made.append(played)
         return played
 

@@ -327,7 +327,7 @@ def test_what_goes_wrong_is_raised_out_of_dspys_loop_and_the_lm_is_as_it_was(
     trouble(run)
     with pytest.raises(error):
         stock().compile(given, trainset=examples())
-    assert given.lm.cache is cache and given.lm.sampling is None
+    assert given.lm.cache is cache and given.lm.grpo_job is None
 
 
 @pytest.mark.process
@@ -343,7 +343,7 @@ def test_an_exception_of_the_loop_itself_ends_the_job_too(run: SmallRun) -> None
         train()
     del raised
     gc.collect()
-    assert given.lm.cache is True and given.lm.sampling is None
+    assert given.lm.cache is True and given.lm.grpo_job is None
 
 
 def test_a13_a_training_without_a_step_is_an_error(run: SmallRun) -> None:
@@ -376,7 +376,7 @@ def test_a_machine_that_is_lost_costs_the_groups_under_way_and_no_more(run: Smal
     run.step = lose_once  # type: ignore[method-assign]
     program: Any = stock(num_train_steps=4).compile(student(run), trainset=examples())
     assert program.lm.model == run.name_of(2), "of four, one was lost with its groups and one was rewound"
-    assert not program.lm.sampling
+    assert not program.lm.grpo_job
 
 
 # ------------------------------------------------------------------ the job by itself

@@ -18,9 +18,9 @@ import pytest
 
 from launcher.client.dspy.grouping import GroupingResult
 from launcher.client.dspy.outstanding import Key
-from launcher.client.dspy.pool import Bounds, Pool, Taken
 from launcher.client.dspy.predictors import Predictors
 from launcher.client.dspy.program_rollout import AnswerRecord, ProgramRollout
+from launcher.client.dspy.rollout_pool import PoolBounds, RolloutPool, StepTickets
 from launcher.client.dspy.rollouts import FinishedRun, ProgramRun
 from launcher.client.dspy.tickets import Ended, Ticket
 from launcher.client.dspy.workers import Workers, WorkerTask
@@ -83,14 +83,14 @@ class Trained:
 
     def __post_init__(self) -> None:
         self.workers = Played(self._seconds_of)
-        self.pool = Pool(Bounds(STEPS, E, 0, self.staleness), self.workers, self._ticket, 0)
+        self.pool = RolloutPool(PoolBounds(STEPS, E, 0, self.staleness), self.workers, self._ticket, 0)
         for done in range(STEPS):  # as `training.py` has it
             self.pool.begin_allowed(done)
             self._note(self.pool.take(done, self.version or None))
             self.workers.pass_seconds(TRAINING_SECONDS)
             self.version = done + 1
 
-    def _note(self, taken: Taken) -> None:
+    def _note(self, taken: StepTickets) -> None:
         self.left.append(self.workers.now)
         self.taken += [it.key for it in taken.tickets]
         self.stale += [it.key for it in taken.stale]

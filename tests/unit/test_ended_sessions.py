@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.backends.cloud import CloudMachine
+from launcher.backends.cloud_machine import CloudMachine
 from launcher.base.home import Home
 from launcher.base.module_command import module_command
 from launcher.records.records import RecordStore

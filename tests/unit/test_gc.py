@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from launcher.backends import environments, local
-from launcher.backends.local import LocalMachine
+from launcher.backends import environments, local_machine
+from launcher.backends.local_machine import LocalMachine
 from launcher.base.home import Home
 from launcher.base.processes import ProcessId
 from launcher.records.records import RUN_VARIABLE, RecordStore, RunRecord
@@ -202,7 +202,7 @@ def test_sockets_go_when_their_run_is_over_and_those_of_other_homes_stay(
     folders = {key: tmp_path / "sockets" / name for key, name in names.items()}
     for key, folder in folders.items():
         owner = home if key != "other" else Home.find({"LAUNCH_HOME": str(tmp_path / "other")})
-        local.make_own_folder(folder, owner.run_folder(folder.name))
+        local_machine.make_own_folder(folder, owner.run_folder(folder.name))
         (folder / "gateway.sock").touch()
     (folders["unknown"] / "run").unlink()
     long_ago = time.time() - 3600

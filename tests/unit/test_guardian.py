@@ -137,7 +137,7 @@ def test_when_launcher_and_guardian_are_both_killed_the_minder_still_ends_the_pr
 
 def test_the_guardian_imports_little() -> None:
     heavy = "typer,rich,pydantic,aiohttp,httpx,sky,torch,dspy"
-    modules = ["launcher.teardown.guardian", "launcher.backends.local"]
+    modules = ["launcher.teardown.guardian", "launcher.backends.local_machine"]
     program = PROGRAMS / "unit" / "unwanted_imports.py"
     done = subprocess.run(
         [sys.executable, program, heavy, "import", *modules], capture_output=True, text=True

@@ -1,4 +1,4 @@
-"""launcher/backends/local.py with real processes. That it serves is tested end to end, on the real engine."""
+"""local_machine.py with real processes. That it serves is tested end to end, on the real engine."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from launcher.backends.local import LocalMachine
+from launcher.backends.local_machine import LocalMachine
 from launcher.backends.machine_from_record import NoMachine, from_record
 from launcher.base import processes
 from launcher.base.errors import NotStarted, PreflightError

@@ -19,7 +19,7 @@ import pytest
 
 from launcher.base.home import Home
 from launcher.dashboard import page_files
-from launcher.dashboard.run_page import RunPage
+from launcher.dashboard.run_page_data import RunPageData
 from launcher.proxy.relay import Relay
 from launcher.records.endpoint import save_token
 from launcher.records.records import RecordStore
@@ -47,7 +47,7 @@ def live(store: RecordStore) -> Iterator[str]:
     """A run named `dev` whose door is in this process; its address."""
     record = played_run(store, "dev", steps=2, ended=False)
     with upstream_in_a_folder() as upstream:
-        relay = Relay(upstream.socket, 0, token=TOKEN, page=RunPage(store, record.id))
+        relay = Relay(upstream.socket, 0, token=TOKEN, page=RunPageData(store, record.id))
         url = f"http://127.0.0.1:{relay.start()}"
         save_token(store.folder(record.id), TOKEN)
         store.update(record.id, url=url)

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from launcher.backends.cloud import CloudMachine
+from launcher.backends.cloud_machine import CloudMachine
 from launcher.backends.skypilot import cluster_teardown, provider_listings, sky_identity, sky_providers
 from launcher.backends.skypilot.cluster_request import ClusterRequest
 from launcher.backends.skypilot.provider_listings import OtherAccountError, ProviderListings

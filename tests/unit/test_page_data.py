@@ -12,7 +12,7 @@ import pytest
 
 from launcher.base.home import Home
 from launcher.dashboard import page_files, page_rollouts
-from launcher.dashboard.run_page import RunPage
+from launcher.dashboard.run_page_data import RunPageData
 from launcher.records.records import RecordStore
 from tests.support.played_run import MARKUP, PREDICTORS, played_run
 
@@ -30,7 +30,7 @@ def results(store: RecordStore, run_id: str) -> Path:
 
 def test_a_row_a_step_with_rewards_by_predictor_counts_and_how_long_it_took(store: RecordStore) -> None:
     record = played_run(store, "dev", steps=5)
-    found = RunPage(store, record.id).steps()
+    found = RunPageData(store, record.id).steps()
     rows = found["steps"]
     lines = [json.loads(it) for it in (results(store, record.id) / "metrics.jsonl").read_text().splitlines()]
     assert [it["step"] for it in rows] == [1, 2, 3, 4, 5]
@@ -48,7 +48,7 @@ def test_a_row_a_step_with_rewards_by_predictor_counts_and_how_long_it_took(stor
 
 def test_how_old_a_steps_samples_were_is_told_by_their_versions(store: RecordStore) -> None:
     record = played_run(store, "dev", steps=3)
-    rows = RunPage(store, record.id).steps()["steps"]
+    rows = RunPageData(store, record.id).steps()["steps"]
     assert (rows[0]["lag_mean"], rows[0]["lag_most"]) == (0, 0)  # nothing is older than the base
     assert (rows[2]["lag_mean"], rows[2]["lag_most"]) == (0.25, 1)
 
@@ -60,19 +60,19 @@ def test_what_the_clip_stopped_is_told_by_age(store: RecordStore) -> None:
     told = {"trained_tokens": 40.0, "clip_fraction": 0.1, "masked_tokens": 2.0}
     second["metrics"] |= {f"lag1/{name}": value for name, value in told.items()}
     path.write_text(f"{json.dumps(first)}\n{json.dumps(second)}\n")
-    found = json.loads(json.dumps(RunPage(store, record.id).steps()["steps"]))
+    found = json.loads(json.dumps(RunPageData(store, record.id).steps()["steps"]))
     assert [it["stopped"] for it in found] == [{}, {"1": pytest.approx(0.15)}]
 
 
-def test_head_has_money_lease_and_what_the_runtime_says(store: RecordStore) -> None:
+def test_the_summary_has_money_lease_and_what_the_runtime_says(store: RecordStore) -> None:
     record = played_run(store, "dev", steps=2, ended=False)
     runtime = {"lease_left_seconds": 700.0, "phase": "ready", "version": 2, "step": 2, "children": []}
-    head = RunPage(store, record.id).head(runtime, {"requests": 12})
-    assert head["run"]["live"] and head["run"]["label"] == "dev"
-    assert head["money"]["per_hour"] == 27.52 and head["money"]["budget"] == 40.0
-    assert head["lease"]["left_seconds"] == 700.0
-    assert head["lease"]["deadline_left_seconds"] == pytest.approx(14400, abs=60)
-    assert head["runtime"]["phase"] == "ready" and head["door"] == {"requests": 12}
+    summary = RunPageData(store, record.id).summary(runtime, {"requests": 12})
+    assert summary["run"]["live"] and summary["run"]["label"] == "dev"
+    assert summary["money"]["per_hour"] == 27.52 and summary["money"]["budget"] == 40.0
+    assert summary["lease"]["left_seconds"] == 700.0
+    assert summary["lease"]["deadline_left_seconds"] == pytest.approx(14400, abs=60)
+    assert summary["runtime"]["phase"] == "ready" and summary["door"] == {"requests": 12}
 
 
 def test_a_secret_in_a_command_line_or_a_proofs_reason_is_hidden(store: RecordStore) -> None:
@@ -81,26 +81,26 @@ def test_a_secret_in_a_command_line_or_a_proofs_reason_is_hidden(store: RecordSt
     store.update(record.id, command=("python", "my.py", "--key", secret))
     with (results(store, record.id) / "publications.jsonl").open("a") as file:
         file.write(json.dumps({"version": 2, "outcome": "failed", "reason": f"no {secret}"}) + "\n")
-    page = RunPage(store, record.id)
-    assert secret not in json.dumps(page.head()) + json.dumps(page.steps())
+    page = RunPageData(store, record.id)
+    assert secret not in json.dumps(page.summary()) + json.dumps(page.steps())
 
 
 def test_a_step_is_read_alone_and_a_new_one_is_another_revision(store: RecordStore) -> None:
     record = played_run(store, "dev", steps=2)
-    page = RunPage(store, record.id)
-    before = page.head()["revision"]
-    assert before == page.steps()["revision"] == page.head()["revision"]
-    said = page.step_texts(2)["lines"]
+    page = RunPageData(store, record.id)
+    before = page.summary()["revision"]
+    assert before == page.steps()["revision"] == page.summary()["revision"]
+    said = page.step_rollouts(2)["lines"]
     assert len(said) == 64 and {it["predictor"] for it in said} == set(PREDICTORS)
     assert any(MARKUP in it["completion"] for it in said)
-    assert page.step_texts(7)["lines"] == []
+    assert page.step_rollouts(7)["lines"] == []
     (results(store, record.id) / "rollouts" / "step-000003.jsonl").write_text("{}\n")
-    assert page.head()["revision"] != before
+    assert page.summary()["revision"] != before
 
 
 def test_many_files_of_texts_are_looked_through_a_few_at_a_time_the_newest_first(store: RecordStore) -> None:
     record = played_run(store, "dev", steps=page_rollouts.AT_ONCE + 5, rollouts=8)
-    page = RunPage(store, record.id)
+    page = RunPageData(store, record.id)
     first = page.steps()
     assert first["more"] and [it["said"] for it in first["steps"]] == [0] * 5 + [8] * page_rollouts.AT_ONCE
     second = page.steps()
@@ -135,13 +135,13 @@ def test_what_a_machine_wrote_badly_is_left_out_and_nothing_else(store: RecordSt
         file.write('{"version": "v9", "outcome": ["x"], "adapter": 3}\n')
     odd = {"reward": "much", "completion": 7, "version": True, "prompt": "\ud800", "prompt_cut": "yes"}
     (folder / "rollouts" / "step-000003.jsonl").write_text(f"{json.dumps(odd)}\n[]\nno\n")
-    page = RunPage(store, record.id)
+    page = RunPageData(store, record.id)
     found = page.steps()
-    page_files.as_json([found, page.step_texts(3), page.head()])
+    page_files.as_json([found, page.step_rollouts(3), page.summary()])
     assert [it["step"] for it in found["steps"]] == [1, 2, 3, 4]
     assert found["steps"][2]["time"] is None and found["steps"][2]["entropy"] is None
     assert found["steps"][3]["dropped"] == {} and found["steps"][3]["samples"] is None
-    (line,) = page.step_texts(3)["lines"]
+    (line,) = page.step_rollouts(3)["lines"]
     assert (line["reward"], line["completion"], line["version"], line["prompt_cut"]) == (
         None,
         "7",

@@ -15,7 +15,7 @@ from aiohttp import web
 
 from launcher.base.home import Home
 from launcher.dashboard import page_files
-from launcher.dashboard.run_page import RunPage
+from launcher.dashboard.run_page_data import RunPageData
 from launcher.proxy.page_auth import COOKIE, LINK_SECONDS, PageAuth
 from launcher.proxy.relay import Relay
 from launcher.records.records import RecordStore
@@ -80,7 +80,7 @@ def door(store: RecordStore, patient: None) -> Iterator[Door]:
     record = played_run(store, "dev", steps=3, ended=False)
     with upstream_in_a_folder({"/slipway/status": status}) as upstream:
         relay = Relay(
-            upstream.socket, 0, token=TOKEN, keyless_option="--arbor", page=RunPage(store, record.id)
+            upstream.socket, 0, token=TOKEN, keyless_option="--arbor", page=RunPageData(store, record.id)
         )
         port = relay.start()
         url = f"http://127.0.0.1:{port}"
@@ -231,7 +231,7 @@ def test_a_body_that_comes_with_a_look_is_not_read(door: Door) -> None:
 
 
 def test_programs_are_answered_while_the_page_reads(store: RecordStore) -> None:
-    class Slow(RunPage):
+    class Slow(RunPageData):
         def steps(self, at_once: int | None = None) -> dict[str, object]:
             reading.set()
             assert go_on.wait(30)

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from launcher.backends import cloud as cloud_machine
-from launcher.backends.cloud import CloudMachine
+from launcher.backends import cloud_machine
+from launcher.backends.cloud_machine import CloudMachine
 from launcher.backends.skypilot import cluster_teardown, orphaned_machines, standby_home
 from launcher.backends.skypilot.orphaned_machines import OrphanReport
 from launcher.base.errors import TeardownUnverified

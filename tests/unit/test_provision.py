@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 
-from launcher.backends.cloud import CloudMachine
+from launcher.backends.cloud_machine import CloudMachine
 from launcher.backends.skypilot.cluster_request import ClusterRequest
 from launcher.backends.skypilot.provision import Provisioning
 from launcher.backends.skypilot.sky_home import SkyHome

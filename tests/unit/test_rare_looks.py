@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from launcher.backends.cloud import CloudMachine
+from launcher.backends.cloud_machine import CloudMachine
 from launcher.backends.skypilot import sky_home
 from launcher.backends.skypilot.sky_home import SkyHome
 from launcher.backends.ssh import remote_folder

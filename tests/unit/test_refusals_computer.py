@@ -142,7 +142,7 @@ def test_a_run_here_needs_linux_and_the_verbs_do_not(place: Place) -> None:
 
 
 def test_a_long_home_is_fine_because_sockets_lie_elsewhere(place: Place) -> None:
-    from launcher.backends.local import LocalMachine
+    from launcher.backends.local_machine import LocalMachine
 
     home = Home.find({"LAUNCH_HOME": str(place.home / ("long" * 30))})
     preflight.check_folders(home)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.backends.cloud import CloudMachine
+from launcher.backends.cloud_machine import CloudMachine
 from launcher.backends.ssh import remote_staging, results_download
 from launcher.backends.ssh.copy_rate import CopyRate
 from launcher.backends.ssh.remote_folder import SSH_BY_FILE, RemoteFolder

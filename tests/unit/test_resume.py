@@ -1,4 +1,4 @@
-"""resume.py, resume_source.py: which run is taken up, from which step, as what, and what is refused."""
+"""resume_point.py, resume_source.py: which run is taken up, from which step, as what, and what is refused."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from launcher.backends.local import LocalMachine
+from launcher.backends.local_machine import LocalMachine
 from launcher.base.errors import CapacityError, LaunchError, PreflightError, UsageError
 from launcher.base.home import Home
 from launcher.base.log import close_log
@@ -22,10 +22,12 @@ from launcher.config.setting_sources import load
 from launcher.console.output import Output
 from launcher.records.records import RecordStore, RunRecord
 from launcher.results import durable, results_copy
-from launcher.run import launching, resume
+from launcher.run import launching
 from launcher.run.launching import launch_run
+from launcher.run.resume_point import ResumePoint, find_resume_point
 from launcher.run.run import Run
 from launcher.run.run_request import RunRequest
+from launcher.teardown import take_down
 from launcher.types.plan import make_plan
 from launcher.types.settings import SETTINGS, Settings
 from runtime.shared.start_adapter import FILES
@@ -59,12 +61,12 @@ def ended(store: RecordStore, begun: Settings | None = None, **fields: Any) -> R
     return store.update(record.id, state="verified", launch=None, **fields)
 
 
-def find(store: RecordStore, word: str = "dev", said: list[str] | None = None) -> resume.ResumePoint:
+def find(store: RecordStore, word: str = "dev", said: list[str] | None = None) -> ResumePoint:
     def machine(record: RunRecord) -> LocalMachine:
         return LocalMachine(record.id, store.folder(record.id) / "machine", store.runs)
 
     record = resume_source.find(store, word)
-    return resume.resume(store, record, machine, (said if said is not None else []).append)
+    return find_resume_point(store, record, machine, (said if said is not None else []).append)
 
 
 # ----------------------------------------------------------------- which run, which step
@@ -118,7 +120,7 @@ def test_c55_a_run_taken_up_at_its_adapter_is_a_rewind_where_it_was_ever_ready(
 
     machine = PretendMachine(tmp_path / "machine", {"upload_checkpoints": no_further})
     begun = settings()
-    taken_up = resume.ResumePoint(record, 0, rewinds=True)
+    taken_up = ResumePoint(record, 0, rewinds=True)
     request = RunRequest(begun, make_plan(begun), "/nowhere", ("true",), resumed=taken_up)
     output = Output(stdout=io.StringIO(), stderr=io.StringIO(), environ={})
     assert Run(request, home, output, lambda record, store, home: machine).execute() == 3
@@ -160,7 +162,7 @@ def test_a_guardian_that_is_at_work_is_waited_for(store: RecordStore) -> None:
     def machine(record: RunRecord) -> LocalMachine:
         return LocalMachine(record.id, store.folder(record.id) / "machine", store.runs)
 
-    assert resume.resume(store, store.load("dev"), machine, finish).step == 1
+    assert find_resume_point(store, store.load("dev"), machine, finish).step == 1
     assert said == ["dev: its guardian is still taking it down"]
 
 
@@ -258,7 +260,7 @@ def test_a_run_that_another_launch_has_taken_up_meanwhile_is_left_alone(store: R
     store.update(record.id, state="verified")
     store.reopen(record.id, command=("true",), details={})
     with pytest.raises(UsageError, match="dev is live"):
-        resume.resume(store, read, lambda _: pytest.fail("not asked"), lambda _: None)
+        find_resume_point(store, read, lambda _: pytest.fail("not asked"), lambda _: None)
     assert store.load(record.id).live
 
 
@@ -314,7 +316,7 @@ def test_what_cannot_be_had_is_refused_before_anything_of_the_earlier_run_is_end
     monkeypatch.setattr(Home, "find", lambda: home)
     monkeypatch.setattr(launching.request_validation, "validate", lambda *_: "/nowhere")
     monkeypatch.setattr(launching.pricing, "make_priced_plan", nowhere)
-    monkeypatch.setattr(resume.take_down, "take_down", lambda *_: pytest.fail("ended too early"))
+    monkeypatch.setattr(take_down, "take_down", lambda *_: pytest.fail("ended too early"))
     output = Output(stdout=io.StringIO(), stderr=io.StringIO(), environ={})
     with pytest.raises(CapacityError):
         launch_run({"resume": record.id}, (), None, ("true",), output)
@@ -328,7 +330,7 @@ def test_a_mistyped_setting_is_refused_before_anything_of_the_earlier_run_is_end
     store.update(record.id, state="work")
     monkeypatch.setattr(Home, "find", lambda: home)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(resume.take_down, "take_down", lambda *_: pytest.fail("ended too early"))
+    monkeypatch.setattr(take_down, "take_down", lambda *_: pytest.fail("ended too early"))
     output = Output(stdout=io.StringIO(), stderr=io.StringIO(), environ={})
     for sets, flags in [(("train.lerning_rate=1",), {}), ((), {"model": "./nowhere"})]:
         with pytest.raises(LaunchError):

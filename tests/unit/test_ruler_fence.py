@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from launcher.client import ruler_score_group
 from launcher.client.ruler.conversations import messages_shown
-from launcher.client.ruler.judge_prompt import build_question, escape_json
+from launcher.client.ruler.judge_prompt import build_judge_prompt, escape_json
 from tests.support.played_judge import JudgeAsked, fair, fair_text, played_judge
 from tests.unit.test_ruler import Pauses, group, rewards, score
 
@@ -24,7 +24,7 @@ _TAG = re.compile(r"</?(context|tools|trajectory)( id=\"t-[0-9a-f]+\")?>\n?")
 def shown(*texts: str) -> tuple[str, list[str]]:
     """What the judge is sent of answers, and the ids."""
     conversations = [messages_shown([{"role": "user", "content": "Go."}, said(text)]) for text in texts]
-    asked = build_question(conversations, "Be fair.")
+    asked = build_judge_prompt(conversations, "Be fair.")
     return asked.messages[1]["content"], asked.ids
 
 

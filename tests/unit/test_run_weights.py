@@ -1,4 +1,4 @@
-"""run_weights.py and starting_point.py: what `RUN@STEP` means, for `--from` and for `launch export`."""
+"""run_weights.py and from_option.py: what `RUN@STEP` means, for `--from` and for `launch export`."""
 
 from __future__ import annotations
 

@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from launcher.backends import cloud, local
-from launcher.backends.cloud import CloudMachine
-from launcher.backends.local import LocalMachine
+from launcher.backends import cloud_machine, local_machine
+from launcher.backends.cloud_machine import CloudMachine
+from launcher.backends.local_machine import LocalMachine
 from launcher.backends.runtime_start import (
     MIN_START_SECONDS,
     RuntimeStart,
@@ -75,7 +75,7 @@ def waited(monkeypatch: pytest.MonkeyPatch) -> list[float]:
         def wait(self, token: str, keeper_code: Any, bound_seconds: float) -> None:
             seconds.append(bound_seconds)
 
-    for place in (local, cloud):
+    for place in (local_machine, cloud_machine):
         monkeypatch.setattr(place, "RuntimeStart", Waited)
     return seconds
 
@@ -103,11 +103,11 @@ def test_g23_a_rented_machine_is_waited_for_as_long_as_its_runtime_is_told(
             return lambda *words, **more: None
 
     for name in ("RemoteJob", "Link"):
-        monkeypatch.setattr(cloud, name, Stub)
+        monkeypatch.setattr(cloud_machine, name, Stub)
     monkeypatch.setattr(remote_machine, "RemoteFolder", Stub)
     monkeypatch.setattr(RemoteMachine, "user_home", "/home/u")
     monkeypatch.setattr(RemoteMachine, "host", None)
-    monkeypatch.setattr(cloud, "make_own_folder", lambda folder, owner: None)
+    monkeypatch.setattr(cloud_machine, "make_own_folder", lambda folder, owner: None)
     machine = CloudMachine("slip-01234567", tmp_path, infra=["aws"], gpus="H100:1", idle_minutes=10)
     machine.serve(CONFIG, "token")
     assert waited == [7200.0]

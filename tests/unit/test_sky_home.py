@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from launcher.backends.cloud import CloudMachine
+from launcher.backends.cloud_machine import CloudMachine
 from launcher.backends.machine_from_record import from_record
 from launcher.backends.skypilot import sky_process
 from launcher.backends.skypilot.sky_home import SkyHome

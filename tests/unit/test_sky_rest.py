@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.backends.cloud import CloudMachine
+from launcher.backends.cloud_machine import CloudMachine
 from launcher.backends.skypilot import cluster_teardown
 from launcher.backends.skypilot.cluster_request import ClusterRequest
 from launcher.backends.skypilot.cluster_teardown import ClusterTeardown

@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 
 from launcher.backends import machine_from_record
-from launcher.backends.cloud import CloudMachine
+from launcher.backends.cloud_machine import CloudMachine
 from launcher.backends.skypilot.sky_home import SkyHome
 from launcher.backends.skypilot.sky_process import SkyProcess
 from launcher.backends.skypilot.standby_home import STANDBY_FOLDER, StandbyHome

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from launcher.backends.local import LocalMachine
+from launcher.backends.local_machine import LocalMachine
 from launcher.base.errors import TeardownUnverified
 from launcher.base.processes import ProcessId
 from launcher.cli import teardown_verbs

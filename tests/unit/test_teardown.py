@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from launcher.backends import machine_from_record
-from launcher.backends.cloud import CloudMachine
+from launcher.backends.cloud_machine import CloudMachine
 from launcher.backends.skypilot import sky_home
 from launcher.backends.skypilot.sky_home import SkyHome
 from launcher.types.machine import Proof

@@ -27,7 +27,7 @@ TOP_LEVEL = {
 IMPORTERS = {
     "sky": {
         f"launcher/backends/skypilot/sky_{part}.py"
-        for part in ("account", "calls", "identity", "machines_by_name", "prices", "providers", "server")
+        for part in ("calls", "identity", "machines_by_name", "permissions", "prices", "providers", "server")
     },
     "vllm": {
         f"runtime/engine/{part}.py"

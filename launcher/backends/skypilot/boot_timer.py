@@ -4,7 +4,8 @@ On AWS the machine sets this timer at its boot, before anything has to reach it.
 ten more the machine shuts down, which stops it there (a stopped machine costs its disk, and `launch gc` ends
 it). The timer is cancelled when SkyPilot's own timer is read back as armed. On other clouds a machine takes
 no such command at boot, and the window stays; its length is in each run's summary.
-Neighbours: `cloud.py` arms and closes by these; `sky_config.py` has the commands in SkyPilot's configuration.
+Neighbours: `cloud_machine.py` arms and closes by these; `sky_config.py` has the commands in SkyPilot's
+configuration.
 """
 
 from __future__ import annotations

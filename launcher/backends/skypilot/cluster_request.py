@@ -1,6 +1,6 @@
 """The cluster that a run requests from SkyPilot: its GPUs, and the places where it may be.
 
-Neighbours: `cloud.py` makes it, `provision.py` carries it out, `provider_listings.py` and
+Neighbours: `cloud_machine.py` makes it, `provision.py` carries it out, `provider_listings.py` and
 `cluster_teardown.py` end its machines. Knows nothing of SkyPilot.
 """
 

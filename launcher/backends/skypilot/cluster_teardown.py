@@ -1,8 +1,8 @@
 """Ends a run's cluster and proves its end by the provider's own list, not by SkyPilot's.
 
-Neighbours: `cloud.py` is the machine whose end this is, `sky_process.py` makes the calls, in `sky_home.py`;
-`provider_listings.py` judges each place's answer; `standby_home.py` asks the providers if the run's own home
-cannot be written. Knows nothing of the link, of results or of how a machine came up.
+Neighbours: `cloud_machine.py` is the machine whose end this is, `sky_process.py` makes the calls, in
+`sky_home.py`; `provider_listings.py` judges each place's answer; `standby_home.py` asks the providers if the
+run's own home cannot be written. Knows nothing of the link, of results or of how a machine came up.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Finds machines at providers that belong to runs, by name and label, with or without a record.
 
-Neighbours: `cloud.py` labels what it launches, `cluster_teardown.py` ends a known run;
+Neighbours: `cloud_machine.py` labels what it launches, `cluster_teardown.py` ends a known run;
 `teardown/rented_leftovers.py` offers the found machines to `launch gc`. A cluster is called `slip-<8
 hex>-<the same 8 hex>` at its provider: the run's id, and the user id SkyPilot is given for it. Every user's
 runs are named so; the label tells whose run it is. Knows nothing of records.

@@ -6,7 +6,8 @@ counts as no answer. A place that cannot be asked counts as empty if the cluster
 a policy denies the account the list and this very cluster's request, both now and when it was tried. Any
 other place has to answer: its silence proves nothing.
 Neighbours: `cluster_teardown.py` ends and proves by these, `sky_providers.py` asks for the lists,
-`sky_account.py` makes the request; `cluster_request.py` has the request. Knows nothing of SkyPilot's books.
+`sky_permissions.py` makes the request; `cluster_request.py` has the request. Knows nothing of SkyPilot's
+books.
 """
 
 from __future__ import annotations

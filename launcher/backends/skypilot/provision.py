@@ -1,7 +1,7 @@
 """The first launch of a run's cluster: empty, so that autodown is armed before anything else happens.
 
 One cloud after the other, the cheapest first, each in a home without the other clouds' credentials, because
-SkyPilot uploads the credentials it finds to the machine (G16). Neighbours: `cloud.py` arms by this,
+SkyPilot uploads the credentials it finds to the machine (G16). Neighbours: `cloud_machine.py` arms by this,
 `sky_home.py` is the home, `cluster_teardown.py` ends its machines. Knows nothing of the machine's use.
 """
 

@@ -2,7 +2,7 @@
 
 Each run has a home of its own, which goes with it (`sky_home.py`); building the wheel takes 6 to 13 s of the
 time before a machine is armed. The wheel is kept in our cache, by SkyPilot's version; catalogs stay where
-SkyPilot itself keeps them, in the user's home. Neighbours: `cloud.py` saves the files of a launch,
+SkyPilot itself keeps them, in the user's home. Neighbours: `cloud_machine.py` saves the files of a launch,
 `prices.py` those it fetched. Knows nothing of their content.
 """
 

@@ -1,9 +1,9 @@
 """SkyPilot's private home for one run: one cloud's credentials, its own API server on its own port.
 
-Neighbours: `sky_process.py` calls SkyPilot in it, `sky_config.py` has its configuration, `cloud.py` makes one
-for each run and removes it when the machine is proven down. Each run has its own home, so that no run meets
-another's server, keys or state, and ending one ends no other. Its server is there while a machine is made and
-while one is ended, not in between. Knows nothing of clusters.
+Neighbours: `sky_process.py` calls SkyPilot in it, `sky_config.py` has its configuration, `cloud_machine.py`
+makes one for each run and removes it when the machine is proven down. Each run has its own home, so that no
+run meets another's server, keys or state, and ending one ends no other. Its server is there while a machine
+is made and while one is ended, not in between. Knows nothing of clusters.
 """
 
 from __future__ import annotations

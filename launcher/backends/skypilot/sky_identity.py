@@ -31,7 +31,7 @@ def account(cloud: str) -> Json | None:
         return None
 
 
-def another(cloud: str, accounts: Json) -> Json | None:
+def other_account(cloud: str, accounts: Json) -> Json | None:
     """The account that answers now, if it is not the run's own, by cloud in `accounts`; {"id": None} if the
     account is unknown. Google's lists are those of the run's own project, whichever account asks."""
     own = accounts.get(cloud)

@@ -1,7 +1,7 @@
 """Bounded calls of SkyPilot: each ends in an answer or in an error of ours, or is left behind.
 
-Neighbours: `sky_calls.py` is the process at the other end, in a `sky_home.py`; `cloud.py` asks. Translates
-SkyPilot's errors; knows nothing of the run.
+Neighbours: `sky_calls.py` is the process at the other end, in a `sky_home.py`; `cloud_machine.py` asks.
+Translates SkyPilot's errors; knows nothing of the run.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from launcher.backends.skypilot import sky_account, sky_identity
+from launcher.backends.skypilot import sky_identity, sky_permissions
 from launcher.backends.skypilot.sky_prices import machines_with, offers_at
 
 Json = dict[str, Any]
@@ -72,7 +72,7 @@ def _provider_configs(place: str, gpu: str, count: int, accounts: Json) -> list[
     regions = {region} if region else {str(offer["infra"]).partition("/")[2] for offer in offers}
     if cloud == "aws":
         near = [region] if region else sorted(regions)
-        had = None if sky_identity.another(cloud, accounts) else sky_account.regions(near)
+        had = None if sky_identity.other_account(cloud, accounts) else sky_permissions.regions(near)
         regions = regions if had is None else regions & had
     return [{"region": one} for one in sorted(regions)]
 
@@ -101,7 +101,7 @@ def instances(providers: list[Json], accounts: Json | None = None) -> Json:
         doubted = [denied or found == [] for found, _, denied in said]
         clouds = [_cloud(one) if doubt else "" for one, doubt in zip(providers, doubted, strict=True)]
         names = sorted(set(clouds))
-        answer = pool.map(lambda cloud: sky_identity.another(cloud, accounts or {}), names)
+        answer = pool.map(lambda cloud: sky_identity.other_account(cloud, accounts or {}), names)
         answering = dict(zip(names, answer, strict=True))
     others = [answering[cloud] for cloud in clouds]
     lists, why, denied = ([one[part] for one in said] for part in range(3))
@@ -116,7 +116,7 @@ def _answer(provider: Json) -> tuple[list[str] | None, str | None, bool]:
     try:
         return _listed(provider), None, False
     except Exception as error:  # noqa: BLE001 - after any error there is no list of this one
-        return None, f"{type(error).__name__}: {error}", sky_account.denied(error)
+        return None, f"{type(error).__name__}: {error}", sky_permissions.denied(error)
 
 
 def _listed(provider: Json) -> list[str]:

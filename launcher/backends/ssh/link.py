@@ -1,9 +1,9 @@
 """Forwards a local Unix socket to one on a machine: ssh, supervised and probed end to end.
 
-Neighbours: `cloud.py` opens one for its runtime, `relay.py` is in front of it and asks again after a loss.
-Only an HTTP answer through the link counts as health: on a frozen link ssh itself reports no problem. The
-machine's host key is pinned in the run's own file; the user's ssh configuration is not read. Knows nothing of
-SkyPilot or of the requests that go through it.
+Neighbours: `cloud_machine.py` opens one for its runtime, `relay.py` is in front of it and asks again after a
+loss. Only an HTTP answer through the link counts as health: on a frozen link ssh itself reports no problem.
+The machine's host key is pinned in the run's own file; the user's ssh configuration is not read. Knows
+nothing of SkyPilot or of the requests that go through it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The shell scripts that run on a rented machine: the launch task, the set-up, the serving.
 
-Neighbours: `cloud.py` hands these to `remote_job.py`. They run `runtime/fitness.py`, `bootstrap.py` and
-`keeper.py` from `CODE`, the folder that `push` filled. They contain no secret: secrets come on the job's
+Neighbours: `cloud_machine.py` hands these to `remote_job.py`. They run `runtime/fitness.py`, `bootstrap.py`
+and `keeper.py` from `CODE`, the folder that `push` filled. They contain no secret: secrets come on the job's
 stdin, through a pipe, so none is ever in a file there. Knows nothing of how they get there.
 """
 
@@ -42,8 +42,8 @@ mkdir -p "$root"
 "$python" -m runtime.bootstrap --variant {variant} --root "$root" > {python}.new
 mv {python}.new {python}
 """
-# It runs itself again under `runtime.shield`, out of reach of the machine's metadata service. Only that
-# second process reads the secrets. `export` and `read` are the shell's own, so no secret is in a command
+# It runs itself again under `runtime.metadata_shield`, out of reach of the machine's metadata service. Only
+# that second process reads the secrets. `export` and `read` are the shell's own, so no secret is in a command
 # line. The supervisor hands each child its part.
 _SERVE = """
 cd {state}
@@ -51,7 +51,7 @@ code=~/{code}
 python=$(cat {python})
 export PYTHONPATH="$code" PATH="$(dirname "$python"):$PATH"
 if [ $# = 0 ]; then
-  "$python" -m runtime.shield -- bash "$0" shielded
+  "$python" -m runtime.metadata_shield -- bash "$0" shielded
   ended=$?
   echo $ended > {exit}
   exit $ended

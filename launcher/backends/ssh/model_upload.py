@@ -1,9 +1,9 @@
 """Uploads a user's own model to a machine: only the files that are read, with progress; an interrupted upload
 resumes.
 
-Neighbours: `cloud.py` calls this once the machine is known to have room, `remote_folder.py` is its folder
-there, `machine_presence.py` tells whether it is worth trying again. A model of the hub is downloaded by the
-machine itself. `uploads.py` does the copying. Knows nothing of models.
+Neighbours: `cloud_machine.py` calls this once the machine is known to have room, `remote_folder.py` is its
+folder there, `machine_presence.py` tells whether it is worth trying again. A model of the hub is downloaded
+by the machine itself. `uploads.py` does the copying. Knows nothing of models.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """A run's folder on a machine, over ssh: writes to it, lists it, copies from it.
 
-Neighbours: `cloud.py` owns one, `link.py` reaches the machine, `results_download.py` downloads its results;
-`runtime_start.py`, `results_copy.py` and `durable.py` read the copy here as if the run were on this computer.
-Content goes over ssh's stdin, never into a command line; secrets go into no file at all (`remote_job.py`).
-Knows nothing of SkyPilot.
+Neighbours: `cloud_machine.py` owns one, `link.py` reaches the machine, `results_download.py` downloads its
+results; `runtime_start.py`, `results_copy.py` and `durable.py` read the copy here as if the run were on this
+computer. Content goes over ssh's stdin, never into a command line; secrets go into no file at all
+(`remote_job.py`). Knows nothing of SkyPilot.
 """
 
 from __future__ import annotations

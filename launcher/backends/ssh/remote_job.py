@@ -1,10 +1,10 @@
 """A script that runs on a machine by itself: in a session of its own, with a log and an exit file.
 
-Neighbours: `cloud.py` sets up and serves by these, `machine_scripts.py` has the scripts, `link.py` is the way
-there. The scripts run over our own ssh and not as SkyPilot's jobs: a SkyPilot job costs 10 to 25 s before it
-begins, and its log comes only at its end. A script here costs under a second, shows its lines as they come,
-and like a job outlives the link that started it. Its stdin goes there in the same message and stays in
-memory. Knows nothing of the scripts' work.
+Neighbours: `cloud_machine.py` sets up and serves by these, `machine_scripts.py` has the scripts, `link.py` is
+the way there. The scripts run over our own ssh and not as SkyPilot's jobs: a SkyPilot job costs 10 to 25 s
+before it begins, and its log comes only at its end. A script here costs under a second, shows its lines as
+they come, and like a job outlives the link that started it. Its stdin goes there in the same message and
+stays in memory. Knows nothing of the scripts' work.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A rented machine over ssh: its host, its user's home, and the run's folders there.
 
-Neighbours: `cloud.py` asks, `link.py` is the way to a host, `remote_folder.py` one folder on it. Of SkyPilot
-it knows only the cluster's entry in the books.
+Neighbours: `cloud_machine.py` asks, `link.py` is the way to a host, `remote_folder.py` one folder on it. Of
+SkyPilot it knows only the cluster's entry in the books.
 """
 
 from __future__ import annotations

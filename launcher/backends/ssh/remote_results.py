@@ -1,8 +1,9 @@
-"""The results of a rented machine: brought home at its end, made durable while it lives, sent to a new one.
+"""The results of a rented machine: brought home at its end, made durable while it lives. For a resume they
+are sent from here to the new machine.
 
-Neighbours: `cloud.py` is the machine, `results_download.py` copies to the run's folder here, from where
-`results_copy.py` and `durable.py` take them as from a local run; `timer_reset.py` keeps the machine alive
-meanwhile. Knows nothing of how a machine starts and ends.
+Neighbours: `cloud_machine.py` is the machine, `results_download.py` copies to the run's folder here, from
+where `results_copy.py` and `durable.py` take them as from a local run; `timer_reset.py` keeps the machine
+alive meanwhile. Knows nothing of how a machine starts and ends.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ _LOGS_EVERY_SECONDS = 60.0
 
 class RemoteResults:
     """The results of one run. `here`: the copy of its folder on this computer. `remote`: the folder itself.
-    `gone`: whether the machine is gone. `door`: the gateway's socket on this computer, and `token` its token,
-    once served. `within_limits`: whether the run's limits let the machine stay.
+    `gone`: whether the machine is gone. `gateway_socket`: the gateway's socket on this computer, and `token`
+    its token, once served. `within_limits`: whether the run's limits let the machine stay.
     """
 
     def __init__(
@@ -43,7 +44,7 @@ class RemoteResults:
         here: Path,
         remote: Callable[[], RemoteFolder],
         gone: Callable[[], bool],
-        door: Path,
+        gateway_socket: Path,
         within_limits: Callable[[], bool],
         copy_rate: float | None,
     ) -> None:
@@ -51,7 +52,7 @@ class RemoteResults:
         self._here = here
         self._remote = remote
         self._gone = gone
-        self._door = door
+        self._gateway_socket = gateway_socket
         self._within_limits = within_limits
         self._copy_rate = CopyRate(copy_rate)
         self._looked_at = self._logs_at = float("-inf")
@@ -81,7 +82,8 @@ class RemoteResults:
     def upload_checkpoints(
         self, results: Path, progress: Progress, on_disconnect: Callable[[], object]
     ) -> int:
-        """See machine.py. Meanwhile the machine does not end itself: no runtime is there to keep it."""
+        """Send the checkpoints at home to the new machine of a resumed run; see machine.py. Meanwhile the
+        machine does not end itself: no runtime is there to keep it."""
         remote = self._remote()
         with resetting_timer(remote.reset_timer, self._within_limits):
             return checkpoint_upload.upload(
@@ -112,7 +114,7 @@ class RemoteResults:
     def _remote_step(self) -> int | None:
         """The runtime's newest step; None when it does not answer, or has none."""
         try:
-            status, body = get_json(self._door, "/slipway/status", self.token)
+            status, body = get_json(self._gateway_socket, "/slipway/status", self.token)
         except OSError:
             return None
         return int(body["step"]) if status == 200 and isinstance(body, dict) else None

@@ -1,10 +1,10 @@
 """Downloads a run's results from its machine: the newest checkpoint and the pinned ones, their weights first,
 then the rest that a resume needs and the rollout texts; metrics line by line; logs last.
 
-Neighbours: `cloud.py` asks for it, at the end at full speed and while the run lives at `copy_rate.py`'s;
-`remote_staging.py` stages the files there; `rsync.py` copies, over an ssh connection of the copy's own: never
-the one that the rollouts go through (`link.py`). The copy here has the machine's layout, for
-`results_copy.py` to check.
+Neighbours: `cloud_machine.py` asks for it, at the end at full speed and while the run lives at
+`copy_rate.py`'s; `remote_staging.py` stages the files there; `rsync.py` copies, over an ssh connection of the
+copy's own: never the one that the rollouts go through (`link.py`). The copy here has the machine's layout,
+for `results_copy.py` to check.
 """
 
 from __future__ import annotations

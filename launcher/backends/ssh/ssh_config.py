@@ -4,8 +4,9 @@ runs.
     ~/.ssh/config          Include "…/runs/*/ssh_config"      the one line, first, if the user agreed to it
     runs/<id>/ssh_config   Host slip-0123abcd my-name …       while the machine lives
 
-The machine's host key is the one the run has pinned. Neighbours: `cloud.py` writes and forgets, `run.py` and
-`launch ssh` add the line when they may. Knows nothing of SkyPilot, and nothing of the user's other lines.
+The machine's host key is the one the run has pinned. Neighbours: `cloud_machine.py` writes and forgets,
+`run.py` and `launch ssh` add the line when they may. Knows nothing of SkyPilot, and nothing of the user's
+other lines.
 """
 
 from __future__ import annotations

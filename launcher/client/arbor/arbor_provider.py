@@ -89,8 +89,8 @@ def _configure_lm(lm: dspy.LM, api_key: str) -> None:
 
 def _is_sampled_for_training(lm: Any) -> bool:
     """Whether a job of DSPy's own GRPO samples with it: only then its untagged answers are trained."""
-    sampling = getattr(lm, "sampling", None)
-    return sampling is not None and not sampling.is_over
+    job = getattr(lm, "grpo_job", None)
+    return job is not None and not job.is_over
 
 
 def _has_arbor_provider(lm: Any) -> bool:

@@ -1,6 +1,6 @@
 """DSPy's engine for the run's endpoint: a canonical request out with our tags, a canonical response back.
 
-Neighbours: `lm.py` puts it under a `dspy.LM`, `tagging.py` knows the calling predictor, `live_sampling.py`
+Neighbours: `lm.py` puts it under a `dspy.LM`, `tagging.py` knows the calling predictor, `grpo_job_context.py`
 whether it is trained outside a rollout, `wire.py` carries it. DSPy 3.4 requires this of a custom LM
 (`complete(Request) -> Response`; `forward` is deprecated). Each `complete` is one sample. Retries are the
 wire's, with one request id, so DSPy's own are off: they would be a second sample under the same rollout (C6).
@@ -23,7 +23,7 @@ from dspy import lm15
 
 from launcher.client.alarms import repeated_share
 from launcher.client.connection import Connection
-from launcher.client.dspy.live_sampling import current_sampling
+from launcher.client.dspy.grpo_job_context import active_job
 from launcher.client.dspy.program_rollout import AnswerRecord, Call, RolloutEnded
 from launcher.client.dspy.tagging import begin_call, current_rollout, is_untagged
 from launcher.client.dspy.version_names import parse_version
@@ -127,8 +127,8 @@ def _sampling_and_headers(
         return call.sampling, {}
     if is_in_rollout(connection):
         return {}, {}  # it is tagged as it is sent
-    job = current_sampling()
-    return ({}, {PURPOSE_HEADER: "eval"}) if job is None else (job.overrides, {})
+    job = active_job()
+    return ({}, {PURPOSE_HEADER: "eval"}) if job is None else (job.sampling_overrides, {})
 
 
 def _split_text_deltas(events: Iterable[Any]) -> Iterator[Any]:

@@ -17,7 +17,7 @@ from dspy.clients.base_lm import LM_CLASS_STATE_KEY, BaseLM
 
 from launcher.client.dspy import default_lm_fallback, dspy_compat, version_pinning
 from launcher.client.dspy.engine import BASE_MODEL, PolicyEngine
-from launcher.client.dspy.live_sampling import LiveSampling, sampling_for_job
+from launcher.client.dspy.grpo_job_context import ActiveGrpoJob, requests_of_job
 from launcher.client.dspy.tagging import current_rollout
 from launcher.client.dspy.version_names import parse_version, served_version_name
 from launcher.client.session import Session, connect
@@ -55,7 +55,7 @@ class PolicyLM(dspy.LM):
     ) -> None:
         self.session = session or connect()
         self.compiled = self.is_fallback = False
-        self.sampling: LiveSampling | None = None  # of the job that trains it, while DSPy's own GRPO does
+        self.grpo_job: ActiveGrpoJob | None = None  # while DSPy's own GRPO trains this LM
         self.requested_cache = cache  # DSPy's GRPO turns it off, and back on only if nothing goes wrong
         is_newest = model is None
         if model is None:
@@ -96,7 +96,7 @@ class PolicyLM(dspy.LM):
         """A copy over the same engine that no compile has named."""
         copied = self.copy()
         copied.compiled = copied.is_fallback = False
-        copied.sampling = None
+        copied.grpo_job = None
         return copied
 
     def use_version(self, model: str) -> None:
@@ -122,12 +122,12 @@ class PolicyLM(dspy.LM):
 
     def __call__(self, prompt: Any = None, *, messages: Any = None, **kwargs: Any) -> Any:
         self._log_fallback_use()
-        with sampling_for_job(self.sampling):
+        with requests_of_job(self.grpo_job):
             return super().__call__(prompt, messages=messages, **self._with_cache_key(kwargs))
 
     async def acall(self, prompt: Any = None, *, messages: Any = None, **kwargs: Any) -> Any:
         self._log_fallback_use()
-        with sampling_for_job(self.sampling):
+        with requests_of_job(self.grpo_job):
             return await super().acall(prompt, messages=messages, **self._with_cache_key(kwargs))
 
     def _with_cache_key(self, kwargs: dict[str, Any]) -> dict[str, Any]:

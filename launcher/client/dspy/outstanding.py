@@ -1,8 +1,8 @@
 """The examples that are still to be rolled out at a place, by the names of their tickets.
 
 A ticket is named by the step it was planned for and its place there (0 to E-1 the step's own examples, from E
-on those rolled out besides), whatever step it is trained in. Neighbours: `pool.py` has the outstanding
-tickets and begins them, `training_place.py` keeps it. Knows nothing of examples or runs.
+on those rolled out besides), whatever step it is trained in. Neighbours: `rollout_pool.py` has the
+outstanding tickets and begins them, `training_place.py` keeps it. Knows nothing of examples or runs.
 """
 
 from __future__ import annotations

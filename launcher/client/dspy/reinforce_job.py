@@ -1,10 +1,10 @@
 """One `lm.reinforce(…)` of DSPy's own GRPO: its groups become steps of the run, one for each of its steps.
 
-Neighbours: `provider.py` names it, `reinforce_groups.py` converts DSPy's groups, `live_sampling.py` lets the
-LM's untagged answers be trained meanwhile, `job_train_kwargs.py` resolves its keywords. DSPy's loop does not
-end on errors, so these errors are raised out of it: an endpoint that is away, a step that failed, a training
-in which no step was taken. launcher.client.GRPO is the better loop: it trains the sampled tokens, and resumes
-without sampling again. Knows nothing of programs.
+Neighbours: `provider.py` names it, `reinforce_groups.py` converts DSPy's groups, `grpo_job_context.py` lets
+the LM's untagged answers be trained meanwhile, `job_train_kwargs.py` resolves its keywords. DSPy's loop does
+not end on errors, so these errors are raised out of it: an endpoint that is away, a step that failed, a
+training in which no step was taken. launcher.client.GRPO is the better loop: it trains the sampled tokens,
+and resumes without sampling again. Knows nothing of programs.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from dspy.clients.utils_finetune import TrainDataFormat, TrainingStatus
 from launcher.base.sanitize import plain_text as sanitized
 from launcher.client.dspy import version_names, version_pinning
 from launcher.client.dspy.compile_start import record_version
+from launcher.client.dspy.grpo_job_context import ActiveGrpoJob
 from launcher.client.dspy.job_places import begin_job
 from launcher.client.dspy.job_train_kwargs import resolve_for_job
-from launcher.client.dspy.live_sampling import LiveSampling
 from launcher.client.dspy.reinforce_groups import GroupDeduplicator
 from launcher.client.dspy.training_place import Place
 from launcher.client.failures import Refused, Rewound, TrainingFailed
@@ -83,10 +83,10 @@ class SlipwayReinforceJob(ReinforceJob):
             _log(note)
         self.place: Place = begin_job("dspy reinforce", self.train_kwargs, self.session)
         self._steps_to_skip = math.inf if self.place.superseded else self.place.step
-        sampling = LiveSampling({"temperature": temperature})
+        active = ActiveGrpoJob({"temperature": temperature})
         # An exception within DSPy's loop drops the job, and nothing else reports its end.
-        self._release = weakref.finalize(self, _end_sampling, self.lm, sampling)
-        self.lm.sampling = sampling
+        self._release = weakref.finalize(self, _end_job, self.lm, active)
+        self.lm.grpo_job = active
         self._use_newest(self.session.version)
         self._status = TrainingStatus.running
         _log(f"DSPy's own loop trains {self.lm.model}, sampling at temperature {temperature:g}")
@@ -277,11 +277,11 @@ def _use_version(lm: Any, name: str) -> None:
         lm.model = _model_prefix(lm) + name
 
 
-def _end_sampling(lm: Any, sampling: LiveSampling) -> None:
+def _end_job(lm: Any, active: ActiveGrpoJob) -> None:
     """The LM's answers are evaluations again, and its cache is as it was made."""
-    sampling.is_over = True
-    if lm.sampling is sampling:
-        lm.sampling = None
+    active.is_over = True
+    if lm.grpo_job is active:
+        lm.grpo_job = None
         lm.cache = getattr(lm, "requested_cache", True)
 
 

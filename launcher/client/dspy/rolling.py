@@ -1,11 +1,11 @@
 """One step's rollouts: its examples' runs, and with dynamic sampling those of others in place of
 zero-variance groups.
 
-Neighbours: `training.py` asks for each step and sends it; `pool.py` has the runs in progress, also of later
-steps; `grouping.py` makes the groups, `sampler.py` chooses the examples. A group whose rewards are all equal
-teaches nothing (DAPO, arXiv 2503.14476): other examples are rolled out besides, up to a bound. Every group is
-sent, those without variance too: the trainer leaves them out, and counts them by that reason. Knows nothing
-of training or of the wire.
+Neighbours: `training.py` asks for each step and sends it; `rollout_pool.py` has the runs in progress, also of
+later steps; `grouping.py` makes the groups, `sampler.py` chooses the examples. A group whose rewards are all
+equal teaches nothing (DAPO, arXiv 2503.14476): other examples are rolled out besides, up to a bound. Every
+group is sent, those without variance too: the trainer leaves them out, and counts them by that reason. Knows
+nothing of training or of the wire.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ import dspy
 from launcher.client.dspy.grouping import GroupingResult, RewardRules, build_groups
 from launcher.client.dspy.lm import PolicyLM
 from launcher.client.dspy.outstanding import Key, Outstanding
-from launcher.client.dspy.pool import Bounds, Pool, Taken
 from launcher.client.dspy.predictors import Predictors
 from launcher.client.dspy.program_rollout import ProgramRollout
 from launcher.client.dspy.report import Journal, Report, plural
+from launcher.client.dspy.rollout_pool import PoolBounds, RolloutPool, StepTickets
 from launcher.client.dspy.rollouts import (
     DEFAULT_CONCURRENCY,
     MAX_CONCURRENCY,
@@ -79,7 +79,7 @@ class Rolled:
 
     `seconds`: how long the step waited for them. `staleness`: by the number of steps that a version is older
     than the served one, the number of answers it sampled. `stale`: the number of examples that were left out
-    before it. `outstanding`: see `Taken`.
+    before it. `outstanding`: see `StepTickets`.
     """
 
     step: int
@@ -160,7 +160,7 @@ class Rolling:
     vain: Vain
     # Part of every rollout's id.
     _token: str = ""
-    _pool: Pool | None = None
+    _pool: RolloutPool | None = None
     _quiet: ExitStack = field(default_factory=ExitStack)
     _untagged_before: int = 0
     runner: Runner = field(init=False)
@@ -189,9 +189,9 @@ class Rolling:
         own = self.sampler.per_step * self.sampling.rollouts
         workers = self.runner.workers(self.sampling.concurrency(own))
         extra = self.sampling.max_extra_rollouts // self.sampling.rollouts
-        bounds = Bounds(self.steps, self.sampler.per_step, extra, self.staleness)
+        bounds = PoolBounds(self.steps, self.sampler.per_step, extra, self.staleness)
         self._quiet.enter_context(quiet_dspy())
-        self._pool = Pool(bounds, workers, self._ticket, done, outstanding)
+        self._pool = RolloutPool(bounds, workers, self._ticket, done, outstanding)
 
     def end(self) -> None:
         """No run is in progress any more; those in no step are counted."""
@@ -236,7 +236,7 @@ class Rolling:
         lags, stale = self._staleness_counts(finished), len(taken.stale)
         return Rolled(step, finished, grouped, seconds, groups, lags, stale, taken.outstanding)
 
-    def _count(self, step: int, taken: Taken, grouped: GroupingResult) -> None:
+    def _count(self, step: int, taken: StepTickets, grouped: GroupingResult) -> None:
         self.report.add_rollouts(grouped)
         for kind, text in grouped.notes.items():
             self.journal.note_once(kind, text)
@@ -261,7 +261,7 @@ class Rolling:
             )
 
     @property
-    def _live(self) -> Pool:
+    def _live(self) -> RolloutPool:
         if self._pool is None:
             raise RuntimeError("begin() comes first")
         return self._pool

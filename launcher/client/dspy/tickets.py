@@ -1,7 +1,7 @@
 """A ticket: one example to roll out, its group's runs, and their result.
 
-Neighbours: `pool.py` begins tickets and takes them out, `rolling.py` makes and judges them, `outstanding.py`
-has their names. Knows nothing of steps.
+Neighbours: `rollout_pool.py` begins tickets and takes them out, `rolling.py` makes and judges them,
+`outstanding.py` has their names. Knows nothing of steps.
 """
 
 from __future__ import annotations

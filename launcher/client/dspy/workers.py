@@ -1,8 +1,8 @@
 """Jobs side by side in threads, each with a bound of its own: one that hangs delays no other.
 
-Neighbours: `rollouts.py` runs programs in it, `pool.py` keeps it busy over many steps. Threads are daemons in
-a copy of their caller's context: DSPy's settings come along, and a job that hangs delays neither the others
-nor the end of the process. Knows nothing of programs, examples or the policy.
+Neighbours: `rollouts.py` runs programs in it, `rollout_pool.py` keeps it busy over many steps. Threads are
+daemons in a copy of their caller's context: DSPy's settings come along, and a job that hangs delays neither
+the others nor the end of the process. Knows nothing of programs, examples or the policy.
 """
 
 from __future__ import annotations

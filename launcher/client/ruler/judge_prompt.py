@@ -48,7 +48,7 @@ _LETTERS_LIKE_A_TAG = frozenset("\u1433\u1438\u16b2\u02c2\u02c3\u02f1\u02f2\u145
 
 
 @dataclass(frozen=True)
-class Question:
+class JudgePrompt:
     """`ids`: the conversations' ids, in the conversations' order; they are shown in another order."""
 
     messages: list[dict[str, Any]]
@@ -57,9 +57,9 @@ class Question:
     digest: str
 
 
-def build_question(
+def build_judge_prompt(
     conversations: Sequence[Sequence[Mapping[str, Any]]], rubric: str, tools: Sequence[Any] | None = None
-) -> Question:
+) -> JudgePrompt:
     """The question about conversations that differ from one another."""
     texts = [json.dumps(one, sort_keys=True) for one in conversations]
     whole = json.dumps([rubric, tools, sorted(texts)], sort_keys=True)
@@ -75,7 +75,7 @@ def build_question(
         {"role": "system", "content": _SYSTEM_PROMPT.format(rubric=rubric)},
         {"role": "user", "content": "\n\n".join(parts)},
     ]
-    return Question(messages, ids, digest)
+    return JudgePrompt(messages, ids, digest)
 
 
 def scores_format(ids: Sequence[str]) -> dict[str, Any]:

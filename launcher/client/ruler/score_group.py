@@ -22,7 +22,7 @@ from launcher.client.ruler.conversations import Conversation, conversation_of, m
 from launcher.client.ruler.judge_answer import JudgeScore, parse_scores
 from launcher.client.ruler.judge_cache import JudgementCache
 from launcher.client.ruler.judge_failures import JudgeFailed
-from launcher.client.ruler.judge_prompt import DEFAULT_RUBRIC, build_question, escape_json, scores_format
+from launcher.client.ruler.judge_prompt import DEFAULT_RUBRIC, build_judge_prompt, escape_json, scores_format
 from launcher.client.ruler.judge_protocol import Judge
 from launcher.client.ruler.judge_retries import Tries, ask_with_retries
 from launcher.client.ruler.judge_usage import Usage
@@ -128,21 +128,25 @@ async def _judge(
     distinct: list[Conversation] = []
     for one in conversations:
         distinct += [] if one in distinct else [one]
-    asked = build_question(distinct, rubric, tools)
+    prompt = build_judge_prompt(distinct, rubric, tools)
     kept = cache if isinstance(cache, JudgementCache | None) else JudgementCache(cache)
     identity = judge.identity if kept is not None else None
-    scores = kept.find(identity, asked.digest) if kept is not None and identity is not None else None
+    scores = kept.find(identity, prompt.digest) if kept is not None and identity is not None else None
     usage = Usage()
-    if scores is None or scores.keys() != set(asked.ids):
+    if scores is None or scores.keys() != set(prompt.ids):
         scores, usage = await ask_with_retries(
-            judge, asked.messages, scores_format(asked.ids), lambda text: parse_scores(text, asked.ids), tries
+            judge,
+            prompt.messages,
+            scores_format(prompt.ids),
+            lambda text: parse_scores(text, prompt.ids),
+            tries,
         )
         if kept is not None and identity is not None:
             try:
-                kept.keep(identity, asked.digest, scores)
+                kept.keep(identity, prompt.digest, scores)
             except OSError as error:  # a full disk: it is paid for, and stands all the same
                 _log(f"RULER: a judgement is not kept: {error}")
-    return [scores[asked.ids[distinct.index(one)]] for one in conversations], usage
+    return [scores[prompt.ids[distinct.index(one)]] for one in conversations], usage
 
 
 def _log_scores(found: Sequence[JudgeScore]) -> None:

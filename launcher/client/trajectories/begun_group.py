@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Awaitable
 from dataclasses import dataclass, field
 
-from launcher.client.trajectories.gather_context import GatherContext, PartContext, use_context
+from launcher.client.trajectories.gather_context import GatherContext, GroupContext, use_context
 from launcher.client.trajectories.gathering import AfterEach, expected_size, gather_group
 from launcher.client.trajectories.members import choices_of, to_float, version_of
 from launcher.client.trajectories.trajectory_group import TrajectoryGroup, close_unawaited
@@ -36,7 +36,7 @@ class BegunGroup:
     task: asyncio.Task[list[TrajectoryGroup]] = field(init=False)
 
     def __post_init__(self) -> None:
-        self._part = PartContext(total=expected_size(self.pending), whole=self.whole)
+        self._part = GroupContext(total=expected_size(self.pending), whole=self.whole)
         self.task = asyncio.create_task(self._gathered())
         # One that is cancelled before it began has begun none of its coroutines.
         self.task.add_done_callback(lambda _: close_unawaited(self.pending))

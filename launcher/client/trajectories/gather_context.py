@@ -84,7 +84,7 @@ class GatherContext:
 
 
 @dataclass
-class PartContext(GatherContext):
+class GroupContext(GatherContext):
     """One group's part of a gathering, that may leave it: counted by itself, and in the `whole`."""
 
     whole: GatherContext = field(default_factory=GatherContext)

@@ -1,1 +1,1 @@
-"""One completion request, from the door to an engine and back."""
+"""One completion request, from its route to an engine and back."""

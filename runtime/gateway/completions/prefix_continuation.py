@@ -4,8 +4,8 @@ A client that sends a conversation again with its answers unchanged goes on from
 by the chat template. The engine gets the ids of the earlier turn as they were, then those that the template
 adds (exact_prompt.py), and the turns are one sequence (samples/turns.py). If that is impossible, the request
 is sent like any other, and the reason is recorded: a step counts it.
-Neighbours: proxy.py asks once per request; samples/conversations.py has the names by which answers are found;
-engine/last_turn_parsing.py is the engine's side. Never the reason why a request fails.
+Neighbours: proxy.py asks once per request; samples/conversation_names.py has the names by which answers are
+found; engine/last_turn_parsing.py is the engine's side. Never the reason why a request fails.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from runtime.gateway.completions.exact_prompt import EarlierTurn, ExactPrompts, 
 from runtime.gateway.completions.request_parsing import ParsedRequest
 from runtime.gateway.engines.engine_client import EngineClient, EngineError
 from runtime.gateway.requests import distribution
-from runtime.gateway.samples import conversations
+from runtime.gateway.samples import conversation_names
 from runtime.gateway.samples.content_key import Call
-from runtime.gateway.samples.conversations import ConversationPrefix, NoNameError
+from runtime.gateway.samples.conversation_names import ConversationPrefix, NotConversationError
 from runtime.gateway.samples.journal import Conversation, Exchange, Sample
 from runtime.gateway.samples.sample_ref import SampleRef
 from runtime.gateway.samples.samples import SampleStore
@@ -64,7 +64,7 @@ class ChatTurn:
 
     def answered(self, text: str, calls: Iterable[Call]) -> str | None:
         """The name by which a later request finds this answer."""
-        return conversations.answered(self.question, text, calls)
+        return conversation_names.name_with_answer(self.question, text, calls)
 
     def plainly(self, why: str) -> ChatTurn:
         """The same, asked as any other request."""
@@ -93,9 +93,9 @@ class PrefixContinuation:
             return None
         messages = asked.body["messages"]
         try:
-            begun = conversations.prefixes(asked.tags, messages)
-            tools = conversations.digest_of(asked.body.get("tools") or [])
-        except NoNameError:
+            begun = conversation_names.prefixes(asked.tags, messages)
+            tools = conversation_names.digest_of(asked.body.get("tools") or [])
+        except NotConversationError:
             return None
         turn = ChatTurn(begun[-1], Conversation(begun[-1].name, begun[-1].bare, tools))
         found = self._found(messages, begun)
@@ -106,7 +106,7 @@ class PrefixContinuation:
     def _found(self, messages: list[Any], begun: list[ConversationPrefix]) -> _Found | str | None:
         """The latest answer that this conversation has as it was given, or why it has none of them."""
         index = self._store.turns
-        answers = [place for place, message in enumerate(messages) if conversations.is_answer(message)]
+        answers = [place for place, message in enumerate(messages) if conversation_names.is_answer(message)]
         for place in reversed(answers):
             if (ref := index.answer(begun[place + 1].name)) is not None:
                 return _Found(ref, place)
@@ -137,7 +137,7 @@ class PrefixContinuation:
         conversation = replace(
             turn.conversation,
             continues=sample.id,
-            shown=conversations.digest_of(plain),
+            shown=conversation_names.digest_of(plain),
             shown_tokens=len(plain),
         )
         fields = {
@@ -174,7 +174,7 @@ def _earlier_turn(messages: list[Any], place: int, exchange: Exchange, sample: S
     digest = said.shown if said and said.shown else None
 
     def was_shown(ids: Ids) -> bool:
-        return ids == prompt if digest is None else conversations.digest_of(ids) == digest
+        return ids == prompt if digest is None else conversation_names.digest_of(ids) == digest
 
     return EarlierTurn(
         prompt=prompt,

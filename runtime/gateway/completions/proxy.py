@@ -63,7 +63,7 @@ class Completions:
 
     def __init__(
         self,
-        engines: EnginePool,
+        pool: EnginePool,
         versions: Versions,
         store: SampleStore,
         check: FieldCheck,
@@ -72,7 +72,7 @@ class Completions:
         warnings: Warnings,
     ) -> None:
         """`ignored_fields`: the fields of a request that have no effect here; its answer names them."""
-        self._fleet = engines
+        self._pool = pool
         self._versions = versions
         self._store = store
         self._check = check
@@ -158,14 +158,14 @@ class Completions:
         deaths = failures = 0
         failed: Engine | None = None
         while True:
-            engine = await self._fleet.pick(served.version, routing_key_of(asked), failed)
+            engine = await self._pool.pick(served.version, routing_key_of(asked), failed)
             engine.in_flight += 1
             try:
                 turn = await self._continuing.turn(asked, body, engine.client)
                 await self._ask(engine, asked, served, body, turn, flight)
                 return
             except EngineGoneError as error:
-                self._fleet.mark_unreachable(engine)
+                self._pool.mark_unreachable(engine)
                 deaths += 1
                 if flight.has_started or deaths >= MAX_ENGINE_DEATHS:
                     raise not_ready(f"the engine died while answering: {error}") from error

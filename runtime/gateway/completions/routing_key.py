@@ -1,4 +1,4 @@
-"""The routing key of a request: its rollout, and digests of the questions it may continue.
+"""The routing key of a request: its rollout, and digests of the prompts it may continue.
 
 Neighbours: proxy.py asks once per attempt; engines/router.py sends a request to the engine with a cached
 prefix. prefix_continuation.py finds the very answer that a turn goes on from, in ids; this only names the
@@ -14,18 +14,18 @@ import msgspec
 
 from runtime.gateway.completions.request_parsing import ParsedRequest
 from runtime.gateway.engines.router import RoutingKey
-from runtime.gateway.samples.conversations import is_answer
+from runtime.gateway.samples.conversation_names import is_answer
 
 _DIGEST_BYTES = 16
 
 
 def routing_key_of(asked: ParsedRequest) -> RoutingKey:
     """Digests are made only when needed: a long conversation takes a while to read."""
-    return RoutingKey(asked.tags.rollout, lambda: _questions(asked))
+    return RoutingKey(asked.tags.rollout, lambda: _prompt_prefixes(asked))
 
 
-def _questions(asked: ParsedRequest) -> tuple[bytes, ...]:
-    """The whole question, and the one before its last answer, as that was asked."""
+def _prompt_prefixes(asked: ParsedRequest) -> tuple[bytes, ...]:
+    """The whole prompt, and its part before the last answer, by digest: that prompt was asked then."""
     if asked.kind == "completion":
         return (_digest(asked.body["prompt"]),)
     messages, tools = asked.body["messages"], asked.body.get("tools")
@@ -34,5 +34,5 @@ def _questions(asked: ParsedRequest) -> tuple[bytes, ...]:
     return (whole, _digest([tools, messages[: answers[-1]]])) if answers else (whole,)
 
 
-def _digest(question: Any) -> bytes:
-    return hashlib.blake2b(msgspec.json.encode(question), digest_size=_DIGEST_BYTES).digest()
+def _digest(prompt: Any) -> bytes:
+    return hashlib.blake2b(msgspec.json.encode(prompt), digest_size=_DIGEST_BYTES).digest()

@@ -43,16 +43,16 @@ class EnginePool:
     def __init__(
         self,
         clients: list[EngineClient],
-        machine: SupervisorStatus,
+        supervisor_status: SupervisorStatus,
         reload_after_restart: Callable[[EngineClient], Awaitable[None]],
         reload_on_demand: Reload,
     ) -> None:
         self.engines = [Engine(f"engine-{index}", client) for index, client in enumerate(clients)]
-        self._machine = machine
+        self._supervisor_status = supervisor_status
         self._reload_after_restart = reload_after_restart
         self._reload_on_demand = reload_on_demand
         self._changed = asyncio.Event()
-        self.placement = Router()
+        self.router = Router()
         self.was_ready = False
 
     @property
@@ -78,7 +78,7 @@ class EnginePool:
                 others = [engine for engine in ready if engine is not excluded] or ready
                 if key is None or len(self.engines) == 1:
                     return min(others, key=lambda engine: engine.in_flight)
-                return self.placement.choose(others, version, key)
+                return self.router.choose(others, version, key)
             if time.monotonic() > end:
                 raise not_ready(f"no engine was ready again within {WAIT_SECONDS:.0f} s")
             if not ready:
@@ -113,7 +113,9 @@ class EnginePool:
         """Whether every engine is ready within the bound; not waited for when one has failed for good."""
         end = time.monotonic() + bound_seconds
         while not self.all_ready:
-            failed = any(self._machine.child(one.name).get("state") == "failed" for one in self.engines)
+            failed = any(
+                self._supervisor_status.child(one.name).get("state") == "failed" for one in self.engines
+            )
             if failed or time.monotonic() > end:
                 return False
             await asyncio.sleep(0.05)
@@ -134,8 +136,8 @@ class EnginePool:
         engine.ready = False
 
     def _raise_if_failed_for_good(self) -> None:
-        phase = self._machine.supervisor().get("phase", "starting")
-        states = [self._machine.child(engine.name) for engine in self.engines]
+        phase = self._supervisor_status.supervisor().get("phase", "starting")
+        states = [self._supervisor_status.child(engine.name) for engine in self.engines]
         if states and all(state.get("state") == "failed" for state in states):
             raise ApiError(503, f"the engine failed: {states[0].get('detail')}", code="engine_failed")
         if not self.was_ready:
@@ -144,7 +146,7 @@ class EnginePool:
     async def _watch(self, engine: Engine) -> None:
         looked_at = -math.inf
         while True:
-            process = self._machine.child(engine.name).get("pid")
+            process = self._supervisor_status.child(engine.name).get("pid")
             if engine.ready and process != engine.process:
                 self.mark_unreachable(engine)
             if not engine.ready and await engine.client.health():
@@ -164,7 +166,7 @@ class EnginePool:
             return
         log.info("%s: ready", engine.name)
         if engine.process != process:
-            self.placement.forget_engine(engine)
+            self.router.forget_engine(engine)
         engine.process = process
         engine.ready = self.was_ready = True
         self._changed.set()

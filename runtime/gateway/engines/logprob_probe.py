@@ -1,7 +1,7 @@
 """Reads the logprob probe: sequences that the trainer scored, scored again by an engine.
 
-Neighbours: shared/probe_file.py has the file's format, trainer/probe.py makes it; version_check.py judges the
-errors. Knows nothing of adapters, and judges no error.
+Neighbours: shared/probe_file.py has the file's format, trainer/logprob_probe.py makes it; version_check.py
+judges the errors. Knows nothing of adapters, and judges no error.
 """
 
 from __future__ import annotations

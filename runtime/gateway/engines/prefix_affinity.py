@@ -1,6 +1,6 @@
 """A bounded table of the engine that has a prefix cached: old and unused entries are removed.
 
-Neighbours: router.py has one of rollouts and one of questions. Knows nothing of either.
+Neighbours: router.py has one of rollouts and one of prompts. Knows nothing of either.
 """
 
 from __future__ import annotations

@@ -7,14 +7,14 @@ more in flight than the least busy engine by more than a margin, is passed over,
 is the new home. A rollout that begins gains only its group's prompt, so it keeps to the even share of all
 requests in flight, and a quarter: in a small step no engine is idle while others answer several groups.
 
-A request may name its rollout; none names its group. The rollouts of one group begin with the same question,
-so the whole question stands for the group. Its first characters, which routers for vLLM use, would not do: in
+A request may name its rollout; none names its group. The rollouts of one group begin with the same prompt,
+so the whole prompt stands for the group. Its first characters, which routers for vLLM use, would not do: in
 a DSPy program every prompt begins with the same instructions and examples, so all groups of a step would be
-one. A request without a rollout goes where the question before its last answer went. A home holds for one
+one. A request without a rollout goes where its prompt before the last answer went. A home holds for one
 version only: an engine caches each adapter's prefixes apart.
 
-Neighbours: engine_pool.py asks, with the engines that are ready; completions/routing_key.py has the questions
-that a request continues; prefix_affinity.py remembers. Knows questions by their digests alone.
+Neighbours: engine_pool.py asks, with the engines that are ready; completions/routing_key.py has the prompts
+that a request continues; prefix_affinity.py remembers. Knows prompts by their digests alone.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from runtime.gateway.engines.prefix_affinity import AffinityTable
 # usual size, and a quarter of the least busy one's, because with many in flight chance alone makes that much.
 MARGIN = 8
 MARGIN_SHARE = 4
-# Of rollouts, and as many of questions: several times the number that can be in flight.
+# Of rollouts, and as many of prompts: several times the number that can be in flight.
 MAX_AFFINITIES = 1 << 14
 # A rollout that sends nothing for so long has ended, or has lost its place in the engine's cache.
 AFFINITY_SECONDS = 1800.0
@@ -38,11 +38,11 @@ AFFINITY_SECONDS = 1800.0
 
 @dataclass(frozen=True)
 class RoutingKey:
-    """A request's rollout, and `questions`, by digest: its own, then an earlier one. The questions are
+    """A request's rollout, and `prompt_prefixes`, by digest: its own prompt, then an earlier one. They are
     read only if the rollout has no engine yet."""
 
     rollout: str | None
-    questions: Callable[[], tuple[bytes, ...]]
+    prompt_prefixes: Callable[[], tuple[bytes, ...]]
 
 
 def max_in_flight(least: int) -> int:
@@ -50,8 +50,8 @@ def max_in_flight(least: int) -> int:
     return least + MARGIN + least // MARGIN_SHARE
 
 
-def max_in_flight_for_question(in_flight: Sequence[int]) -> int:
-    """How much an engine may have in flight, with this one, and be preferred for a question."""
+def max_in_flight_for_prompt(in_flight: Sequence[int]) -> int:
+    """How much an engine may have in flight, with this one, and be preferred for a prompt."""
     share = -(-(sum(in_flight) + 1) // len(in_flight))
     return share + share // MARGIN_SHARE
 
@@ -60,25 +60,25 @@ class Router:
     """Chooses engines, and remembers its choices. The gateway's event loop is its only user."""
 
     def __init__(self, most: int = MAX_AFFINITIES, clock: Callable[[], float] = time.monotonic) -> None:
-        """`most`: homes of rollouts, and of questions; with 0 it is always the least busy engine."""
+        """`most`: homes of rollouts, and of prompts; with 0 it is always the least busy engine."""
         self._rollouts: AffinityTable[str] = AffinityTable(most, AFFINITY_SECONDS, clock)
-        self._questions: AffinityTable[bytes] = AffinityTable(most, AFFINITY_SECONDS, clock)
+        self._prompts: AffinityTable[bytes] = AffinityTable(most, AFFINITY_SECONDS, clock)
         # The number of the last request that each engine was given for being the least busy.
         self._given: dict[Engine, int] = {}
         self._count = 0
 
     def __len__(self) -> int:
-        return len(self._rollouts) + len(self._questions)
+        return len(self._rollouts) + len(self._prompts)
 
-    def choose(self, ready: Sequence[Engine], version: int, origin: RoutingKey) -> Engine:
+    def choose(self, ready: Sequence[Engine], version: int, key: RoutingKey) -> Engine:
         """One of `ready`, which is not empty; from now on it counts as having the request cached."""
         most = max_in_flight(min(engine.in_flight for engine in ready))
         fitting = [engine for engine in ready if engine.in_flight <= most]
-        chosen = None if origin.rollout is None else self._rollouts.get(origin.rollout, version)
+        chosen = None if key.rollout is None else self._rollouts.get(key.rollout, version)
         if chosen is None or chosen not in fitting:
-            chosen = self._by_questions(ready, fitting, version, origin.questions())
-        if origin.rollout is not None:
-            self._rollouts.put(origin.rollout, version, chosen)
+            chosen = self._by_prompt(ready, fitting, version, key.prompt_prefixes())
+        if key.rollout is not None:
+            self._rollouts.put(key.rollout, version, chosen)
         return chosen
 
     def forget(self, rollouts: Iterable[str]) -> None:
@@ -89,18 +89,18 @@ class Router:
     def forget_engine(self, engine: Engine) -> None:
         """Forget an engine: it is another process now, which has nothing cached."""
         self._rollouts.forget_engine(engine)
-        self._questions.forget_engine(engine)
+        self._prompts.forget_engine(engine)
 
-    def _by_questions(
-        self, ready: Sequence[Engine], fitting: Sequence[Engine], version: int, questions: Sequence[bytes]
+    def _by_prompt(
+        self, ready: Sequence[Engine], fitting: Sequence[Engine], version: int, prompts: Sequence[bytes]
     ) -> Engine:
-        """The first home of these questions that fits, else the least busy: from now on that of the first."""
-        most = max_in_flight_for_question([engine.in_flight for engine in ready])
-        homes = (self._questions.get(question, version) for question in questions)
+        """The first home of these prompts that fits, else the least busy: from now on that of the first."""
+        most = max_in_flight_for_prompt([engine.in_flight for engine in ready])
+        homes = (self._prompts.get(prompt, version) for prompt in prompts)
         chosen = next((home for home in homes if home and home in fitting and home.in_flight < most), None)
         chosen = chosen or self._least_busy(ready)
-        for question in questions[:1]:
-            self._questions.put(question, version, chosen)
+        for prompt in prompts[:1]:
+            self._prompts.put(prompt, version, chosen)
         return chosen
 
     def _least_busy(self, ready: Sequence[Engine]) -> Engine:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import groupby
 
 from runtime.gateway.samples import parsed_fields
-from runtime.gateway.samples.exchange_text import choice_texts
+from runtime.gateway.samples.answer_text import text_by_choice
 from runtime.gateway.samples.journal import ExchangeText, LineLocation
 from runtime.gateway.samples.parsed_fields import Names
 from runtime.gateway.samples.sample_ref import SampleRef
@@ -68,11 +68,12 @@ class FieldIndex:
 
     def _of_one(self, place: LineLocation, refs: Iterable[SampleRef]) -> Iterator[Names | None]:
         """The names of samples of one exchange."""
-        said = self._read(place)
-        told = {} if said.messages is None else choice_texts(said)
+        exchange = self._read(place)
+        messages = exchange.messages
+        texts = {} if messages is None else text_by_choice(exchange)
         for ref in refs:
-            text = told.get(ref.choice)
-            yield None if text is None or said.messages is None else parsed_fields.names(said.messages, text)
+            text = texts.get(ref.choice)
+            yield None if text is None or messages is None else parsed_fields.names(messages, text)
 
     def of(self, name: str) -> list[SampleRef]:
         """The samples with this name, in the order of the answers."""

@@ -38,7 +38,7 @@ class Sample:
     around: str = ""
     # It was not sampled: a client gave the text, and the engine these ids and logprobs of it.
     retokenised: bool = False
-    # The name of the conversation that it ends (conversations.py), where it is an answer of a chat.
+    # The name of the conversation that it ends (conversation_names.py), where it is an answer of a chat.
     turn: str | None = None
     # Its client was given the first of its calls alone.
     has_more_calls: bool = False
@@ -56,7 +56,7 @@ class Tags:
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """A chat's place among other conversations (conversations.py), and the answer it continued."""
+    """A chat's place among other conversations (conversation_names.py), and the answer it continued."""
 
     question: str
     # The same, without the content of its system messages.

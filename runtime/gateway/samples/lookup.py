@@ -76,7 +76,7 @@ class _AnswerKeys:
 
 def _answer_keys(said: LookupConversation) -> Iterator[_AnswerKeys]:
     # A client that sends an answer back leaves out fields that no request has.
-    messages = [_without_nothing(one) for one in said.messages]
+    messages = [_without_empty_fields(one) for one in said.messages]
     for place in said.answers:
         text = str(said.messages[place].get("content") or "")
         calls = content_key.calls_of(said.messages[place].get("tool_calls"))
@@ -87,7 +87,7 @@ def _answer_keys(said: LookupConversation) -> Iterator[_AnswerKeys]:
         yield _AnswerKeys(tuple(dict.fromkeys(keys)), content_key.surrounding_whitespace(text))
 
 
-def _without_nothing(said: dict[str, Any]) -> dict[str, Any]:
+def _without_empty_fields(said: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in said.items() if value not in (None, [], {})}
 
 

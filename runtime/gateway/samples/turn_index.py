@@ -1,5 +1,5 @@
-"""Finds an answer by the conversation that it ended (conversations.py), and knows the questions that were
-asked.
+"""Finds an answer by the conversation that it ended (conversation_names.py), and knows the questions that
+were asked.
 
 Only the newest are kept: a request that goes on from an answer comes soon.
 Neighbours: samples.py notes the journal's entries. The gateway's event loop is its only user.

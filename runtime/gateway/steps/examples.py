@@ -79,8 +79,8 @@ def counted(examples: Sequence[SupervisedExample]) -> StepCounts:
 class Examples:
     """Renders examples by whichever engine has the least to do."""
 
-    def __init__(self, fleet: EnginePool) -> None:
-        self._fleet = fleet
+    def __init__(self, pool: EnginePool) -> None:
+        self._pool = pool
         self._places = asyncio.Semaphore(_AT_ONCE)
 
     async def tokenise(self, examples: Sequence[SupervisedExample]) -> TokenisedExamples:
@@ -137,7 +137,7 @@ class Examples:
         end = time.monotonic() + _ENGINES_SECONDS
         while True:
             try:
-                return (await self._fleet.pick()).client
+                return (await self._pool.pick()).client
             except ApiError as error:
                 if error.code == "engine_failed" or time.monotonic() > end:
                     raise NotTokenisedError(f"no engine renders the examples: {error}") from error

@@ -17,7 +17,7 @@ from runtime.gateway.http.step_errors import NothingToTrainError
 from runtime.gateway.samples.samples import SampleStore
 from runtime.gateway.steps.batch_building import build
 from runtime.gateway.steps.examples import NotTokenisedError, Render
-from runtime.gateway.steps.rollout_log import TranscriptWriter
+from runtime.gateway.steps.rollout_log import RolloutLog
 from runtime.gateway.steps.sample_ownership import SampleOwnership
 from runtime.gateway.steps.sft_batch import build_sft_batch
 from runtime.gateway.steps.step_records import Step, StepFolder
@@ -39,19 +39,19 @@ class Handover:
     def __init__(
         self,
         folder: StepFolder,
-        claims: SampleOwnership,
+        ownership: SampleOwnership,
         samples: SampleStore,
         checkpoints: CheckpointStore,
         trainer_failure: Callable[[], str | None],
-        said: TranscriptWriter | None,
+        rollout_log: RolloutLog | None,
         learn: Render | None = None,
     ) -> None:
         self._folder = folder
-        self._claims = claims
+        self._ownership = ownership
         self._samples = samples
         self._checkpoints = checkpoints
         self._trainer_failure = trainer_failure
-        self._said = said
+        self._rollout_log = rollout_log
         self._learn = learn
 
     async def dispatch(self, step: Step) -> None:
@@ -99,16 +99,16 @@ class Handover:
             return empty_batch(meta)
         if step.kind == "supervised":
             return await self._supervised_batch(step, meta)
-        async with self._claims.sorting:
-            selection = await self._claims.select(step.groups, step.id)
-            self._claims.add(step, selection.ids)
+        async with self._ownership.sorting:
+            selection = await self._ownership.select(step.groups, step.id)
+            self._ownership.add(step, selection.ids)
         if not selection.samples:
             step.counts = selection.counts
             raise NothingToTrainError(selection.counts)
         batch = await asyncio.to_thread(build, selection, self._samples, meta)
         step.counts = StepCounts.model_validate(batch.meta["counts"])
-        if self._said is not None:
-            await asyncio.to_thread(self._said.write, step.id, selection, self._samples)
+        if self._rollout_log is not None:
+            await asyncio.to_thread(self._rollout_log.write, step.id, selection, self._samples)
         return batch
 
     async def _supervised_batch(self, step: Step, meta: dict[str, Any]) -> Batch:

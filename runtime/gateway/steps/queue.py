@@ -27,7 +27,7 @@ from runtime.gateway.samples.samples import SampleStore
 from runtime.gateway.steps.examples import Render, counted
 from runtime.gateway.steps.handover import Handover, NotTrainedError
 from runtime.gateway.steps.rewind import Rewind
-from runtime.gateway.steps.rollout_log import TranscriptWriter
+from runtime.gateway.steps.rollout_log import RolloutLog
 from runtime.gateway.steps.sample_ownership import SampleOwnership
 from runtime.gateway.steps.selection import is_known
 from runtime.gateway.steps.step_records import Step, StepFolder, check_size, digest_of, request_payload
@@ -66,7 +66,7 @@ class StepQueue:
         train: TrainConfig | None = None,
         resolve: Resolve | None = None,
         learn: Render | None = None,
-        said: TranscriptWriter | None = None,
+        rollout_log: RolloutLog | None = None,
     ) -> None:
         self.checkpoints = checkpoints
         self._samples = samples
@@ -75,14 +75,14 @@ class StepQueue:
         self._train = train or TrainConfig()
         self._resolve = resolve
         self._rewind = Rewind.read(state_dir)
-        self._claims = SampleOwnership(samples, self._folder, max_staleness)
-        self._steps = StepRegistry(self._folder, self._claims)
-        self.has = self._claims.is_owned
+        self._ownership = SampleOwnership(samples, self._folder, max_staleness)
+        self._steps = StepRegistry(self._folder, self._ownership)
+        self.has = self._ownership.is_owned
         # called for each step: its groups have ended
         self.taken: Callable[[list[Group]], None] = lambda groups: None
-        self.warnings = self._claims.warnings
+        self.warnings = self._ownership.warnings
         self._handover = Handover(
-            self._folder, self._claims, samples, checkpoints, trainer_failure, said, learn
+            self._folder, self._ownership, samples, checkpoints, trainer_failure, rollout_log, learn
         )
         self._wake = asyncio.Event()
         self.client_state: dict[str, Any] | None = None
@@ -120,13 +120,13 @@ class StepQueue:
             )
         groups = list(request.groups)
         if self._resolve is not None:
-            groups = await self._resolve(groups, self._claims.is_owned)
+            groups = await self._resolve(groups, self._ownership.is_owned)
             if known := self._steps.find(request.key, digest):  # taken in while texts were looked up
                 return known.status
-        async with self._claims.sorting:
+        async with self._ownership.sorting:
             if known := self._steps.find(request.key, digest):  # taken in while another step was sorted
                 return known.status
-            selection = await self._claims.select(groups, None)
+            selection = await self._ownership.select(groups, None)
             if not selection.samples:
                 raise NothingToTrainError(selection.counts)
             step = Step(
@@ -215,7 +215,9 @@ class StepQueue:
             first = Step(1, KEY, digest_of({"restore": START}), "restore", source=START)
             self._add(first)
         return (
-            max(self._claims.committed, default=0) <= 1 and first is not None and first.state != "published"
+            max(self._ownership.committed, default=0) <= 1
+            and first is not None
+            and first.state != "published"
         )
 
     # ------------------------------------------------------------------ one step
@@ -251,7 +253,7 @@ class StepQueue:
 
     def _commit(self, step: Step, checkpoint: Checkpoint) -> None:
         step.state, step.committed = "committed", True
-        self._claims.committed.add(step.id)
+        self._ownership.committed.add(step.id)
         self._note_checkpoint(checkpoint)
         step.metrics = self.last_metrics
         step.counts = StepCounts.model_validate(checkpoint.state["counts"])
@@ -280,7 +282,7 @@ class StepQueue:
             error = f"committed, but not published: {error}"
             self.trouble = f"step {step.id} is {error}"
         else:
-            self._claims.release(step)
+            self._ownership.release(step)
             self._folder.withdraw(step.id, error)
         step.state, step.error = "failed", error
         self._end(step)

@@ -67,7 +67,7 @@ def tokenizer_of(model_path: str) -> Decode | None:
     return lambda ids: tokenizer.decode(ids, skip_special_tokens=False)
 
 
-class TranscriptWriter:
+class RolloutLog:
     """The files of one run. `find_decode` is asked until it gives one: the model may still be downloaded."""
 
     def __init__(

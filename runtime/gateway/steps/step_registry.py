@@ -20,9 +20,9 @@ MAX_QUEUED = 8
 class StepRegistry:
     """The gateway's event loop is its only user."""
 
-    def __init__(self, folder: StepFolder, claims: SampleOwnership) -> None:
+    def __init__(self, folder: StepFolder, ownership: SampleOwnership) -> None:
         self._folder = folder
-        self._claims = claims
+        self._ownership = ownership
         self._steps: dict[int, Step] = {}
         self._by_key: dict[str, Step] = {}
 
@@ -33,8 +33,8 @@ class StepRegistry:
         for step in self._folder.read_all(kept):
             self._remember(step)
             if step.committed:
-                self._claims.committed.add(step.id)
-        self._claims.committed.update(number for number in kept if number > 0)
+                self._ownership.committed.add(step.id)
+        self._ownership.committed.update(number for number in kept if number > 0)
 
     def add(self, step: Step) -> None:
         """The step survives from here on. Raises OSError."""
@@ -81,9 +81,9 @@ class StepRegistry:
     @property
     def next_id(self) -> int:
         """The id of the next step."""
-        return max((*self._steps, *self._claims.committed), default=0) + 1
+        return max((*self._steps, *self._ownership.committed), default=0) + 1
 
     def _remember(self, step: Step) -> None:
         self._steps[step.id] = step
         self._by_key[step.key] = step
-        self._claims.remember(step)
+        self._ownership.remember(step)

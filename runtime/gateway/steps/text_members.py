@@ -39,9 +39,9 @@ _NOT_TEXT = dict.fromkeys(("messages", "completion", "tool_calls"))
 class TextMembers:
     """Makes members given by content into members given by sample."""
 
-    def __init__(self, store: SampleStore, fleet: EnginePool, versions: Versions) -> None:
+    def __init__(self, store: SampleStore, pool: EnginePool, versions: Versions) -> None:
         self._store = store
-        self._fleet = fleet
+        self._pool = pool
         self._versions = versions
         self._places = asyncio.Semaphore(_AT_ONCE)
 
@@ -77,7 +77,7 @@ class TextMembers:
         served = self._versions.newest
         self._versions.acquire(served.version)
         try:
-            engine = await self._fleet.pick()
+            engine = await self._pool.pick()
             prompt_ids, completion_ids = await render(engine.client, messages, answer)
             scored = await engine.client.score(served.engine_model, prompt_ids + completion_ids)
         finally:

@@ -39,12 +39,12 @@ _DIGITS = 12
 class ModelCheck:
     """One runtime's. The gateway's event loop is its only user."""
 
-    def __init__(self, config: RuntimeConfig, fleet: EnginePool, prover: AdapterVerifier) -> None:
+    def __init__(self, config: RuntimeConfig, pool: EnginePool, verifier: AdapterVerifier) -> None:
         self._config = config
         self._state_dir = Path(config.state_dir)
         self._subject = on_disk.fingerprint(config)
-        self._fleet = fleet
-        self._prover = prover
+        self._pool = pool
+        self._verifier = verifier
         self._passed = asyncio.Event()
         # Why the model is refused.
         self.refusal: str | None = None
@@ -74,7 +74,7 @@ class ModelCheck:
                 self._refuse(str(error), error.proof, started)
             except VerificationError as error:
                 attempts += 1
-                refusals += not (self._changed(trial) or await self._fleet.check_all())
+                refusals += not (self._changed(trial) or await self._pool.check_all())
                 log.warning("not admitted: %s", error)
                 if refusals == _REFUSALS or attempts == _ATTEMPTS:
                     self._refuse(
@@ -86,12 +86,12 @@ class ModelCheck:
 
     async def _proof(self, trial: Checkpoint) -> ParityReport:
         name = f"admission-{trial.adapter_sha256[:_DIGITS]}"
-        return judge(await self._prover.measure(name, trial), self._config.dtype)
+        return judge(await self._verifier.measure(name, trial), self._config.dtype)
 
     async def _parity_check(self) -> Checkpoint:
         """The trainer's trial, once all engines are ready for it."""
         while True:
-            if self._fleet.all_ready:
+            if self._pool.all_ready:
                 trial = await asyncio.to_thread(on_disk.find, self._state_dir, self._subject)
                 if trial is not None:
                     return trial

@@ -41,23 +41,23 @@ class Publisher:
     def __init__(
         self,
         engines: list[EngineClient],
-        machine: SupervisorStatus,
-        prover: AdapterVerifier,
+        supervisor_status: SupervisorStatus,
+        verifier: AdapterVerifier,
         versions: Versions,
         checkpoints: CheckpointStore,
         state_dir: Path,
     ) -> None:
-        self._prover = prover
+        self._verifier = verifier
         self._versions = versions
         self._checkpoints = checkpoints
         self._record = state_dir / "publications.jsonl"
-        self._recall = OnDemandReload(prover, versions, checkpoints, self._record)
-        self._fleet = EnginePool(engines, machine, self.reload_after_restart, self._recall)
+        self._reload_on_demand = OnDemandReload(verifier, versions, checkpoints, self._record)
+        self._pool = EnginePool(engines, supervisor_status, self.reload_after_restart, self._reload_on_demand)
 
     @property
-    def engines(self) -> EnginePool:
+    def pool(self) -> EnginePool:
         """The engines, which get the served versions again after a restart."""
-        return self._fleet
+        return self._pool
 
     async def publish(self, checkpoint: Checkpoint) -> dict[str, Any]:
         """Serve the checkpoint as the newest version. Raises NotPublishedError: the old one stays."""
@@ -65,18 +65,18 @@ class Publisher:
         reason = ""
         for _ in range(ATTEMPTS):
             started = time.monotonic()
-            if not await self._fleet.until_all_ready(ENGINES_SECONDS):
+            if not await self._pool.until_all_ready(ENGINES_SECONDS):
                 reason = f"not every engine was ready within {ENGINES_SECONDS:.0f} s; {reason}"
                 self._write(checkpoint, "failed", started, reason=reason)
                 break
             try:
-                proof = asdict(await self._prover.verify(checkpoint))
+                proof = asdict(await self._verifier.verify(checkpoint))
             except VerificationError as error:
                 self._write(checkpoint, "failed", started, reason=str(error))
                 log.error("version %d not published: %s", checkpoint.version, error)
                 reason = str(error)
                 # An engine that died meanwhile proves nothing about the checkpoint: it is waited for.
-                refusals += not await self._fleet.check_all()
+                refusals += not await self._pool.check_all()
                 if refusals == REFUSALS:
                     break
                 continue
@@ -92,8 +92,8 @@ class Publisher:
     async def _retire(self) -> None:
         """Unload unused versions. A failure harms nothing yet: it is tried again after the next step."""
         try:
-            async with self._recall.lock:
-                await self._prover.unload_unused(self._versions.retire)
+            async with self._reload_on_demand.lock:
+                await self._verifier.unload_unused(self._versions.retire)
         except EngineError as error:
             log.warning("old versions not unloaded: %s", error)
 
@@ -106,7 +106,9 @@ class Publisher:
         for version in sorted(self._versions.staged - {0}, reverse=True):
             try:
                 name = checkpoint_name(version)
-                await self._prover.verify_on([engine], await asyncio.to_thread(self._checkpoints.load, name))
+                await self._verifier.verify_on(
+                    [engine], await asyncio.to_thread(self._checkpoints.load, name)
+                )
             except (VerificationError, CheckpointError) as error:
                 if version == self._versions.current:
                     raise

@@ -30,10 +30,10 @@ class OnDemandReload:
     """Brings versions back, one at a time. The gateway's event loop is its only user."""
 
     def __init__(
-        self, prover: AdapterVerifier, versions: Versions, checkpoints: CheckpointStore, record: Path
+        self, verifier: AdapterVerifier, versions: Versions, checkpoints: CheckpointStore, record: Path
     ) -> None:
         """`record`: publications.jsonl."""
-        self._prover = prover
+        self._verifier = verifier
         self._versions = versions
         self._checkpoints = checkpoints
         self._record = record
@@ -77,8 +77,8 @@ class OnDemandReload:
                 "%s is unloaded to make room: a request that names it loads it again",
                 self._versions.named(old),
             )
-            await self._prover.unload(old)
-        proof = asdict(await self._prover.verify_on(engines, checkpoint))
+            await self._verifier.unload(old)
+        proof = asdict(await self._verifier.verify_on(engines, checkpoint))
         self._versions.mark_reloaded(version)
         log.info("%s is loaded again, and proven", self._versions.named(version))
         if version not in self._recorded:

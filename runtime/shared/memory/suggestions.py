@@ -16,7 +16,7 @@ from runtime.shared.model_shape import ModelShape
 _KINDS = ("L4", "L40S", "A100", "A100-80GB", "H100", "H200", "B200", "B300")
 # The factor from which memory counts as larger: two GPUs of 80 GB are alike.
 _LARGER = 1.1
-# A wish of memory, by the key that it is set with.
+# A memory override, by the key that it is set with.
 KEYS = {
     "checkpointing": "train.activation_checkpointing",
     "pack_tokens": "train.pack_tokens",

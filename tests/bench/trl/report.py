@@ -13,8 +13,8 @@ from typing import Any
 
 from launcher.bench import slipway_side
 from launcher.bench.cpu_seconds import ALL
-from launcher.bench.remarks import no_record_because, remarks, staleness
 from launcher.bench.side_run import SideRun
+from launcher.bench.table_footnotes import footnotes, max_staleness, reasons_not_to_quote
 from launcher.bench.workload import Workload
 from launcher.console.output import columns
 from tests.bench.trl.side_by_side import REWARD_GOAL, WINDOW, Line, Pair, lines, rewards_over
@@ -41,18 +41,18 @@ class Compared:
         return lines(self.pairs, self.shape.first_step, self.shape.steps)
 
     @property
-    def no_record_because(self) -> list[str]:
+    def reasons_not_to_quote(self) -> list[str]:
         """Why this should not be quoted as what the trainers take."""
-        return no_record_because(self.shape, self.runs, SEEDS)
+        return reasons_not_to_quote(self.shape, self.runs, SEEDS)
 
     def to_dict(self) -> dict[str, Any]:
         """As `--json` prints it."""
         return {
             "bench": "against trl",
-            "lines": [line.to_dict(not self.no_record_because) for line in self.lines],
+            "lines": [line.to_dict(not self.reasons_not_to_quote) for line in self.lines],
             "reward_goal": REWARD_GOAL,
-            "staleness": staleness(self.runs),
-            "no_record_because": self.no_record_because,
+            "staleness": max_staleness(self.runs),
+            "no_record_because": self.reasons_not_to_quote,
             "shape": self.shape.to_dict(),
             "computer": self.computer,
             "pairs": [pair.to_dict() for pair in self.pairs],
@@ -67,7 +67,7 @@ class Compared:
             [it.what, _seconds(it.ours), _seconds(it.theirs), self._ratio(it), f"{it.target:g}"]
             for it in self.lines
         ]
-        below = remarks(self.shape, self.runs, self.computer, self.no_record_because, self.folder)
+        below = footnotes(self.shape, self.runs, self.computer, self.reasons_not_to_quote, self.folder)
         tables = [judged, self._stretches()]
         if any(line.met is False for line in self.lines):
             tables.append(self._shares())
@@ -89,7 +89,7 @@ class Compared:
         """Judged where it is a record: on a busy computer either side may lose more than the other."""
         if line.ratio is None:
             return "-"
-        verdict = "" if self.no_record_because else " met" if line.met else " missed"
+        verdict = "" if self.reasons_not_to_quote else " met" if line.met else " missed"
         return f"{line.ratio:.2f}{verdict}"
 
     def _shares(self) -> list[list[str]]:

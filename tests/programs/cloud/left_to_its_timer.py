@@ -12,7 +12,7 @@ import sys
 import time
 from pathlib import Path
 
-from launcher.backends.cloud import CloudMachine
+from launcher.backends.cloud_machine import CloudMachine
 from launcher.backends.ssh.link import run_on
 from launcher.backends.ssh.machine_scripts import CODE
 from runtime.shared.runtime_config import RuntimeConfig

@@ -113,7 +113,8 @@ def look_at_the_shield(host: SshHost, keeper: int) -> None:
 
 def reached(host: SshHost, prefix: str) -> str:
     python = f"env PYTHONPATH=/home/ubuntu/{machine_scripts.CODE} $(cat {STATE}/python)"
-    done = run_on(host, f"{prefix} {python} -c 'from runtime import shield; print(shield.reached())'")
+    script = "from runtime import metadata_shield as it; print(it.reachable_services())"
+    done = run_on(host, f"{prefix} {python} -c '{script}'")
     return done.stdout.decode().strip() or done.stderr.decode()
 
 
@@ -128,7 +129,7 @@ def bring_home_and_end(folder: RemoteFolder, keeper: int) -> None:
 
 def run_without_sudo(host: SshHost) -> None:
     run_on(host, "sudo rm /etc/sudoers.d/90-cloud")
-    done = job(host, f"$(cat {STATE}/python) -m runtime.shield -- echo it runs")
+    done = job(host, f"$(cat {STATE}/python) -m runtime.metadata_shield -- echo it runs")
     told(done.stdout.decode() + done.stderr.decode())
 
 

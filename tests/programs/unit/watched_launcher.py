@@ -16,7 +16,7 @@ import sys
 import time
 from pathlib import Path
 
-from launcher.backends.local import LocalMachine
+from launcher.backends.local_machine import LocalMachine
 from launcher.base.home import Home
 from launcher.base.processes import ProcessId
 from launcher.records.records import RUN_VARIABLE, RecordStore

@@ -34,8 +34,8 @@ _IGNORED_FIELDS = frozenset(
 )  # fmt: skip
 
 
-class NoNameError(ValueError):
-    """These are no messages; the engine will report it."""
+class NotConversationError(ValueError):
+    """These are no messages of a conversation; the engine will report it."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class ConversationPrefix:
 def prefixes(tags: Tags, messages: Sequence[Any]) -> list[ConversationPrefix]:
     """The beginnings of a conversation: before its first message, after it, after the second, …
 
-    Those of a rollout's are its own, by predictor and purpose. Raises NoNameError.
+    Those of a rollout's are its own, by predictor and purpose. Raises NotConversationError.
     """
     scope = _named("", [tags.rollout, tags.predictor, tags.purpose])
     found = [ConversationPrefix(scope, scope)]
@@ -58,10 +58,10 @@ def prefixes(tags: Tags, messages: Sequence[Any]) -> list[ConversationPrefix]:
     return found
 
 
-def answered(question: ConversationPrefix, text: str, calls: Iterable[Call]) -> str:
+def name_with_answer(question: ConversationPrefix, text: str, calls: Iterable[Call]) -> str:
     """The name of a question with this answer to it."""
     said = {"role": _ASSISTANT, "content": text, "tool_calls": content_key.normalised_calls(calls)}
-    return _named(question.name, _without_nothing(said))
+    return _named(question.name, _without_empty_fields(said))
 
 
 def is_answer(message: Any) -> bool:
@@ -76,16 +76,16 @@ def digest_of(value: Any) -> str:
 
 def _form(message: Any) -> dict[str, Any]:
     if not isinstance(message, Mapping):
-        raise NoNameError("a message is not an object")
+        raise NotConversationError("a message is not an object")
     try:
         plain = content_key.plain(message)
     except RecursionError as error:
-        raise NoNameError("a message is nested too deeply") from error
+        raise NotConversationError("a message is nested too deeply") from error
     beside = _CLIENT_IDS | _IGNORED_FIELDS if is_answer(message) else _CLIENT_IDS
-    return _without_nothing({name: value for name, value in plain.items() if name not in beside})
+    return _without_empty_fields({name: value for name, value in plain.items() if name not in beside})
 
 
-def _without_nothing(said: Mapping[str, Any]) -> dict[str, Any]:
+def _without_empty_fields(said: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in said.items() if value not in (None, "", [], {})}
 
 
@@ -98,5 +98,5 @@ def _named(before: str, said: Any) -> str:
     try:
         written = json.dumps([before, said], sort_keys=True)
     except (TypeError, ValueError, RecursionError) as error:
-        raise NoNameError("it cannot be written down") from error
+        raise NotConversationError("it cannot be written down") from error
     return hashlib.blake2b(written.encode(), digest_size=_NAME_BYTES).hexdigest()

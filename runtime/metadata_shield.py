@@ -1,6 +1,7 @@
 """Runs a command on a rented machine so that it cannot reach the machine's metadata service.
 
-    python -m runtime.shield -- COMMAND…          (stdin, environment and exit code are the command's)
+    python -m runtime.metadata_shield -- COMMAND…          (stdin, environment and exit code are the
+    command's)
 
 Every process that can reach that service gets the credentials of the machine's role: enough to rent more.
 SkyPilot's skylet needs them to end the machine, the runtime never does. So the runtime gets a group of its
@@ -36,7 +37,7 @@ _SUDO_SECONDS = 20.0
 _NOT_THROUGH_SUDO = ("HOME", "LD_LIBRARY_PATH", "LOGNAME", "PATH", "PYTHONPATH", "USER")
 
 
-def close() -> str | None:
+def block_metadata() -> str | None:
     """Have the firewall refuse the group; why it cannot be done here, None when it is done."""
     root = [] if os.getuid() == 0 else ["sudo", "-n"]
     trouble = _run([*root, "groupadd", "--force", "--system", GROUP])
@@ -51,7 +52,7 @@ def close() -> str | None:
     return trouble
 
 
-def in_group(command: list[str]) -> list[str]:
+def in_blocked_group(command: list[str]) -> list[str]:
     """`command` as one that runs in the group, for the same user, and never gets other rights."""
     root = [] if os.getuid() == 0 else ["sudo", "-n", "-E"]
     rights = [f"--reuid={os.getuid()}", f"--regid={GROUP}", "--init-groups", "--no-new-privs"]
@@ -59,7 +60,7 @@ def in_group(command: list[str]) -> list[str]:
     return [*root, "setpriv", *rights, "env", *kept, *command]
 
 
-def reached() -> list[str]:
+def reachable_services() -> list[str]:
     """The metadata services that answer this process."""
     found = []
     for address, port in _SERVICES:
@@ -80,27 +81,27 @@ def _run(command: list[str]) -> str | None:
     return lines[-1] if done.returncode else None
 
 
-def _become(command: list[str], trouble: str | None) -> None:
+def _exec(command: list[str], trouble: str | None) -> None:
     """Print a line if a service answers, then become the command."""
-    if found := reached():
+    if found := reachable_services():
         why = trouble or f"the firewall lets group {grp.getgrgid(os.getgid()).gr_name} through"
         print(f"{REACHABLE} ({', '.join(found)}): {why}", file=sys.stderr, flush=True)  # noqa: T201 - its one message
     os.execvp(command[0], command)
 
 
 def main(arguments: list[str]) -> None:
-    parser = argparse.ArgumentParser(prog="runtime.shield")
+    parser = argparse.ArgumentParser(prog="runtime.metadata_shield")
     parser.add_argument("--inside", action="store_true", help="the group is this process's own")
     parser.add_argument("command", nargs=argparse.REMAINDER)
     options = parser.parse_args(arguments)
     command = options.command[1:] if options.command[:1] == ["--"] else options.command
     if options.inside:
-        _become(command, None)
-    again = [sys.executable, "-m", "runtime.shield", "--inside", "--", *command]
-    trouble = close() or _run(in_group(["true"]))
+        _exec(command, None)
+    again = [sys.executable, "-m", "runtime.metadata_shield", "--inside", "--", *command]
+    trouble = block_metadata() or _run(in_blocked_group(["true"]))
     if trouble is not None:
-        _become(command, trouble)
-    os.execvp((shielded := in_group(again))[0], shielded)
+        _exec(command, trouble)
+    os.execvp((shielded := in_blocked_group(again))[0], shielded)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
-"""Makes the logprob probe: the trainer's own logprobs of sequences that it trained on, or of one that it
-samples.
+"""Makes the logprob probe: the trainer's own logprobs of sequences of the batch, or of one that it makes
+itself where there is no batch.
 
 Neighbours: the recipe commits it with each checkpoint; shared/probe_file.py has the format; the gateway
 verifies with it that engines hold the committed adapter. Knows nothing of a tokenizer, nor of engines.
@@ -26,8 +26,9 @@ _TOKENS = 64
 
 
 @torch.no_grad()
-def make_probe(policy: Policy, batch: Batch, count: int = 2) -> dict[str, Tensor]:
-    """Sampled sequences, up to the compared length, with each token's logprobs: fp32, 0 at a first token."""
+def make_logprob_probe(policy: Policy, batch: Batch, count: int = 2) -> dict[str, Tensor]:
+    """The batch's longest sampled sequences, up to the compared length, with the logprob of each token: fp32,
+    0 at a first token."""
     # The longest sampled sequences test the most; ties go to the first.
     order = sorted(
         range(batch.sequences), key=lambda sequence: -int(batch.sampled[batch.span(sequence)].sum())
@@ -55,7 +56,7 @@ def _compared_span(batch: Batch, sequence: int) -> slice:
 
 
 @torch.no_grad()
-def greedy_probe_sequence(policy: Policy, tokens: int = _TOKENS) -> Batch:
+def fallback_probe_batch(policy: Policy, tokens: int = _TOKENS) -> Batch:
     """For a probe where nothing has been sampled yet: a fixed prompt, and so many most likely tokens."""
     ids = torch.tensor(_PROMPT)
     for _ in range(tokens):

@@ -24,7 +24,7 @@ _Awaited = TypeVar("_Awaited")
 
 
 @dataclass(frozen=True)
-class Bounds:
+class PoolBounds:
     """A training's steps, the examples of each, the extra ones for zero-variance ones, and the age."""
 
     steps: int
@@ -34,7 +34,7 @@ class Bounds:
 
 
 @dataclass(frozen=True)
-class Taken:
+class StepTickets:
     """The tickets of one step, the oldest first, and those that were left out since the step before.
 
     `outstanding`: the tickets to roll out that do not follow from the number of steps; None if there are
@@ -46,7 +46,7 @@ class Taken:
     outstanding: Outstanding | None
 
 
-class Pool:
+class RolloutPool:
     """`make` makes a ticket by its key. `done`: the steps that are done. Its user is one thread.
 
     Only `begin_allowed` may be called from others.
@@ -54,7 +54,7 @@ class Pool:
 
     def __init__(
         self,
-        bounds: Bounds,
+        bounds: PoolBounds,
         workers: Workers[FinishedRun],
         make: Callable[[Key], Ticket],
         done: int,
@@ -100,7 +100,7 @@ class Pool:
         newest: int | None,
         left_out: Callable[[], None] = lambda: None,
         is_served: bool = True,
-    ) -> Taken:
+    ) -> StepTickets:
         """The tickets of the next step, once there are enough. Raises the errors of runs and of `left_out`.
 
         `newest`: the version that the step is trained on; None if nothing was trained that could make one
@@ -120,12 +120,12 @@ class Pool:
                 told = len(self._stale)
             left_out()
 
-    def _taken(self, done: int) -> Taken:
+    def _taken(self, done: int) -> StepTickets:
         filling = [it for it in self._ended() if not it.replaced][: self._bounds.per_step]
         tickets = sorted([*filling, *(it for it in self._ended() if it.replaced)], key=lambda it: it.key)
         self._close(tickets)
         stale, self._stale = self._stale, []
-        return Taken(tickets, stale, self._outstanding(done + 1))
+        return StepTickets(tickets, stale, self._outstanding(done + 1))
 
     def end(self) -> list[Ticket]:
         """No run is in progress from here on: the tickets that were begun, and are in no step."""

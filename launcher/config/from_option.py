@@ -15,7 +15,7 @@ from launcher.results import run_weights
 from launcher.types.settings import Value
 
 
-def resolve(flags: Mapping[str, Any], home: Home) -> Value:
+def adapter_of_run(flags: Mapping[str, Any], home: Home) -> Value:
     """The adapter's folder as the value of `model`. Raises UsageError for contradictory options."""
     text = str(flags["from"])
     if flags.get("resume") is not None:

@@ -1,4 +1,4 @@
-"""Tells whether requests outside any rollout may be trained: only while DSPy's own GRPO samples.
+"""Tells whether requests outside any rollout may be trained: only while a job of DSPy's own GRPO samples.
 
 An untagged request is an evaluation, a prompt optimizer's attempt or a judge's: never training material, and
 never a match for a group given as text (C48). The exception is the LM that a ReinforceJob trains, while it
@@ -18,30 +18,31 @@ from typing import Any
 
 
 @dataclass
-class LiveSampling:
-    """The sampling of one job. Copies of its LM made meanwhile share it; BestOfN makes some within a rollout.
+class ActiveGrpoJob:
+    """A job that samples now. Copies of its LM made meanwhile share it; BestOfN makes some within a rollout.
 
-    `overrides` replace the LM's settings: trained answers come from the policy's own distribution (C9).
+    `sampling_overrides` replace the LM's settings: trained answers come from the policy's own distribution
+    (C9).
     """
 
-    overrides: Mapping[str, Any] = field(default_factory=dict)
+    sampling_overrides: Mapping[str, Any] = field(default_factory=dict)
     is_over: bool = False
 
 
-_calling: ContextVar[LiveSampling | None] = ContextVar("slipway_sampling", default=None)
+_calling_job: ContextVar[ActiveGrpoJob | None] = ContextVar("slipway_grpo_job", default=None)
 
 
-def current_sampling() -> LiveSampling | None:
+def active_job() -> ActiveGrpoJob | None:
     """The job that a request made here and now is sampled for, or None."""
-    sampling = _calling.get()
-    return None if sampling is None or sampling.is_over else sampling
+    job = _calling_job.get()
+    return None if job is None or job.is_over else job
 
 
 @contextmanager
-def sampling_for_job(sampling: LiveSampling | None) -> Iterator[None]:
-    """An LM is asked that belongs to this job, or to none."""
-    token = _calling.set(sampling)
+def requests_of_job(job: ActiveGrpoJob | None) -> Iterator[None]:
+    """Requests in this block come from an LM that belongs to this job, or to none."""
+    token = _calling_job.set(job)
     try:
         yield
     finally:
-        _calling.reset(token)
+        _calling_job.reset(token)

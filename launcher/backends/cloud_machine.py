@@ -21,7 +21,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from launcher.backends.local import make_own_folder, short_folder
+from launcher.backends.local_machine import make_own_folder, short_folder
 from launcher.backends.machine_presence import MachinePresence
 from launcher.backends.runtime_start import RuntimeStart, last_lines, reason_of_end
 from launcher.backends.skypilot import boot_timer, orphaned_machines, sky_cache
@@ -128,9 +128,9 @@ class CloudMachine:
             self._order, lambda: self._tried, self._home, self._sky, self._keep_cluster_status
         )
         self._presence = MachinePresence(run_id, lambda: self._teardown.listed(self._cluster_status))
-        door = short_folder(run_id) / _SOCKET_NAME
+        gateway_socket = short_folder(run_id) / _SOCKET_NAME
         there = self._there = RemoteMachine(run_id, self._folder, lambda: self._cluster_status)
-        where = (run_id, there.seen, there.run_folder, self._presence.is_gone, door)
+        where = (run_id, there.seen, there.run_folder, self._presence.is_gone, gateway_socket)
         self._results = RemoteResults(*where, self._within_limits, copy_rate)
 
     @classmethod

@@ -1,4 +1,4 @@
-"""Resumes a run that ended or was killed: ends its leftovers, then finds the step to continue from.
+"""Finds the step from which a run that ended or was killed resumes, once its leftovers are ended.
 
 Neighbours: `launching.py` calls it once the request is checked, `run.py` runs the run again under its own id,
 `resume_source.py` has its recorded settings, `durable.py` finds the steps that survived the machine. Knows
@@ -37,13 +37,13 @@ class ResumePoint:
         return f"resuming after step {self.step}{how}"
 
 
-def resume(
+def find_resume_point(
     store: RecordStore,
     record: RunRecord,
     machine_of: Callable[[RunRecord], Machine],
     say: Callable[[str], None],
 ) -> ResumePoint:
-    """The run, proven to be down, and the step after which it continues.
+    """The run, proven to be down, and the step after which it continues. Starts nothing.
 
     Waits for a guardian that is at work, and ends an unattended run. Raises UsageError for a run that lives
     and for one without a step to resume from, NotPulled if its machine is kept for results that cannot be

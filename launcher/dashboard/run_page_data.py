@@ -1,4 +1,4 @@
-"""The data of a run's page: its head, its steps, and one step's texts, from the files on this computer.
+"""The data of a run's page: its summary, its steps, and one step's rollouts, from the files on this computer.
 
 Neighbours: `page_steps.py` and `page_rollouts.py` read, `proxy/page_routes.py` serves it while the run lives,
 `page_folder.py` keeps it as a folder. Each answer is a JSON value. Reads files and the record; the caller
@@ -23,7 +23,7 @@ from launcher.results import durable, report_data, rollout_texts
 _JOURNALS = (*durable.JOURNALS, "grpo.jsonl")
 
 
-class RunPage:
+class RunPageData:
     """The page's data of one run. Used from one thread at a time."""
 
     def __init__(self, store: RecordStore, run_id: str) -> None:
@@ -33,13 +33,13 @@ class RunPage:
         self._rollouts = RolloutFiles(self._folder / RESULTS)
         self._read: tuple[str, dict[str, Any]] | None = None
 
-    def head(
-        self, runtime: Mapping[str, Any] | None = None, door: Mapping[str, Any] | None = None
+    def summary(
+        self, runtime: Mapping[str, Any] | None = None, relay: Mapping[str, Any] | None = None
     ) -> dict[str, Any]:
-        """Everything but the steps. `runtime`: the runtime's own status; `door`: the relay's."""
+        """Everything but the steps. `runtime`: the runtime's own status; `relay`: the relay's."""
         record = self._store.load(self._id)
         now = time.time()
-        head = {
+        summary = {
             "now": now,
             "revision": self._revision(record),
             "run": _run(record, now),
@@ -47,9 +47,9 @@ class RunPage:
             "lease": _lease(record, runtime, now),
             "standing": self._durability(record),
             "runtime": _runtime(runtime),
-            "door": None if door is None else dict(door),
+            "door": None if relay is None else dict(relay),
         }
-        return rollout_texts.redact(head)  # a command line may hold text that looks like a secret
+        return rollout_texts.redact(summary)  # a command line may hold text that looks like a secret
 
     def steps(self, at_once: int | None = AT_ONCE) -> dict[str, Any]:
         """Its steps, validations, proofs; `at_once`: how many files of texts may be looked through for it."""
@@ -73,8 +73,8 @@ class RunPage:
         found = self.steps(0)
         return not (found["steps"] or found["validations"] or found["proofs"])
 
-    def step_texts(self, step: int) -> dict[str, Any]:
-        """The texts of one step."""
+    def step_rollouts(self, step: int) -> dict[str, Any]:
+        """The rollouts of one step, as texts."""
         return {"step": step, "lines": self._rollouts.of_step(step)}
 
     def steps_with_texts(self) -> list[int]:
