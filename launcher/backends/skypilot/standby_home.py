@@ -5,7 +5,7 @@
                          beginning, in case this package is replaced in mid-run
 
 Neighbours: `cluster_teardown.py` moves here as its last way to end a machine, `machine_from_record.py` finds
-`stand_by`; it is made like a `sky_home.py`. It has the credentials and no books: providers list and
+`start_standby`; it is made like a `sky_home.py`. It has the credentials and no books: providers list and
 end machines by the cluster's name without them.
 """
 
