@@ -22,7 +22,7 @@ _KINDS = {
 }
 # A starter for kinds of machines whose teardown needs more than imported modules: it prepares that
 # beforehand.
-_STANDBY = {"cloud": ("launcher.backends.skypilot.standby_home", "stand_by")}
+_STANDBY = {"cloud": ("launcher.backends.skypilot.standby_home", "start_standby")}
 # A call that was refused once, or met a busy computer, often succeeds the second time.
 _ATTEMPTS = 2
 
