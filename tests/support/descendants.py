@@ -1,4 +1,8 @@
-"""The processes below one, by name: some of them end while they are looked at, and that is no error."""
+"""The processes below one, by name: some of them end while they are looked at, and that is no error.
+
+The lanes of a whole run are below its pytest, and rented machines with their own sshd and rsync below the
+lanes. Those belong to other tests: nobody finds them here.
+"""
 
 import contextlib
 import os
@@ -6,16 +10,16 @@ import signal
 
 import psutil
 
+# Of a lane's command line (`lane.py`).
+_LANE = "tests.support.lane_reports"
+
 
 def named(name: str, pid: int | None = None) -> list[psutil.Process]:
     """The processes below `pid` (default: this one) whose names begin with `name`; what nobody has waited for
     counts. Raises psutil.NoSuchProcess where `pid` itself is gone."""
-    found = []
-    for process in psutil.Process(pid or os.getpid()).children(recursive=True):
-        with contextlib.suppress(psutil.NoSuchProcess):
-            if process.name().startswith(name):
-                found.append(process)
-    return found
+    root = psutil.Process(pid or os.getpid())
+    others = {process.pid for lane in filter(_is_lane, root.children()) for process in _below(lane)}
+    return [process for process in _below(root) if process.pid not in others and _is_named(process, name)]
 
 
 def send(processes: list[psutil.Process], number: signal.Signals) -> None:
@@ -23,3 +27,21 @@ def send(processes: list[psutil.Process], number: signal.Signals) -> None:
     for process in processes:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.send_signal(number)
+
+
+def _is_lane(process: psutil.Process) -> bool:
+    with contextlib.suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
+        return _LANE in process.cmdline()
+    return False
+
+
+def _is_named(process: psutil.Process, name: str) -> bool:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return process.name().startswith(name)
+    return False
+
+
+def _below(process: psutil.Process) -> list[psutil.Process]:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return process.children(recursive=True)
+    return []

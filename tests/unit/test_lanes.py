@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import descendants
 from tests.support.environment import PROGRAMS, REPOSITORY
 from tests.support.lane import Lane, LaneError
 from tests.support.lanes import GPU_LANE, LANES, lane_of
@@ -79,6 +81,20 @@ def test_each_folder_of_slow_tests_has_its_lanes_and_no_lane_is_without_tests() 
     taken = {name: [file for file in files if lane_of(f"{file}::test_x") == name] for name in (None, *LANES)}
     assert all(taken.values()), taken
     assert {Path(file).parts[1] for file in taken[None]} == {"unit"}
+
+
+def test_what_runs_below_a_lane_is_no_other_tests_to_find() -> None:
+    """A test that broke each sshd below it broke those of the rented machines in the lanes."""
+    below = "import subprocess; subprocess.run(['sleep', '600'])"
+    lane = subprocess.Popen([sys.executable, "-c", below, "tests.support.lane_reports"])
+    own = subprocess.Popen(["sleep", "600"])
+    try:
+        wait_until(lambda: descendants.named("sleep", lane.pid), 60, "the lane's own")
+        assert [process.pid for process in descendants.named("sleep")] == [own.pid]
+    finally:
+        descendants.send([*descendants.named("sleep", lane.pid), *descendants.named("sleep")], signal.SIGKILL)
+        lane.wait()
+        own.wait()
 
 
 def test_a_lane_that_finds_no_place_has_the_one_of_the_next_that_ends(tmp_path: Path) -> None:
