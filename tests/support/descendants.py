@@ -10,8 +10,7 @@ import signal
 
 import psutil
 
-# Of a lane's command line (`lane.py`).
-_LANE = "tests.support.lane_reports"
+from tests.support import lane_reports
 
 
 def named(name: str, pid: int | None = None) -> list[psutil.Process]:
@@ -30,8 +29,8 @@ def send(processes: list[psutil.Process], number: signal.Signals) -> None:
 
 
 def _is_lane(process: psutil.Process) -> bool:
-    with contextlib.suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
-        return _LANE in process.cmdline()
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return lane_reports.__name__ in process.cmdline()
     return False
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import descendants
+from tests.support import descendants, lane_reports
 from tests.support.environment import PROGRAMS, REPOSITORY
 from tests.support.lane import Lane, LaneError
 from tests.support.lanes import GPU_LANE, LANES, lane_of
@@ -86,15 +86,17 @@ def test_each_folder_of_slow_tests_has_its_lanes_and_no_lane_is_without_tests() 
 def test_what_runs_below_a_lane_is_no_other_tests_to_find() -> None:
     """A test that broke each sshd below it broke those of the rented machines in the lanes."""
     below = "import subprocess; subprocess.run(['sleep', '600'])"
-    lane = subprocess.Popen([sys.executable, "-c", below, "tests.support.lane_reports"])
+    lane = subprocess.Popen([sys.executable, "-c", below, lane_reports.__name__])
     own = subprocess.Popen(["sleep", "600"])
     try:
-        wait_until(lambda: descendants.named("sleep", lane.pid), 60, "the lane's own")
-        assert [process.pid for process in descendants.named("sleep")] == [own.pid]
+        (lanes_own,) = wait_until(lambda: descendants.named("sleep", lane.pid), 60, "what the lane started")
+        found = {process.pid for process in descendants.named("sleep")}
+        assert own.pid in found and lanes_own.pid not in found
     finally:
-        descendants.send([*descendants.named("sleep", lane.pid), *descendants.named("sleep")], signal.SIGKILL)
-        lane.wait()
-        own.wait()
+        descendants.send(descendants.named("sleep", lane.pid), signal.SIGKILL)
+        for process in (lane, own):
+            process.kill()
+            process.wait()
 
 
 def test_a_lane_that_finds_no_place_has_the_one_of_the_next_that_ends(tmp_path: Path) -> None:
