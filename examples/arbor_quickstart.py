@@ -19,9 +19,9 @@ import unicodedata
 import zlib
 from pathlib import Path
 
-import arbor  # pyright: ignore[reportMissingImports] - under `launch --arbor` it is on the path
+import arbor  # under `launch --arbor` it is on the path
 import dspy
-from arbor import ArborGRPO, ArborProvider  # pyright: ignore[reportMissingImports]
+from arbor import ArborGRPO, ArborProvider
 
 
 def unique_letters(example, pred, trace=None) -> float:

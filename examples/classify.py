@@ -103,7 +103,7 @@ def knowing(program, examples):
     """A teacher that gives the right answer to each of these."""
     answers = {f"## ]]\n{it.text}\n": {"label": it.label} for it in examples}
     teacher = program.deepcopy()
-    teacher.set_lm(dspy.utils.DummyLM(answers))  # pyright: ignore[reportCallIssue]
+    teacher.set_lm(dspy.utils.DummyLM(answers))
     return teacher
 
 
@@ -112,7 +112,7 @@ def banking(count, seed):
     rows = loader()("PolyAI/banking77", split="train")
     names = rows.features["label"].names
     asked = f"Name the intent of a question to a bank: {', '.join(names)}."
-    signature = dspy.Signature("text -> label", asked)  # pyright: ignore[reportCallIssue]
+    signature = dspy.make_signature("text -> label", asked)
     rows = rows.shuffle(seed=seed).select(range(count))
     return [labelled(row["text"], names[row["label"]]) for row in rows], signature
 

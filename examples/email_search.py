@@ -32,7 +32,6 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from difflib import SequenceMatcher
 from statistics import fmean, stdev
-from typing import Any
 
 from openai import AsyncOpenAI
 
@@ -276,7 +275,7 @@ def messages_for(fact, turns, offline):
     if offline:
         import dspy  # the tiny model knows one form of prompt, which is DSPy's
 
-        signature: Any = dspy.Signature("english -> french")  # pyright: ignore[reportCallIssue]
+        signature = dspy.make_signature("english -> french")
         return dspy.ChatAdapter().format(signature, [], {"english": fact.question})
     return [
         {"role": "system", "content": SYSTEM.format(turns=turns)},

@@ -29,7 +29,6 @@ import os
 import random
 import re
 from statistics import fmean, stdev
-from typing import Any
 
 from openai import AsyncOpenAI
 
@@ -80,7 +79,7 @@ def messages_for(document, offline):
     if offline:
         import dspy  # the tiny model knows one form of prompt, which is DSPy's
 
-        signature: Any = dspy.Signature("english -> french")  # pyright: ignore[reportCallIssue]
+        signature = dspy.make_signature("english -> french")
         return dspy.ChatAdapter().format(signature, [], {"english": document})
     return [
         {"role": "system", "content": SYSTEM.format(words=WORDS)},

@@ -64,7 +64,7 @@ def shown_of_tic_tac_toe(board: list[str]) -> str:
 def tic_tac_toe(rng: random.Random) -> Play:
     """One side's view of a game between two of the crowd."""
     mark = rng.choice("XO")
-    board, turns, said = list(CELLS), list[Turn](), list[str]()
+    board, turns, said = [*map(str, CELLS)], list[Turn](), list[str]()
     for number in range(9):
         mover = "XO"[number % 2]
         answers = _crowd(board, mover)

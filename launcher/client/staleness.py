@@ -11,7 +11,7 @@ from launcher.client.failures import TrainingFailed
 def check_integers(**values: int) -> None:
     """Raise ValueError for one that is no whole number: a program need not have types."""
     for name, value in values.items():
-        if isinstance(value, bool) or not isinstance(value, int):  # pyright: ignore[reportUnnecessaryIsInstance]
+        if isinstance(value, bool) or not isinstance(value, int):
             raise ValueError(f"{name} is a whole number, not {value!r}")
 
 

@@ -168,7 +168,7 @@ class Relay:
             except OSError as error:
                 if error.errno not in (errno.EADDRINUSE, errno.EACCES):
                     raise
-                why = f"{os.strerror(error.errno)}: another run may be using it"
+                why = f"{os.strerror(error.errno or 0)}: another run may be using it"
                 continue
             return self._runner.addresses[0][1]
         await self._close_session()

@@ -14,7 +14,7 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -298,12 +298,12 @@ class RecordStore:
             f"launch status {close}" if close else "launch status",
         )
 
-    def list(self) -> list[RunRecord]:
+    def list(self) -> Sequence[RunRecord]:
         """All readable records, oldest first."""
         found = [record for record in self._all() if isinstance(record, RunRecord)]
         return sorted(found, key=lambda record: (record.created, record.id))
 
-    def unreadable(self) -> list[UnreadableRecord]:
+    def unreadable(self) -> Sequence[UnreadableRecord]:
         """The records that cannot be read, each with why."""
         return [record for record in self._all() if isinstance(record, UnreadableRecord)]
 

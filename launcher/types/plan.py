@@ -8,7 +8,7 @@ computer costs nothing, whatever its budget.
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import KW_ONLY, asdict, dataclass
 from typing import Any
 
 from launcher.base.errors import UsageError
@@ -43,6 +43,7 @@ _MIN_DISK_GB = 100
 _DISK_STEP_GB = 50
 
 
+@dataclass(frozen=True)
 class GpuSplit:
     """GPUs and their split between training and inference, rented or this computer's own. With one GPU, both
     share it. `model_bytes`: the weights, None if their size is unknown. `dtype`: the type they are computed
@@ -51,12 +52,13 @@ class GpuSplit:
     """
 
     gpus: str
+    _: KW_ONLY
     train_gpus: int
     infer_gpus: int
-    model_bytes: int | None
-    dtype: str
-    memory: MemoryPlan | None
-    without_memory: str | None
+    model_bytes: int | None = None
+    dtype: str = "bfloat16"
+    memory: MemoryPlan | None = None
+    without_memory: str | None = None
 
     @property
     def is_one_gpu(self) -> bool:
@@ -80,14 +82,6 @@ class GpuSplit:
 class LocalGpus(GpuSplit):
     """This computer's own GPUs: `gpus` is "local:2"."""
 
-    gpus: str
-    train_gpus: int
-    infer_gpus: int
-    model_bytes: int | None = None
-    dtype: str = "bfloat16"
-    memory: MemoryPlan | None = None
-    without_memory: str | None = None
-
 
 @dataclass(frozen=True)
 class RentedGpus(GpuSplit):
@@ -97,17 +91,10 @@ class RentedGpus(GpuSplit):
     there is no price.
     """
 
-    gpus: str
     infra: tuple[str, ...]
     idle_minutes: int
     disk_gb: int | None
-    train_gpus: int
-    infer_gpus: int
     max_price_per_hour: float | None = None
-    model_bytes: int | None = None
-    dtype: str = "bfloat16"
-    memory: MemoryPlan | None = None
-    without_memory: str | None = None
 
 
 @dataclass(frozen=True)
@@ -266,7 +253,13 @@ def split_unpriced_gpus(settings: Settings) -> RentedGpus:
     train, infer = split_gpus(gpus_of(settings.gpus)[1], settings.train_gpus, settings.infer_gpus)
     idle = round(settings.idle_seconds / 60)
     return RentedGpus(
-        settings.gpus, settings.infra, idle, settings.disk_gb, train, infer, dtype=_dtype(settings)
+        settings.gpus,
+        settings.infra,
+        idle,
+        settings.disk_gb,
+        train_gpus=train,
+        infer_gpus=infer,
+        dtype=_dtype(settings),
     )
 
 
@@ -279,7 +272,9 @@ def split_local_gpus(settings: Settings, model_bytes: int | None = None) -> Loca
     """The split of this computer's own GPUs, if the settings name some. Raises UsageError."""
     assert settings.gpus is not None
     train, infer = split_gpus(gpus_of(settings.gpus)[1], settings.train_gpus, settings.infer_gpus)
-    return LocalGpus(settings.gpus, train, infer, model_bytes, _dtype(settings))
+    return LocalGpus(
+        settings.gpus, train_gpus=train, infer_gpus=infer, model_bytes=model_bytes, dtype=_dtype(settings)
+    )
 
 
 def _dtype(settings: Settings) -> str:

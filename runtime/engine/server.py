@@ -119,7 +119,7 @@ def _children_die_with_us() -> None:
 def _skip_imports(device: str) -> None:
     """Have these taken for not installed, or for empty: a sixth of the CPU time that all imports take."""
     for name in _UNUSED_PACKAGES:
-        sys.modules[name] = None  # pyright: ignore[reportArgumentType] - the import system's own word
+        sys.modules[name] = None  # pyrefly: ignore[unsupported-operation] - the import system's own word
     if device == "cpu":
         sys.modules[_COMPILER_MENDED] = ModuleType(_COMPILER_MENDED)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -58,7 +58,7 @@ def slipway_routes(
         return await _answered(steps.submit(request))
 
     @router.get("/steps")
-    async def list_steps() -> list[StepStatus]:
+    async def list_steps() -> Sequence[StepStatus]:
         return steps.list()
 
     @router.get("/steps/{step}")
@@ -70,7 +70,7 @@ def slipway_routes(
         return await _answered(steps.wait(step, min(wait, WAIT_SECONDS), until == "committed"))
 
     @router.get("/checkpoints")
-    async def checkpoints() -> list[CheckpointInfo]:
+    async def checkpoints() -> Sequence[CheckpointInfo]:
         return await asyncio.to_thread(steps.checkpoints.list)
 
     @router.post("/checkpoints/{name}/pin")

@@ -13,7 +13,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +39,7 @@ class Validations:
             self._begin_with(kept)
         self._newest = {validations.key_of(line): line for line in kept}
 
-    def _begin_with(self, lines: list[dict[str, Any]]) -> None:
+    def _begin_with(self, lines: Sequence[dict[str, Any]]) -> None:
         """Leave nothing torn, which the next line would be a part of."""
         partial = self._path.with_name(f".{self._path.name}.{os.getpid()}")
         with contextlib.suppress(OSError):  # a full disk: the present content is readable
@@ -64,7 +64,7 @@ class Validations:
             files.append_line(self._path, line)
             self._newest[validations.key_of(line)] = line
 
-    def list(self) -> list[dict[str, Any]]:
+    def list(self) -> Sequence[dict[str, Any]]:
         """The newest of each compile, step and name, in the order of their first entries."""
         with self._lock:
             return [*self._newest.values()]
@@ -84,7 +84,7 @@ def validation_routes(kept: Validations, version: Callable[[], int]) -> APIRoute
         return Response(status_code=204)
 
     @router.get("/validations")
-    async def listed() -> list[dict[str, Any]]:
+    async def listed() -> Sequence[dict[str, Any]]:
         return kept.list()
 
     return router

@@ -358,4 +358,4 @@ def recipe_main(cfg: DictConfig) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(recipe_main())  # pyright: ignore[reportCallIssue]
+    sys.exit(recipe_main())  # pyrefly: ignore

@@ -56,7 +56,7 @@ def skip_imports() -> None:
         if name.startswith("torchao"):
             del sys.modules[name]
     # As if it were not installed: transformers asks whether it is, and would import it.
-    sys.modules["torchao"] = None  # pyright: ignore[reportArgumentType] - the import system's own word
+    sys.modules["torchao"] = None  # pyrefly: ignore[unsupported-operation] - the import system's own word
 
 
 def main() -> None:

@@ -20,7 +20,7 @@ import logging
 import os
 import shutil
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -180,7 +180,7 @@ class CheckpointStore:
                 _log.warning("skipped a checkpoint that is not complete: %s", error)
         return None
 
-    def names(self) -> list[str]:
+    def names(self) -> Sequence[str]:
         """Names of the committed checkpoints, oldest first."""
         return sorted(path.name for path in self.root.glob("step-*")) if self.root.is_dir() else []
 
@@ -192,7 +192,7 @@ class CheckpointStore:
             except CheckpointError as error:
                 _log.warning("skipped a checkpoint that is not complete: %s", error)
 
-    def list(self) -> list[CheckpointInfo]:
+    def list(self) -> Sequence[CheckpointInfo]:
         """The kept checkpoints, oldest first, in the API's form."""
         pinned = self.pinned()
         return [_info(checkpoint, checkpoint.name in pinned) for checkpoint in self.readable()]
@@ -228,7 +228,7 @@ class CheckpointStore:
             _log.warning("no longer pinned, because %d newer ones are: %s", MAX_PINNED, ", ".join(let_go))
         return _info(checkpoint, pinned=True).model_copy(update={"let_go": let_go})
 
-    def prune(self, keep: int, protected: Collection[str] = ()) -> list[str]:
+    def prune(self, keep: int, protected: Collection[str] = ()) -> Sequence[str]:
         """Remove all older than the newest `keep` (2 at least) readable ones; returns the removed names.
 
         Pinned ones stay, and those in `protected`. Nothing is removed while pins change or when they cannot
@@ -244,7 +244,7 @@ class CheckpointStore:
                 self._remove(name)
         return removed
 
-    def _pinned_here(self) -> list[str]:
+    def _pinned_here(self) -> Sequence[str]:
         """The pinned checkpoints that exist; all existing ones if the pins cannot be read, because any could
         be pinned."""
         there, pins = self.names(), self._pins()
@@ -258,7 +258,7 @@ class CheckpointStore:
         except (ValueError, TypeError, KeyError):
             return None, None
 
-    def _pins(self) -> list[str] | None:
+    def _pins(self) -> Sequence[str] | None:
         """None: there are pins, and they cannot be read."""
         try:
             return list(files.read_json(self.root / _PINNED) or ())

@@ -84,18 +84,19 @@ class WandbLog:
             )
 
         try:
-            self._run = start(mode)
+            run = start(mode)
         except wandb.Error as error:
             if mode == "offline":
                 raise
             _log.warning("Weights & Biases refused (%s); the run is kept offline in %s", error, folder)
-            self._run = start("offline")
+            run = start("offline")
+        self._run = run
         self._table, self._completions, self._output = wandb.Table, completions, output
         self._validations = _UnloggedValidations(output, committed)
         for kind in ("train", "val"):
-            self._run.define_metric(f"{kind}/step")
-            self._run.define_metric(f"{kind}/*", step_metric=f"{kind}/step")
-        self._run.define_metric("counts/*", step_metric="train/step")
+            run.define_metric(f"{kind}/step")
+            run.define_metric(f"{kind}/*", step_metric=f"{kind}/step")
+        run.define_metric("counts/*", step_metric="train/step")
         self._open.touch()
 
     def append(self, line: dict[str, Any], *, maybe_logged: bool = False) -> None:

@@ -42,7 +42,7 @@ def _fork(config: RuntimeConfig, args: object) -> int:
     child = os.fork()
     if child == 0:
         _be_alone()
-        server.run(config, 0, args)  # pyright: ignore[reportArgumentType]
+        server.run(config, 0, args)
     return child
 
 

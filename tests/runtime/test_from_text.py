@@ -107,7 +107,7 @@ def test_a_text_nobody_sampled_is_trained_on_the_engines_ids_of_it_and_counted(g
 def test_a_member_is_about_one_thing() -> None:
     for fields in ({}, {"rollout": "r", "sample": "s"}, {"messages": MESSAGES}, {"completion": "x"}):
         with pytest.raises(ValueError, match="a member must have"):
-            Member(**fields)  # pyright: ignore[reportArgumentType]
+            Member(**fields)
     given = Member(messages=MESSAGES, completion="x", reward=1.0)
     assert Group.model_validate_json(Group(id="g", members=[given]).model_dump_json()).members == [given]
 

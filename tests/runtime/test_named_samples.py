@@ -88,7 +88,7 @@ def test_b01_a_run_may_name_none() -> None:
         WholeAnswer(asked(), "policy@v0", answer([1], choice([2], [-0.5]))).body
     )
     where = {"run_id": "r", "model_path": "m", "state_dir": "s", "socket_dir": "t"}
-    assert RuntimeConfig(**where).name_samples is True  # pyright: ignore[reportArgumentType]
+    assert RuntimeConfig(**where).name_samples is True
 
 
 @pytest.fixture(scope="module")
@@ -262,7 +262,7 @@ def test_b02_a_member_says_its_calls_and_a_step_of_before_is_the_same_step() -> 
     Member(messages=ASKED, completion="so", tool_calls=[CALL])
     for fields in ({"messages": ASKED}, {"tool_calls": [CALL]}, {"sample": "s", "tool_calls": [CALL]}):
         with pytest.raises(ValueError, match="a member must have"):
-            Member(**fields)  # pyright: ignore[reportArgumentType]
+            Member(**fields)
     groups = [Group(id="g", members=[Member(rollout="r", reward=1.0)])]
     before = {
         "groups": [

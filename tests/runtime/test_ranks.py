@@ -99,6 +99,6 @@ def refuse_one(config: RuntimeConfig, ranks: Ranks) -> None:
         return batch
 
     grpo_lora.read_batch = read
-    grpo_lora.Ranks = SimpleNamespace(join=lambda _: ranks)  # pyright: ignore[reportAttributeAccessIssue]
+    grpo_lora.Ranks = SimpleNamespace(join=lambda _: ranks)
     with recipe_here.set_up(config) as recipe:
         recipe.train()

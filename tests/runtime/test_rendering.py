@@ -61,7 +61,7 @@ class Template:
 
     def render(self, answer: Any, tools: Any = None) -> tuple[str, str]:
         """As texts."""
-        prompt, completion = asyncio.run(render(self, QUESTION, answer, tools))  # pyright: ignore[reportArgumentType]
+        prompt, completion = asyncio.run(render(self, QUESTION, answer, tools))
         return self.tokenizer.decode(prompt), self.tokenizer.decode(completion)
 
 

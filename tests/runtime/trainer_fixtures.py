@@ -283,7 +283,7 @@ def measure(
     selected = select(batch, settings)
     for master in policy.master_weights.values():
         master.grad = None
-    metrics = gradients(policy, batch, selected, settings, ranks, past, old)  # pyright: ignore[reportArgumentType]
+    metrics = gradients(policy, batch, selected, settings, ranks, past, old)
     found = {
         name: master.grad.clone() for name, master in policy.master_weights.items() if master.grad is not None
     }

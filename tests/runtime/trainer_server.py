@@ -65,7 +65,7 @@ def _train(ask: dict[str, Any]) -> None:
     words = ask["command"]
     after = words.index("--config") + 1
     config = OmegaConf.merge(OmegaConf.load(words[after]), OmegaConf.from_dotlist(words[after + 1 :]))
-    recipe = GRPOLoRARecipe(config)  # pyright: ignore[reportArgumentType]
+    recipe = GRPOLoRARecipe(config)
     recipe.setup()
     recipe.train()
     recipe.cleanup()

@@ -29,6 +29,6 @@ class SmallMachine(local_machine.LocalMachine):
 
 
 if __name__ == "__main__":
-    local_machine.LocalMachine = SmallMachine  # pyright: ignore[reportAttributeAccessIssue] - that is the point
+    local_machine.LocalMachine = SmallMachine  # that is the point
     preflight.check_environment = lambda home, variant="cpu": None  # it needs none
     sys.exit(main.main())

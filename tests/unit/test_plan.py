@@ -220,7 +220,7 @@ def test_this_computers_own_gpus_are_shared_out_like_rented_ones_and_cost_nothin
     plan = make_plan(wish(gpus="local:4", max="1h"), model_bytes=10**9)
     assert plan.describe() == "tiny on 4 GPUs of this computer, $0.00/h, deadline 1h"
     assert plan.rented is None and plan.max_cost == 0.0 and not plan.unpriced
-    assert plan.gpus == plan.own == LocalGpus("local:4", 1, 3, 10**9, "bfloat16")
+    assert plan.gpus == plan.own == LocalGpus("local:4", train_gpus=1, infer_gpus=3, model_bytes=10**9)
     two = make_plan(wish(gpus="local:4", train_gpus="2")).own
     assert two is not None and (two.train_gpus, two.infer_gpus, two.is_one_gpu) == (2, 2, False)
     one = make_plan(replace(wish(gpus="local"), runtime={"dtype": "float32"}))

@@ -282,5 +282,5 @@ def test_s03_a_runtime_that_dies_meanwhile_ends_it(live: Lives, monkeypatch: pyt
 
 
 def test_s03_a_runtime_that_failed_is_no_programs_failure() -> None:
-    another = program_retry.ProgramRetry(*(None,) * 6)  # pyright: ignore[reportArgumentType] - nothing is asked
+    another = program_retry.ProgramRetry(*(None,) * 6)  # nothing is asked
     assert not another.wait_for_key(JobFailed("the runtime failed"))

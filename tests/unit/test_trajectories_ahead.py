@@ -194,7 +194,7 @@ def test_c39_a_run_that_leaves_out_what_is_so_old_is_said(run: SmallRun, session
         played_out(work(3))
     for wrong in (-1, 1.5, "1", True, None):
         with pytest.raises(ValueError, match="staleness"):
-            played_out(work(wrong))  # pyright: ignore[reportArgumentType] - as a program without types has it
+            played_out(work(wrong))  # as a program without types has it
 
 
 @pytest.mark.process

@@ -77,7 +77,7 @@ class ArborGRPO(GRPO):
         self._train_kwargs, self._adapter = train_kwargs, adapter
         self.job: Job | None = None
         super().__init__(
-            metric,  # pyright: ignore[reportArgumentType] - checked above
+            metric,  # pyrefly: ignore[bad-argument-type] - checked above
             train_kwargs=value_for_program(train_kwargs, None),
             adapter=value_for_program(adapter, None),
             exclude_demos=exclude_demos,
@@ -101,7 +101,7 @@ class ArborGRPO(GRPO):
             **grpo_kwargs,
         )
 
-    def compile(  # pyright: ignore[reportIncompatibleMethodOverride] - positional too, as Arbor's is
+    def compile(  # pyrefly: ignore - positional too, as Arbor's is
         self,
         student: dspy.Module,
         trainset: Sequence[dspy.Example],

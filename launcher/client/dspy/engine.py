@@ -97,7 +97,7 @@ class _ChatTranslator:
 
     def parse(self, request: lm15.Request, sent: _PreparedRequest, response: httpx.Response) -> lm15.Response:
         if response.is_error:
-            error = self._chat.normalize_error(response.status_code, response.text)
+            error = self._chat.normalize_error(response.status_code, response.text)  # pyrefly: ignore[bad-argument-type]
             if not _is_request_error(error, response.status_code):
                 _note_endpoint_error(
                     sent.call, f"HTTP {response.status_code}: {error.message.partition(chr(10))[0]}"
@@ -146,7 +146,8 @@ def _split_text_deltas(events: Iterable[Any]) -> Iterator[Any]:
 def _with_sampling(request: lm15.Request, sampling: Mapping[str, Any]) -> lm15.Request:
     if not sampling:
         return request
-    return replace(request, config=replace(request.config, **dict.fromkeys(_DISTRIBUTION_FIELDS), **sampling))
+    fields: dict[str, Any] = {**dict.fromkeys(_DISTRIBUTION_FIELDS), **sampling}
+    return replace(request, config=replace(request.config, **fields))
 
 
 def _answer_record(answer: lm15.Response, version: str) -> AnswerRecord:

@@ -36,7 +36,7 @@ class SlipwayProvider(Provider):
             self._session = connect()
         return self._session
 
-    def finetune(  # pyright: ignore[reportIncompatibleMethodOverride] - DSPy calls it on the object
+    def finetune(  # pyrefly: ignore[bad-override] - DSPy calls it on the object
         self,
         job: SlipwayTrainingJob,
         model: str,

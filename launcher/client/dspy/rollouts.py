@@ -229,7 +229,7 @@ def _score(run: ProgramRun, metric: Metric, example: dspy.Example, prediction: A
 
 def _call(program: dspy.Module, example: dspy.Example) -> Any:
     """Run the program, which may be asynchronous in any way there is."""
-    inputs = example.inputs()
+    inputs: Any = example.inputs()  # unpacks as a mapping
     if "forward" in vars(program) or hasattr(type(program), "forward"):
         prediction = program(**inputs)
     else:

@@ -192,7 +192,7 @@ def _evaluation(finished: list[FinishedRun], failure_score: float) -> Evaluation
         cut_off_rate=sum(it.cut_off for it in answered) / len(answered),
         version=max(versions, default=None),
         predictors=_by_predictor(answered),
-        outcomes=dict(Counter(it.outcome for it in finished)),
+        outcomes=dict(Counter[str](it.outcome for it in finished)),
         finished=tuple(finished),
         failure_score=failure_score,
     )

@@ -52,7 +52,7 @@ class LiteLLMJudge:
 
     async def ask(self, messages: Messages, form: Mapping[str, Any], seconds: float) -> JudgeReply:
         """See Judge. Where the form itself is refused it is asked without, from then on."""
-        arguments = {
+        arguments: dict[str, Any] = {
             "timeout": seconds,
             "num_retries": 0,
             "max_retries": 0,
@@ -127,7 +127,7 @@ class ClientJudge:
     async def ask(self, messages: Messages, form: Mapping[str, Any], seconds: float) -> JudgeReply:
         """See Judge. Where the form itself is refused it is asked without, from then on."""
         create = self.client.chat.completions.create
-        arguments = {"timeout": seconds, **self.extra_params}
+        arguments: dict[str, Any] = {"timeout": seconds, **self.extra_params}
         if self._supports_schema:
             arguments.setdefault("response_format", form)
         if tags := headers_for(self._base_url()):

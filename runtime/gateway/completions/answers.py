@@ -128,7 +128,7 @@ def samples(
                 unscorable=why_not,
                 content=name,
                 around="" if name is None else content_key.surrounding_whitespace(choice.text),
-                turn=turn and turn.answered(choice.text, calls),
+                turn=None if turn is None else turn.answered(choice.text, calls),
                 has_more_calls=len(choice.calls) > len(calls),
             )
         )

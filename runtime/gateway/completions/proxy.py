@@ -259,7 +259,7 @@ class Completions:
             temperature=distribution.temperature(asked.body),
             settings=asked.settings,
             messages=question(asked),
-            conversation=turn and turn.conversation,
+            conversation=None if turn is None else turn.conversation,
             prompts=prompts,
             samples=found,
             streamed=asked.streamed,

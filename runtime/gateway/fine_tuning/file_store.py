@@ -12,6 +12,7 @@ import asyncio
 import re
 import time
 import uuid
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -84,7 +85,7 @@ class FileStore:
             (self._folder / f"{one.id}.data").unlink(missing_ok=True)
             raise
 
-    def list(self) -> list[StoredFile]:
+    def list(self) -> Sequence[StoredFile]:
         """All of them, the newest first."""
         return sorted(self._files.values(), key=lambda one: one.id, reverse=True)
 

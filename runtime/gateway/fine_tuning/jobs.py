@@ -13,6 +13,7 @@ import random
 import re
 import time
 import uuid
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -133,7 +134,7 @@ class JobStore:
             raise ApiError(404, message, param="fine_tuning_job_id", code="not_found")
         return self._jobs[job_id]
 
-    def list(self) -> list[Job]:
+    def list(self) -> Sequence[Job]:
         """All of them, the newest first."""
         return sorted(self._jobs.values(), key=lambda job: job.id, reverse=True)
 
@@ -160,7 +161,7 @@ class JobStore:
         }  # fmt: skip
         files.append_line(self._folder / f"{job.id}.events.jsonl", event)
 
-    def events(self, job: Job) -> list[dict[str, Any]]:
+    def events(self, job: Job) -> Sequence[dict[str, Any]]:
         """The events, the newest first."""
         try:
             lines = (self._folder / f"{job.id}.events.jsonl").read_text().split("\n")

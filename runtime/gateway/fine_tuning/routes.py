@@ -7,7 +7,7 @@ Supervised learning alone; parts of OpenAI's API without an effect here are repo
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -220,7 +220,7 @@ def _checkpoints(job: Job) -> list[dict[str, Any]]:
     ]
 
 
-def _page(found: list[dict[str, Any]], after: str | None, limit: int) -> dict[str, Any]:
+def _page(found: Sequence[dict[str, Any]], after: str | None, limit: int) -> dict[str, Any]:
     """One page of a list, as OpenAI's SDK turns them."""
     if after is not None:
         place = next((index for index, one in enumerate(found) if one["id"] == after), None)

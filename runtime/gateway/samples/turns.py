@@ -87,7 +87,7 @@ def load_turn(ref: SampleRef, load: Load) -> SampledTurn:
         sample.logprobs,
         exchange.temperature,
         sample.finish_reason not in COMPLETE_REASONS,
-        exchange.conversation and exchange.conversation.apart,
+        None if exchange.conversation is None else exchange.conversation.apart,
     )
 
 

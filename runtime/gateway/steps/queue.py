@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import logging
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -99,7 +99,7 @@ class StepQueue:
         """Steps not yet ended."""
         return self._steps.queued
 
-    def list(self) -> list[StepStatus]:
+    def list(self) -> Sequence[StepStatus]:
         """Every step, oldest first."""
         return [step.status for step in self._steps.in_order()]
 

@@ -135,7 +135,7 @@ class Versions:
             return self.newest
         version, weights = self._parsed(name)
         if version is None or version > self.current:
-            trained = self._names_of_model and self._names_of_model.own
+            trained = None if self._names_of_model is None else self._names_of_model.own
             raise unknown_model(model, self._alias, trained)
         if version not in self.staged and version not in self._kept():
             raise self.gone(version, "was served once, but its weights are no longer kept")

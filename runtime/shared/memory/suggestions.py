@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import fields, replace
+from typing import Any
 
 from runtime.shared import gpu_memory
 from runtime.shared.memory.planning import MachineGpus, MemoryPlan, Overrides, plan
@@ -63,7 +64,7 @@ def _other_gpus(split: MachineGpus) -> Iterator[tuple[str, int]]:
 
 def blocking_overrides(shape: ModelShape, split: MachineGpus, overrides: Overrides) -> list[str]:
     """The user's settings without which it would fit; [] if dropping them would not help."""
-    none = {field.name: field.default for field in fields(Overrides)}
+    none: dict[str, Any] = {field.name: field.default for field in fields(Overrides)}
     said = [name for name in KEYS if getattr(overrides, name) is not None]
     for name in said:
         weighed = plan(shape, split, replace(overrides, **{name: none[name]}))

@@ -14,9 +14,9 @@ import json
 from pathlib import Path
 from types import SimpleNamespace
 
-import arbor  # pyright: ignore[reportMissingImports] - under `launch --arbor` it is on the path
+import arbor  # under `launch --arbor` it is on the path
 import dspy
-from arbor import ArborGRPO, ArborProvider  # pyright: ignore[reportMissingImports]
+from arbor import ArborGRPO, ArborProvider
 from dspy.evaluate import Evaluate
 
 from examples.quickstart import phrases

@@ -11,9 +11,9 @@ import json
 import random
 from pathlib import Path
 
-import arbor  # pyright: ignore[reportMissingImports] - under `launch --arbor` it is on the path
+import arbor  # under `launch --arbor` it is on the path
 import dspy
-from arbor import ArborGRPO, ArborProvider  # pyright: ignore[reportMissingImports]
+from arbor import ArborGRPO, ArborProvider
 
 from examples.quickstart import phrases
 

@@ -17,7 +17,7 @@ def main(threads: int, quickstart: str, options: list[str]) -> None:
         def __init__(self, metric: Any, **settings: Any) -> None:
             super().__init__(metric, num_threads=threads, **settings)
 
-    client.GRPO = WithThreads  # pyright: ignore[reportAttributeAccessIssue] - that is the point
+    client.GRPO = WithThreads  # that is the point
     sys.argv = [quickstart, *options]
     runpy.run_path(quickstart, run_name="__main__")
 

@@ -10,5 +10,5 @@ from sky.skylet import constants
 from launcher.backends.skypilot import sky_prices
 
 if __name__ == "__main__":
-    constants.HOSTED_CATALOG_DIR_URL = sys.argv[1]
+    constants.HOSTED_CATALOG_DIR_URL = sys.argv[1]  # pyrefly: ignore[bad-assignment]
     print(json.dumps(sky_prices.fetch(["aws", "kubernetes"])))

@@ -10,7 +10,7 @@ import sys
 import urllib.request
 from pathlib import Path
 
-import arbor  # pyright: ignore[reportMissingImports] - under `launch --arbor` it is on the path
+import arbor  # under `launch --arbor` it is on the path
 
 PORT = os.environ["LAUNCH_BASE_URL"].rpartition(":")[2]
 
