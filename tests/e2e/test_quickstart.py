@@ -52,7 +52,13 @@ class Finished:
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The Python of an empty environment with our wheel and SkyPilot in it."""
     folder = tmp_path_factory.mktemp("installed")
-    run = lambda *words: subprocess.run(words, check=True, cwd=REPOSITORY, capture_output=True)  # noqa: E731
+
+    def run(*words: str | Path) -> None:
+        # An index may be slow; uv gives up after 30 s.
+        environ = {"UV_HTTP_TIMEOUT": "300", **os.environ}
+        done = subprocess.run(words, cwd=REPOSITORY, capture_output=True, text=True, env=environ)
+        assert done.returncode == 0, done.stderr
+
     run("uv", "build", "--wheel", "--out-dir", folder)
     (wheel,) = folder.glob("slipway_rl-*.whl")
     run("uv", "venv", "--python", sys.executable, folder / "venv")
