@@ -28,12 +28,18 @@ _SLOWEST_UNITS = (
     "checkpoint_upload", "client_killed", "client_pool_replay", "denied_regions", "elsewhere", "ending_",
     "made_credentials", "other_account", "played_", "price", "program_", "results_download",
 )  # fmt: skip
+# These take no part in the engine that the runtime's other tests share.
+_OWN_PROCESSES = (
+    "admission_life", "checkpoint", "crash_", "engine_families", "families", "processes",
+    "recipe", "runtime.py", "steps_restart", "supervision",
+)  # fmt: skip
 LANES: dict[str, tuple[str, ...]] = {
     "units": tuple(f"tests/unit/test_{name}" for name in _SLOWEST_UNITS),
     "rented": tuple(f"tests/cloud/test_{name}.py" for name in ("launch", "leaving", "rig", "timers")),
     "machines": ("tests/cloud/",),
     "mutants": ("tests/mutations/",),
     "runs": ("tests/e2e/",),
+    "runtime-processes": tuple(f"{RUNTIME}test_{name}" for name in _OWN_PROCESSES),
     "runtime": (RUNTIME,),
 }
 # Beside the others, where a GPU is asked for by name: it takes no place of theirs.
