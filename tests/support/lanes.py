@@ -25,9 +25,12 @@ GPU = "tests/gpu/"
 # `runtime` have the runtime's environment. Each computes about as long as the others, alone on a computer:
 # `python -m tests.bench.minutes`.
 _SLOWEST_UNITS = (
-    "checkpoint_upload", "client_killed", "client_pool_replay", "denied_regions", "elsewhere", "ending_",
-    "made_credentials", "other_account", "played_", "price", "program_", "results_download",
+    "checkpoint_upload", "client_killed", "client_place", "client_pool_replay", "denied_regions", "elsewhere",
+    "ending_", "hints", "made_credentials", "other_account", "parsed_fields", "played_", "price", "program_",
+    "relay_door", "results_download", "run.py", "sky_server",
 )  # fmt: skip
+_RENTED = ("forgotten", "launch", "leaving", "losses", "rig", "timers")
+_KILLED_RUNS = ("ahead_killed", "interrupted_door", "killed", "leaving", "resume", "stopped_launch")
 # These take no part in the engine that the runtime's other tests share.
 _OWN_PROCESSES = (
     "admission_life", "checkpoint", "crash_", "engine_families", "families", "processes",
@@ -35,9 +38,10 @@ _OWN_PROCESSES = (
 )  # fmt: skip
 LANES: dict[str, tuple[str, ...]] = {
     "units": tuple(f"tests/unit/test_{name}" for name in _SLOWEST_UNITS),
-    "rented": tuple(f"tests/cloud/test_{name}.py" for name in ("launch", "leaving", "rig", "timers")),
+    "rented": tuple(f"tests/cloud/test_{name}.py" for name in _RENTED),
     "machines": ("tests/cloud/",),
     "mutants": ("tests/mutations/",),
+    "killed-runs": tuple(f"tests/e2e/test_{name}.py" for name in _KILLED_RUNS),
     "runs": ("tests/e2e/",),
     "runtime-processes": tuple(f"{RUNTIME}test_{name}" for name in _OWN_PROCESSES),
     "runtime": (RUNTIME,),
