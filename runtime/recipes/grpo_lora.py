@@ -332,9 +332,9 @@ class GRPOLoRARecipe(FTRecipeInterface):
     def _report_state(self, state: str, *, step: int | None = None, error: str | None = None) -> None:
         if self.ranks.is_first:
             step = self.step if step is None else step
-            said = {"state": state, "pid": os.getpid(), "step": step, "error": error}
+            status = {"state": state, "pid": os.getpid(), "step": step, "error": error}
             with contextlib.suppress(OSError):  # a full disk: a missing report must not fail the step
-                write_json(self.output / "trainer.json", said)
+                write_json(self.output / "trainer.json", status)
 
 
 def with_defaults(cfg: DictConfig) -> DictConfig:

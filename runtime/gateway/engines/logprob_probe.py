@@ -91,8 +91,8 @@ class LogprobProbe:
         """
         ends = [ids for ids in self.sequences if len(ids) > 1]
         continued = await asyncio.gather(*(engine.score_next(name, ids[:-1], ids[-1]) for ids in ends))
-        asked = [(model, ids) for model in (name, BASE_NAME) for ids in self.sequences]
-        scores = [np.array(row) for row in await asyncio.gather(*(engine.score(*one) for one in asked))]
+        requests = [(model, ids) for model in (name, BASE_NAME) for ids in self.sequences]
+        scores = [np.array(row) for row in await asyncio.gather(*(engine.score(*one) for one in requests))]
         half = len(self.sequences)
         served, base = np.concatenate(scores[:half]), np.concatenate(scores[half:])
         last = np.array([row[-1] for row in scores[:half] if len(row) > 1])

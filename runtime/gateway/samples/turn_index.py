@@ -40,11 +40,11 @@ class TurnIndex:
         """The newest answer that ended this conversation."""
         return self._answers.get(name)
 
-    def was_asked(self, name: str) -> bool:
+    def was_prompt(self, name: str) -> bool:
         """Whether this conversation was a question."""
         return name in self._questions
 
-    def was_asked_otherwise(self, bare: str) -> bool:
+    def was_prompt_otherwise(self, bare: str) -> bool:
         """Whether it was one, under any system prompt."""
         return bare in self._bare
 
