@@ -41,9 +41,9 @@ from runtime.trainer import optimizer_state, parity_export
 from runtime.trainer import policy as policies
 from runtime.trainer.crash_counter import CrashCounter, TooManyCrashesError
 from runtime.trainer.disk_retry import retry_while_disk_full
-from runtime.trainer.logprob_probe import fallback_probe_batch, make_logprob_probe
 from runtime.trainer.next_step import NextStep
 from runtime.trainer.old_logprobs import PolicyHistory
+from runtime.trainer.probe_logprobs import fallback_probe_batch, make_logprob_probe
 from runtime.trainer.ranks import RankLostError, Ranks, thread_count
 from runtime.trainer.settings import SettingsError, UpdateSettings
 from runtime.trainer.sft import sft_step
