@@ -65,9 +65,9 @@ def _overrides(settings: Settings, gpus: GpuSplit) -> Overrides:
 
     return Overrides(
         rank=lora.rank,
-        names=train.lora.target_modules,
+        target_modules=train.lora.target_modules,
         scaled=lora.scale != 1,
-        slots=max(engine.max_loras, config.max_staleness + 2),
+        max_loras=max(engine.max_loras, config.max_staleness + 2),
         number_bytes=_NUMBER_BYTES[gpus.dtype],
         reference=train.kl_beta > 0,
         checkpointing=if_set("train.activation_checkpointing", train.activation_checkpointing),
