@@ -25,7 +25,8 @@ def routing_key_of(request: ParsedRequest) -> RoutingKey:
 
 
 def _prompt_prefixes(request: ParsedRequest) -> tuple[bytes, ...]:
-    """The whole prompt, and its part before the last answer, by digest: that prompt was asked then."""
+    """The digests of the whole prompt and of its part before the last answer, which is an earlier turn's
+    prompt."""
     if request.kind == "completion":
         return (_digest(request.body["prompt"]),)
     messages, tools = request.body["messages"], request.body.get("tools")
