@@ -86,8 +86,8 @@ class MemoryPlan:
     `kv_cache_gib` are None where vLLM's own default stays. On a shared GPU the KV cache's size is always set,
     because vLLM's own measurement would count the trainer's memory as well. `cache_tokens`: the tokens that
     the KV cache holds. `gpu_bytes`: the least free memory that a GPU must have, with a cache for one sequence
-    of `max_model_len`. `short`: the reason why it does not fit, None if it does; then `instead` has GPUs that
-    it would fit, and `in_the_way` the user's settings without which it would fit these GPUs.
+    of `max_model_len`. `short`: the reason why it does not fit, None if it does; then `in_the_way` has
+    the user's settings without which it would fit these GPUs, or else `instead` has GPUs that it would fit.
     """
 
     gpu: str
