@@ -35,14 +35,14 @@ def main() -> None:
     parser.add_argument("--offline", action="store_true", help="our own phrases, on the tiny model")
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--seed", type=int, default=43)
-    asked = parser.parse_args()
+    args = parser.parse_args()
 
     server_info = arbor.init()
-    student_lm_name = "tiny" if asked.offline else "Qwen/Qwen2.5-1.5B-Instruct"
+    student_lm_name = "tiny" if args.offline else "Qwen/Qwen2.5-1.5B-Instruct"
 
     # The data, shuffled and split
-    raw = phrases(240, asked.seed, held_out=False) if asked.offline else books(1000, asked.seed)
-    random.Random(asked.seed).shuffle(raw)
+    raw = phrases(240, args.seed, held_out=False) if args.offline else books(1000, args.seed)
+    random.Random(args.seed).shuffle(raw)
     trainset, valset = raw[:200], raw[200:232]
 
     # The task
@@ -57,7 +57,7 @@ def main() -> None:
         top_p=1.0,
         top_k=-1,
         repetition_penalty=1.0,
-        max_tokens=64 if asked.offline else 512,
+        max_tokens=64 if args.offline else 512,
         api_base=server_info["base_url"],
         api_key="arbor",
     )
@@ -85,7 +85,7 @@ def main() -> None:
         "num_inference_gpus": 1,
         "weight_decay": 0.001,
     }
-    if asked.offline:  # the tiny model has a LoRA of its own, and so small a one learns in larger steps
+    if args.offline:  # the tiny model has a LoRA of its own, and so small a one learns in larger steps
         del train_kwargs["lora_config"]
         train_kwargs["learning_rate"] = 2e-3
 
@@ -94,7 +94,7 @@ def main() -> None:
         num_dspy_examples_per_grpo_step=4,
         num_rollouts_per_grpo_step=8,
         exclude_demos=True,
-        num_train_steps=asked.steps,
+        num_train_steps=args.steps,
         num_threads=16,
         use_train_as_val=False,
         num_steps_for_val=10,

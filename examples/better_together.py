@@ -34,22 +34,22 @@ def main() -> None:
     parser.add_argument("--offline", action="store_true", help="our own phrases, on the tiny model")
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)
-    asked = parser.parse_args()
+    args = parser.parse_args()
 
     run = connect()
     program = dspy.Predict("english -> french")
     # No temperature, so that rollouts differ; candidates are scored by one sampled answer to each example.
-    program.set_lm(PolicyLM(run, max_tokens=64 if asked.offline else 512))
-    raw = phrases(120, asked.seed, held_out=False) if asked.offline else books(400, asked.seed)
+    program.set_lm(PolicyLM(run, max_tokens=64 if args.offline else 512))
+    raw = phrases(120, args.seed, held_out=False) if args.offline else books(400, args.seed)
     train, held_out = raw[:80], raw[80:112]
 
     prompts = dspy.BootstrapFewShot(metric=right_words, max_bootstrapped_demos=1, max_labeled_demos=1)
     weights = GRPO(
         right_words,
-        num_train_steps=asked.steps,
+        num_train_steps=args.steps,
         num_dspy_examples_per_grpo_step=4,
         num_rollouts_per_grpo_step=8,
-        seed=asked.seed,
+        seed=args.seed,
     )
     together = dspy.BetterTogether(metric=right_words, p=prompts, w=weights)
     best = together.compile(program, trainset=train, valset=held_out, strategy="p -> w")

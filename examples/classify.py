@@ -45,8 +45,8 @@ OWNERS = ("the", "a", "my", "this")
 
 def right(example, prediction, trace=None):
     """1 for the right label alone; if it stands among other words, its share of them."""
-    said = prediction.label.strip().lower()
-    return float(said == example.label) or said.split().count(example.label) / max(2, len(said.split()))
+    answer = prediction.label.strip().lower()
+    return float(answer == example.label) or answer.split().count(example.label) / max(2, len(answer.split()))
 
 
 def main() -> None:
@@ -56,32 +56,32 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=3, help="of the imitation; default: 3")
     parser.add_argument("--examples", type=int, help="default: 320 offline, else 1000")
     parser.add_argument("--seed", type=int, default=0)
-    asked = parser.parse_args()
+    args = parser.parse_args()
 
     run = connect()
-    make = offline if asked.offline else banking
-    examples, signature = make(asked.examples or (320 if asked.offline else 1000), asked.seed)
+    make = offline if args.offline else banking
+    examples, signature = make(args.examples or (320 if args.offline else 1000), args.seed)
     program = dspy.Predict(signature)
     program.set_lm(PolicyLM(run, max_tokens=64))
     cut, end = len(examples) * 6 // 10, len(examples) * 7 // 10
     train, validation, test = examples[:cut], examples[cut:end], examples[end:]
     before = evaluate(program, test, right, model="base")  # after a resume, too
 
-    imitation = {"num_train_epochs": asked.epochs, "gradient_accumulation_steps": 8}
-    if asked.offline:
+    imitation = {"num_train_epochs": args.epochs, "gradient_accumulation_steps": 8}
+    if args.offline:
         imitation["learning_rate"] = 3e-3  # the tiny model learns in larger steps
-    teacher = knowing(program, train) if asked.offline else None
+    teacher = knowing(program, train) if args.offline else None
     finetune = dspy.BootstrapFinetune(metric=right, train_kwargs=imitation, num_threads=4)
     taught = finetune.compile(program, trainset=train, teacher=teacher)
     between = evaluate(taught, test, right)
 
     optimizer = GRPO(
         right,
-        num_train_steps=asked.steps,
+        num_train_steps=args.steps,
         num_dspy_examples_per_grpo_step=8,
         num_rollouts_per_grpo_step=8,
-        seed=asked.seed,
-        train_kwargs={"learning_rate": 1e-3} if asked.offline else None,
+        seed=args.seed,
+        train_kwargs={"learning_rate": 1e-3} if args.offline else None,
     )
     program = dspy.Predict(signature)
     program.set_lm(PolicyLM(run, max_tokens=64))  # the newest version, which was trained above
@@ -111,8 +111,8 @@ def banking(count, seed):
     """Questions to a bank, each with its intent."""
     rows = loader()("PolyAI/banking77", split="train")
     names = rows.features["label"].names
-    asked = f"Name the intent of a question to a bank: {', '.join(names)}."
-    signature = dspy.make_signature("text -> label", asked)
+    instructions = f"Name the intent of a question to a bank: {', '.join(names)}."
+    signature = dspy.make_signature("text -> label", instructions)
     rows = rows.shuffle(seed=seed).select(range(count))
     return [labelled(row["text"], names[row["label"]]) for row in rows], signature
 

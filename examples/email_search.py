@@ -165,9 +165,9 @@ def reward_of(fact, answer, called, turns, most):
     return 1.0 + MOST_FOR_TURNS * (most - turns) / most
 
 
-async def rollout(client, model, mailbox, fact, asked, turns, tokens, temperature=1.0):
-    """One game. `asked`: the messages that put the question."""
-    made = Trajectory(messages_and_choices=[*asked], tools=TOOLS)
+async def rollout(client, model, mailbox, fact, prompt, turns, tokens, temperature=1.0):
+    """One game. `prompt`: the messages that put the question."""
+    made = Trajectory(messages_and_choices=[*prompt], tools=TOOLS)
     answer, called, turn = None, False, 0
     while answer is None and turn < turns:
         turn += 1
@@ -177,21 +177,21 @@ async def rollout(client, model, mailbox, fact, asked, turns, tokens, temperatur
         choice = answered.choices[0]
         made.messages_and_choices.append(choice)
         if not choice.message.tool_calls:
-            answer = said(choice.message.content or "")
-        for asked_for in choice.message.tool_calls or []:
-            tells, final = call(mailbox, asked_for.function.name, asked_for.function.arguments)
+            answer = answer_text(choice.message.content or "")
+        for tool_call in choice.message.tool_calls or []:
+            tells, final = call(mailbox, tool_call.function.name, tool_call.function.arguments)
             if final is not None:
                 answer, called = final, True
             content = tells or "the answer was taken"
             made.messages_and_choices.append(
-                {"role": "tool", "tool_call_id": asked_for.id, "content": content}
+                {"role": "tool", "tool_call_id": tool_call.id, "content": content}
             )
     made.reward = reward_of(fact, answer, called, turn, turns)
     made.metrics |= {"turns": turn, "right": answer is not None and plain(answer) == plain(fact.answer)}
     return made.finish()
 
 
-def said(content):
+def answer_text(content):
     """The answer in a text: the content of the field, if the tiny model writes one."""
     return content.partition("## ]]")[2].partition("[[")[0] if "## ]]" in content else content
 
@@ -296,18 +296,18 @@ async def main() -> None:
     parser.add_argument("--held-out", type=int, default=24, help="questions to judge with; default: 24")
     parser.add_argument("--max-turns", type=int, help="default: 10, or 3 with --offline")
     parser.add_argument("--seed", type=int, default=0)
-    asked = parser.parse_args()
+    args = parser.parse_args()
 
-    steps = asked.steps or (15 if asked.offline else 60)
-    turns = asked.max_turns or (3 if asked.offline else 10)
-    tokens = 32 if asked.offline else 512
-    mailbox = mailbox_of(2026, *((240, 72, lost_property) if asked.offline else (2000, 400, office)))
-    held_out, train = mailbox.facts[: asked.held_out], mailbox.facts[asked.held_out :]
+    steps = args.steps or (15 if args.offline else 60)
+    turns = args.max_turns or (3 if args.offline else 10)
+    tokens = 32 if args.offline else 512
+    mailbox = mailbox_of(2026, *((240, 72, lost_property) if args.offline else (2000, 400, office)))
+    held_out, train = mailbox.facts[: args.held_out], mailbox.facts[args.held_out :]
     run = connect()
     client = AsyncOpenAI(base_url=run.base_url, api_key=run.api_key, timeout=run.patience.answer_seconds)
 
     def game(fact, temperature=1.0, model=run.model):
-        messages = messages_for(fact, turns, asked.offline)
+        messages = messages_for(fact, turns, args.offline)
         return rollout(client, model, mailbox, fact, messages, turns, tokens, temperature)
 
     async def score(after, model=run.model, step=None):
@@ -325,9 +325,9 @@ async def main() -> None:
     before = await score("before", "base", step=0)  # after a resume, too
     counts, rewards = {"trained": 0, "dropped": 0}, []
     for number in range(begun, steps):
-        facts = random.Random(f"{asked.seed} {number}").sample(train, asked.questions)
+        facts = random.Random(f"{args.seed} {number}").sample(train, args.questions)
         groups = await gather_trajectory_groups(
-            (TrajectoryGroup(game(fact) for _ in range(asked.tries)) for fact in facts),
+            (TrajectoryGroup(game(fact) for _ in range(args.tries)) for fact in facts),
             pbar_desc=f"step {number + 1}",
             max_exceptions=0.1,
         )

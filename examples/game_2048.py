@@ -45,19 +45,19 @@ def main() -> None:
     asyncio.run(train(parser.parse_args()))
 
 
-async def train(asked) -> None:
+async def train(args) -> None:
     """The whole training, and its result."""
     run = connect()
     client = AsyncOpenAI(base_url=run.base_url, api_key=run.api_key, timeout=run.patience.answer_seconds)
-    rules = Rules(3, 32, asked.moves or 24) if asked.offline else Rules(4, 128, asked.moves or 80)
+    rules = Rules(3, 32, args.moves or 24) if args.offline else Rules(4, 128, args.moves or 80)
     # ART's notebook has 3e-5; the tiny player learns in larger steps.
-    rate = 4e-3 if asked.offline else 3e-5
+    rate = 4e-3 if args.offline else 3e-5
 
     def games(names, model=run.model):
         return (rules.play(client, model, begun, tiles) for begun, tiles in names)
 
     async def judge(model=run.model, step=None):
-        seeds = [(f"held-out-{place}", f"held-out-{place}") for place in range(asked.held_out)]
+        seeds = [(f"held-out-{place}", f"held-out-{place}") for place in range(args.held_out)]
         groups = await gather_trajectory_groups(
             (TrajectoryGroup(games([pair], model)) for pair in seeds), pbar_desc="held out"
         )
@@ -67,11 +67,11 @@ async def train(asked) -> None:
 
     written = run.run_dir / "game_2048.json" if run.run_dir else None
     begun = run.read_state().get("2048", 0)
-    if begun >= asked.steps and written and written.exists():
+    if begun >= args.steps and written and written.exists():
         print(f"this training had finished before: {written} stays as it is")
         return
     before = await judge("base", step=0)  # after a resume, too
-    print(f"before: {said(before)}")
+    print(f"before: {format_scores(before)}")
     if before["allowed"] < 0.5:
         raise SystemExit(
             "This model does not know which moves are allowed: no game of it is worth more than another.\n"
@@ -80,9 +80,9 @@ async def train(asked) -> None:
         )
     counts = []
     # A program that is started again after it was stopped goes on where its last step was taken.
-    for step in range(begun, asked.steps):
+    for step in range(begun, args.steps):
         # The tiles drop alike in all games of a group, so that the games differ by the policy's moves.
-        seeds = [f"{asked.seed}-{step}-{place}" for place in range(asked.beginnings)]
+        seeds = [f"{args.seed}-{step}-{place}" for place in range(args.beginnings)]
         groups = await gather_trajectory_groups(
             (TrajectoryGroup(games([(seed, seed)] * GAMES_OF_A_GROUP)) for seed in seeds),
             pbar_desc=f"step {step + 1}",
@@ -93,17 +93,17 @@ async def train(asked) -> None:
         counts.append(done)
         found = score([game for group in groups for game in group])
         print(
-            f"step {step + 1}/{asked.steps}: reward {found['reward']:.2f}, won {found['won']:.0%}, "
+            f"step {step + 1}/{args.steps}: reward {found['reward']:.2f}, won {found['won']:.0%}, "
             f"{done.trained} answers trained, {done.joined} joined"
         )
-        if (step + 1) % STEPS_BETWEEN_VALIDATIONS == 0 and step + 1 < asked.steps:
-            print(f"after {step + 1} steps: {said(await judge())}")
+        if (step + 1) % STEPS_BETWEEN_VALIDATIONS == 0 and step + 1 < args.steps:
+            print(f"after {step + 1} steps: {format_scores(await judge())}")
     after = await judge()
-    print(f"after: {said(after)}")
+    print(f"after: {format_scores(after)}")
     if written:
         dropped = sum((Counter(it.dropped) for it in counts), Counter())
         found = {
-            "seed": asked.seed, "before": before, "after": after, "dropped": dropped,
+            "seed": args.seed, "before": before, "after": after, "dropped": dropped,
             "trained": sum(it.trained for it in counts), "joined": sum(it.joined for it in counts),
             "sealed": sum(it.sealed for it in counts),
         }  # fmt: skip
@@ -124,7 +124,7 @@ def score(games):
     }
 
 
-def said(found):
+def format_scores(found):
     """The scores with one standard error."""
     return (
         f"won {found['won']:.3f} ± {found['error']:.3f} of {found['games']} held-out games, best tile "

@@ -22,7 +22,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="The training loop: sample, reward, step, evaluate.")
     parser.add_argument("--steps", type=int, default=20, help="default: 20")
     parser.add_argument("--seed", type=int, default=0)
-    asked = parser.parse_args()
+    args = parser.parse_args()
 
     # `launch` has started the model and set LAUNCH_BASE_URL and LAUNCH_API_KEY; `connect` reads them.
     run = connect()
@@ -50,8 +50,8 @@ def main() -> None:
 
     # The state is committed together with its step. After a crash `launch --resume RUN` starts this program
     # again, and it goes on here.
-    for number in range(run.read_state().get("loop", 0), asked.steps):
-        drawn = random.Random(f"{asked.seed} {number}").sample(sorted(train), PHRASES_PER_STEP)
+    for number in range(run.read_state().get("loop", 0), args.steps):
+        drawn = random.Random(f"{args.seed} {number}").sample(sorted(train), PHRASES_PER_STEP)
         every = [english for english in drawn for _ in range(ROLLOUTS_PER_PHRASE)]
         rollouts = list(pool.map(rollout, every))
 
@@ -63,7 +63,7 @@ def main() -> None:
         ]
         done = run.step(groups, client_state={"loop": number + 1})
         print(
-            f"step {number + 1}/{asked.steps}: reward {done.metrics['reward']:.2f}, "
+            f"step {number + 1}/{args.steps}: reward {done.metrics['reward']:.2f}, "
             f"{done.counts.trained} of {done.counts.samples} answers trained, now v{done.version}",
             flush=True,
         )
@@ -86,9 +86,9 @@ def translate(client, model, english, temperature=1.0):
     return " ".join(field.partition("[[")[0].split())
 
 
-def reward(said, french):
+def reward(answer, french):
     """1 for the right translation, else 0."""
-    return float(said == french)
+    return float(answer == french)
 
 
 # The task. The tiny model was taught one form of prompt, which is DSPy's; a larger one needs no such form.

@@ -62,14 +62,14 @@ class Papillon(dspy.Module):
 
     def forward(self, user_query):
         try:
-            request = self.asked(user_query)
+            request = self.write_request(user_query)
             told = self.untrusted(request)[0]
             response = self.answered(user_query, request, told)
         except Exception:  # noqa: BLE001 - as the original: what fails has said nothing, which the judge then sees
             return dspy.Prediction(llm_request="", llm_response="", response="")
         return dspy.Prediction(llm_request=request, llm_response=told, response=response)
 
-    def asked(self, user_query):
+    def write_request(self, user_query):
         return self.rewrite(user_query=user_query).llm_request
 
     def answered(self, user_query, request, told):
@@ -82,7 +82,7 @@ class TinyPapillon(Papillon):
     def predictors_of(self) -> tuple[dspy.Module, dspy.Module]:
         return dspy.Predict("english -> french"), dspy.Predict("french -> english")
 
-    def asked(self, user_query):
+    def write_request(self, user_query):
         return self.rewrite(english=user_query).french
 
     def answered(self, user_query, request, told):
@@ -148,23 +148,23 @@ def main() -> None:
     parser.add_argument("--steps", type=int, help="default: 40, or 15 with --offline")
     parser.add_argument("--held-out", type=int, default=100, help="examples to judge with; default: 100")
     parser.add_argument("--seed", type=int, default=0)
-    asked = parser.parse_args()
+    args = parser.parse_args()
 
     run = connect()
-    if asked.offline:
+    if args.offline:
         stranger = Stranger()
         address, key = stranger.address, "offline"
-        train, test = phrases(150, asked.held_out, asked.seed)
-        steps, examples_per_step = asked.steps or 15, 8  # few of the tiny model's first answers are good
+        train, test = phrases(150, args.held_out, args.seed)
+        steps, examples_per_step = args.steps or 15, 8  # few of the tiny model's first answers are good
     else:
         stranger = None
         address, key = "https://api.openai.com/v1", own_key()
-        train, test = pupa(asked.held_out)
-        steps, examples_per_step = asked.steps or 40, 4
+        train, test = pupa(args.held_out)
+        steps, examples_per_step = args.steps or 40, 4
     # An address of its own: with `launch --openai-env` OPENAI_BASE_URL would send it to the policy.
     outside = dspy.LM(f"openai/{UNTRUSTED}", api_base=address, api_key=key, max_tokens=2000)
-    program = (TinyPapillon if asked.offline else Papillon)(outside)
-    program.set_lm(PolicyLM(run, max_tokens=64 if asked.offline else 1024))
+    program = (TinyPapillon if args.offline else Papillon)(outside)
+    program.set_lm(PolicyLM(run, max_tokens=64 if args.offline else 1024))
     metric = metric_of(Judge(outside))
 
     before = evaluate(program, test, metric, model="base")  # after a resume, too
@@ -173,7 +173,7 @@ def main() -> None:
         num_train_steps=steps,
         num_dspy_examples_per_grpo_step=examples_per_step,
         num_rollouts_per_grpo_step=8,
-        seed=asked.seed,
+        seed=args.seed,
     )
     program = optimizer.compile(program, trainset=train)
     written = run.run_dir / "papillon.json" if run.run_dir else None
@@ -196,7 +196,7 @@ def main() -> None:
             "after": after.to_dict(),
             "report": report.to_dict(),
             "predictors": sorted(optimizer.history[0]["rewards"]),
-            "asked_outside": stranger.asked if stranger else None,
+            "asked_outside": stranger.request_count if stranger else None,
         }
         written.write_text(json.dumps(summary, indent=2) + "\n")
 
@@ -290,11 +290,11 @@ def ruled(text):
     """The stand-ins' answer to a prompt: a judgement where its fields ask for one, else the stranger's."""
     if "[[ ## response_a ## ]]" in text:
         query, a, b = (field(text, name) for name in ("user_query", "response_a", "response_b"))
-        return said("at_least_as_good", right_share(a, query) >= right_share(b, query))
+        return format_field("at_least_as_good", right_share(a, query) >= right_share(b, query))
     if "[[ ## private_pieces ## ]]" in text:
         pieces = json.loads(field(text, "private_pieces"))
         words = field(text, "llm_request").lower().split()
-        return said("pieces_given_away", len(pieces) * bool({"mon", "ma", "mes"} & set(words)))
+        return format_field("pieces_given_away", len(pieces) * bool({"mon", "ma", "mes"} & set(words)))
     return understood(text)
 
 
@@ -303,7 +303,7 @@ def field(text, name):
     return text.rpartition(f"[[ ## {name} ## ]]\n")[2].partition("\n\n")[0].strip()
 
 
-def said(name, value):
+def format_field(name, value):
     return f"[[ ## {name} ## ]]\n{value}\n\n[[ ## completed ## ]]"
 
 
@@ -311,7 +311,7 @@ class Stranger:
     """An OpenAI-like server on this computer, of this process: the untrusted model and the judge."""
 
     def __init__(self):
-        self.asked = 0
+        self.request_count = 0
         owner = self
 
         class Door(BaseHTTPRequestHandler):
@@ -319,7 +319,7 @@ class Stranger:
 
             def do_POST(self):
                 body = json.loads(self.rfile.read(int(self.headers["content-length"])))
-                owner.asked += 1
+                owner.request_count += 1
                 message = {"role": "assistant", "content": ruled(body["messages"][-1]["content"])}
                 choice = {"index": 0, "message": message, "finish_reason": "stop"}
                 usage = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}

@@ -45,26 +45,26 @@ def main() -> None:
     parser.add_argument("--reward", choices=REWARDS, default="right", help="default: right")
     parser.add_argument("--steps", type=int, help="default: 30, or 40 for --reward letters")
     parser.add_argument("--seed", type=int, default=0)
-    asked = parser.parse_args()
+    args = parser.parse_args()
 
     began = time.monotonic()
     run = connect()
-    metric = REWARDS[asked.reward]
+    metric = REWARDS[args.reward]
     program = dspy.Predict("english -> french")
     program.set_lm(PolicyLM(run, max_tokens=64))
 
-    train = phrases(240, asked.seed, held_out=False)
+    train = phrases(240, args.seed, held_out=False)
     held_out = phrases(HELD_OUT + VALIDATION, 0, held_out=True)
     test, validation = held_out[:HELD_OUT], held_out[HELD_OUT:]
 
     before = evaluate(program, test, metric, model="base")  # after a resume, too
     optimizer = GRPO(
         metric,
-        num_train_steps=asked.steps or STEPS[asked.reward],
-        num_dspy_examples_per_grpo_step=EXAMPLES_PER_STEP[asked.reward],
+        num_train_steps=args.steps or STEPS[args.reward],
+        num_dspy_examples_per_grpo_step=EXAMPLES_PER_STEP[args.reward],
         num_rollouts_per_grpo_step=8,
         num_steps_for_val=10,
-        seed=asked.seed,
+        seed=args.seed,
     )
     program = optimizer.compile(program, trainset=train, valset=validation)
     written = run.run_dir / "summary.json" if run.run_dir else None
@@ -76,8 +76,8 @@ def main() -> None:
     show(before, after, test)
     status = run.status()
     summary = {
-        "reward": asked.reward,
-        "seed": asked.seed,
+        "reward": args.reward,
+        "seed": args.seed,
         "steps": status.step,
         "model_path": status.model,
         "before": before.to_dict(),

@@ -71,7 +71,7 @@ async def rollout(client, model, document, offline, temperature=1.0):
         temperature=temperature,
     )
     made.messages_and_choices.append(answered.choices[0])
-    made.metrics["words"] = len(said(answered.choices[0].message.content or "").split())
+    made.metrics["words"] = len(summary_text(answered.choices[0].message.content or "").split())
     return made.finish()
 
 
@@ -87,7 +87,7 @@ def messages_for(document, offline):
     ]
 
 
-def said(content):
+def summary_text(content):
     """The summary in an answer: the content of the field, if the tiny model writes one."""
     return content.partition("## ]]")[2].partition("[[")[0] if "## ]]" in content else content
 
@@ -105,12 +105,12 @@ async def main() -> None:
     parser.add_argument("--tries", type=int, default=8, help="of each document; default: 8")
     parser.add_argument("--held-out", type=int, default=24, help="documents to judge with; default: 24")
     parser.add_argument("--seed", type=int, default=0)
-    asked = parser.parse_args()
+    args = parser.parse_args()
 
-    steps = asked.steps or (15 if asked.offline else 60)
-    judge, more = judge_for(asked.judge, asked.offline)
-    documents = phrases(400) if asked.offline else repliqa(1000)
-    held_out, train = documents[: asked.held_out], documents[asked.held_out :]
+    steps = args.steps or (15 if args.offline else 60)
+    judge, more = judge_for(args.judge, args.offline)
+    documents = phrases(400) if args.offline else repliqa(1000)
+    held_out, train = documents[: args.held_out], documents[args.held_out :]
     run = connect()
     client = AsyncOpenAI(base_url=run.base_url, api_key=run.api_key, timeout=run.patience.answer_seconds)
 
@@ -124,10 +124,10 @@ async def main() -> None:
         return
     counts, rewards = {"trained": 0, "dropped": 0, "not_judged": 0}, []
     for number in range(begun, steps):
-        picked = random.Random(f"{asked.seed} {number}").sample(train, asked.documents)
+        picked = random.Random(f"{args.seed} {number}").sample(train, args.documents)
         groups = await gather_trajectory_groups(
             (
-                TrajectoryGroup(rollout(client, run.model, it, asked.offline) for _ in range(asked.tries))
+                TrajectoryGroup(rollout(client, run.model, it, args.offline) for _ in range(args.tries))
                 for it in picked
             ),
             pbar_desc=f"step {number + 1}",
@@ -147,7 +147,7 @@ async def main() -> None:
     pairs = await gather_trajectory_groups(
         (
             TrajectoryGroup(
-                rollout(client, model, it, asked.offline, temperature=0.0) for model in ("base", run.model)
+                rollout(client, model, it, args.offline, temperature=0.0) for model in ("base", run.model)
             )
             for it in held_out
         ),
@@ -213,7 +213,7 @@ def worth(conversation):
     """The share of the document's nouns that are kept, less a share for other words."""
     document = next(it["content"] for it in conversation if it["role"] == "user")
     document = document.partition("]]\n")[2].partition("\n")[0].split()
-    words = said(conversation[-1]["content"]).lower().split()
+    words = summary_text(conversation[-1]["content"]).lower().split()
     wanted = {NOUNS[it] for it in document if it in NOUNS}
     return len(wanted & set(words)) / len(wanted) * min(1.0, ENOUGH / max(1, len(words)))
 

@@ -43,7 +43,7 @@ class World:
     where: dict[str, str]
     when: dict[str, str]  # in their order
 
-    def said(self, kind, number):
+    def name_of(self, kind, number):
         return [*getattr(self, kind)][number]
 
     def named(self, kind, text):
@@ -105,15 +105,15 @@ class Clue:
         one, other = self.one, self.other
         match self.kind:
             case "not at":
-                return f"{world.said('who', one)} was not {world.said('where', other)}."
+                return f"{world.name_of('who', one)} was not {world.name_of('where', other)}."
             case "not came":
-                return f"{world.said('who', one)} did not come {world.said('when', other)}."
+                return f"{world.name_of('who', one)} did not come {world.name_of('when', other)}."
             case "place's time":
-                return f"Whoever was {world.said('where', one)} came {world.said('when', other)}."
+                return f"Whoever was {world.name_of('where', one)} came {world.name_of('when', other)}."
             case "before":
-                return f"{world.said('who', one)} came before {world.said('who', other)}."
+                return f"{world.name_of('who', one)} came before {world.name_of('who', other)}."
             case _:
-                return f"Whoever was {world.said('where', one)} came before {world.said('who', other)}."
+                return f"Whoever was {world.name_of('where', one)} came before {world.name_of('who', other)}."
 
 
 # They always suffice; no clue names the guest in the kitchen outright.
@@ -129,7 +129,7 @@ class Question:
     answer: int
 
     def text(self, world):
-        about = world.said(*self.about)
+        about = world.name_of(*self.about)
         match self.kind, self.about[0]:
             case "when", "who":
                 return f"When did {about} come?"
@@ -242,7 +242,7 @@ def answers(text, puzzle):
 
 
 def share_right(text, puzzle):
-    right = [said == it.answer for said, it in zip(answers(text, puzzle), puzzle.questions, strict=True)]
+    right = [answer == it.answer for answer, it in zip(answers(text, puzzle), puzzle.questions, strict=True)]
     return sum(right) / len(right)
 
 
@@ -272,15 +272,15 @@ async def main() -> None:
     parser.add_argument("--held-out", type=int, default=64, help="puzzles to judge with; default: 64")
     parser.add_argument("--staleness", type=int, default=0, help="steps rolled out ahead; default: 0")
     parser.add_argument("--seed", type=int, default=0)
-    asked = parser.parse_args()
+    args = parser.parse_args()
 
-    world, questions, tokens = (MOONLIGHT, 3, 40) if asked.offline else (HOUSE, 6, 2048)
-    steps = asked.steps or (15 if asked.offline else 100)
+    world, questions, tokens = (MOONLIGHT, 3, 40) if args.offline else (HOUSE, 6, 2048)
+    steps = args.steps or (15 if args.offline else 100)
     run = connect()
     client = AsyncOpenAI(base_url=run.base_url, api_key=run.api_key, timeout=run.patience.answer_seconds)
 
     rng = random.Random("held out")
-    held_out = [make(rng, world, questions) for _ in range(asked.held_out)]
+    held_out = [make(rng, world, questions) for _ in range(args.held_out)]
 
     async def score(after, model=run.model, step=None):
         """Score the held-out puzzles, one answer each, as a validation of the run."""
@@ -299,17 +299,17 @@ async def main() -> None:
     def tried():
         """One puzzle after the other; begun again, the same ones."""
         for number in itertools.count():
-            rng = random.Random(f"{asked.seed} {number}")
-            for puzzle in [make(rng, world, questions) for _ in range(asked.puzzles)]:
-                yield TrajectoryGroup(rollout(client, run.model, puzzle, tokens) for _ in range(asked.tries))
+            rng = random.Random(f"{args.seed} {number}")
+            for puzzle in [make(rng, world, questions) for _ in range(args.puzzles)]:
+                yield TrajectoryGroup(rollout(client, run.model, puzzle, tokens) for _ in range(args.tries))
 
     counts, rewards = {"trained": 0, "dropped": 0}, []
     async for groups in gather_ahead(
         run,
         tried(),
-        per_step=asked.puzzles,
+        per_step=args.puzzles,
         steps=steps,
-        staleness=asked.staleness,
+        staleness=args.staleness,
         place=place,
         max_exceptions=0.1,
     ):

@@ -51,21 +51,21 @@ def main() -> None:
     asyncio.run(train(parser.parse_args()))
 
 
-async def train(asked) -> None:
+async def train(args) -> None:
     """The whole training, and its result."""
     run = connect()
     client = AsyncOpenAI(base_url=run.base_url, api_key=run.api_key, timeout=run.patience.answer_seconds)
     # ART's notebook has 5e-5; the tiny player learns in larger steps.
-    rate = 4e-3 if asked.offline else 5e-5
+    rate = 4e-3 if args.offline else 5e-5
 
-    name = "self-play" if asked.self_play else "tic-tac-toe"
+    name = "self-play" if args.self_play else "tic-tac-toe"
     written = run.run_dir / "tic_tac_toe.json" if run.run_dir else None
     begun = run.read_state().get(name, 0)
-    if begun >= asked.steps and written and written.exists():
+    if begun >= args.steps and written and written.exists():
         print(f"this training had finished before: {written} stays as it is")
         return
-    before = await judge(run, client, asked.held_out, "base", step=0)  # after a resume, too
-    print(f"before: {said(before)}")
+    before = await judge(run, client, args.held_out, "base", step=0)  # after a resume, too
+    print(f"before: {format_scores(before)}")
     if before["allowed"] < 0.5:
         raise SystemExit(
             "This model does not know which moves are allowed: no game of it is worth more than another.\n"
@@ -74,15 +74,15 @@ async def train(asked) -> None:
         )
     counts = []
     # A program that is started again after it was stopped goes on where its last step was taken.
-    for step in range(begun, asked.steps):
-        opponent = earlier(run, client) if asked.self_play else at_random(asked.seed, step)
+    for step in range(begun, args.steps):
+        opponent = earlier(run, client) if args.self_play else at_random(args.seed, step)
         groups = await gather_trajectory_groups(
             (
                 TrajectoryGroup(
                     play(Policy(client, run.model, mark), opponent(place, mark), board)
                     for _ in range(GAMES_OF_A_GROUP)
                 )
-                for place, (board, mark) in enumerate(drawn(asked, step))
+                for place, (board, mark) in enumerate(drawn(args, step))
             ),
             pbar_desc=f"step {step + 1}",
             max_exceptions=GAMES_OF_A_GROUP,
@@ -92,18 +92,18 @@ async def train(asked) -> None:
         counts.append(done)
         games = [game for group in groups for game in group]
         print(
-            f"step {step + 1}/{asked.steps}: reward {mean(it.reward or 0.0 for it in games):.2f}, "
+            f"step {step + 1}/{args.steps}: reward {mean(it.reward or 0.0 for it in games):.2f}, "
             f"won {mean(it.metrics['won'] for it in games):.0%}, {done.trained} answers trained, "
             f"{done.joined} joined"
         )
-        if (step + 1) % STEPS_BETWEEN_VALIDATIONS == 0 and step + 1 < asked.steps:
-            print(f"after {step + 1} steps: {said(await judge(run, client, asked.held_out))}")
-    after = await judge(run, client, asked.held_out)
-    print(f"after: {said(after)}")
+        if (step + 1) % STEPS_BETWEEN_VALIDATIONS == 0 and step + 1 < args.steps:
+            print(f"after {step + 1} steps: {format_scores(await judge(run, client, args.held_out))}")
+    after = await judge(run, client, args.held_out)
+    print(f"after: {format_scores(after)}")
     if written:
         dropped = sum((Counter(it.dropped) for it in counts), Counter())
         found = {
-            "seed": asked.seed, "self_play": asked.self_play, "before": before, "after": after,
+            "seed": args.seed, "self_play": args.self_play, "before": before, "after": after,
             "trained": sum(it.trained for it in counts), "joined": sum(it.joined for it in counts),
             "sealed": sum(it.sealed for it in counts), "dropped": dropped,
         }  # fmt: skip
@@ -190,11 +190,11 @@ def openings(marks, held_out):
     return [found[it] for it in sorted(found) if (zlib.crc32(it.encode()) % 5 == 0) == held_out]
 
 
-def drawn(asked, step):
+def drawn(args, step):
     """The openings of a step, each with the mark that moves next: O; in self-play X as often."""
-    rng = random.Random(f"{asked.seed}-{step}")
-    for place in range(asked.openings):
-        marks = 2 if asked.self_play and place % 2 else 3
+    rng = random.Random(f"{args.seed}-{step}")
+    for place in range(args.openings):
+        marks = 2 if args.self_play and place % 2 else 3
         yield rng.choice(openings(marks, held_out=False)), "XO"[marks % 2]
 
 
@@ -237,7 +237,7 @@ async def judge(run, client, count, model=None, step=None):
     }
 
 
-def said(found):
+def format_scores(found):
     """The scores with one standard error."""
     return (
         f"won {found['won']:.3f} ± {found['error']:.3f} of {found['games']} held-out games, "

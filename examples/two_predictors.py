@@ -52,21 +52,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Train two predictors of one program together.")
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--seed", type=int, default=0)
-    asked = parser.parse_args()
+    args = parser.parse_args()
 
     run = connect()
     program = ThereAndBack()
     program.set_lm(PolicyLM(run, max_tokens=64))
-    train = phrases(240, asked.seed, held_out=False)
+    train = phrases(240, args.seed, held_out=False)
     test = phrases(100, 0, held_out=True)
 
     before = evaluate(program, test, metric, model="base")  # after a resume, too
     optimizer = GRPO(
         metric,
-        num_train_steps=asked.steps,
+        num_train_steps=args.steps,
         num_dspy_examples_per_grpo_step=8,
         num_rollouts_per_grpo_step=8,
-        seed=asked.seed,
+        seed=args.seed,
     )
     program = optimizer.compile(program, trainset=train)
     written = run.run_dir / "summary.json" if run.run_dir else None

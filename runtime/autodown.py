@@ -142,11 +142,13 @@ class AutostopTimer:
             except (OSError, sqlite3.Error) as error:
                 trouble = str(error)
             unarmed = self._keep_armed()
-        said = f"the machine's timer runs: {trouble}" if trouble else f"the machine's timer is reset{unarmed}"
-        if said == self._told:
+        message = (
+            f"the machine's timer runs: {trouble}" if trouble else f"the machine's timer is reset{unarmed}"
+        )
+        if message == self._told:
             return None
-        self._told = said
-        return said
+        self._told = message
+        return message
 
     def _keep_armed(self) -> str:
         """Arm it again if the machine's clock or boot changed; a message if that fails."""

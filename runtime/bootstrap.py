@@ -263,8 +263,8 @@ def _uv(
             process.kill()
             raise
     if process.returncode != 0:
-        said = "\n".join(last) or "(uv said nothing)"
-        raise BootstrapError(f"uv {command[1]} ended with code {process.returncode}:\n{said}")
+        output = "\n".join(last) or "(uv said nothing)"
+        raise BootstrapError(f"uv {command[1]} ended with code {process.returncode}:\n{output}")
 
 
 def _lines(descriptor: int, progress: Callable[[str], None], bound_seconds: float) -> Iterator[str]:

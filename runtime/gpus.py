@@ -16,9 +16,9 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 def visible_gpus(environ: Mapping[str, str] | None = None) -> list[str]:
     """The GPUs this process may use, as CUDA names them: of a list, those before the first that is none."""
-    said = (os.environ if environ is None else environ).get(VISIBLE)
-    if said is not None:
-        names = [name.strip() for name in said.split(",")]
+    listed = (os.environ if environ is None else environ).get(VISIBLE)
+    if listed is not None:
+        names = [name.strip() for name in listed.split(",")]
         return list(itertools.takewhile(lambda name: name and not name.startswith("-"), names))
     return [str(number) for number in range(len(glob.glob("/dev/nvidia[0-9]*")))]
 

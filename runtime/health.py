@@ -155,12 +155,12 @@ class TrainerHealth:
 
     async def __call__(self, pid: int) -> str | None:
         try:
-            said = files.read_json(self._path)
+            status = files.read_json(self._path)
         except ValueError:
-            said = None
-        if said is None or said.get("state") not in ("ready", "training"):
+            status = None
+        if status is None or status.get("state") not in ("ready", "training"):
             return "loading"
-        self.note = said.get("error")
+        self.note = status.get("error")
         return self._is_stalled([pid, *process_table.descendants(pid)])
 
     def _is_stalled(self, pids: list[int]) -> str | None:

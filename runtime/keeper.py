@@ -143,8 +143,8 @@ class Keeper:
             if time.monotonic() >= orphans_at:
                 self._end_orphans()
                 orphans_at = time.monotonic() + _ORPHANS_EVERY_SECONDS
-            if self._timer is not None and (said := self._timer.tick()) is not None:
-                self._log(said)
+            if self._timer is not None and (message := self._timer.tick()) is not None:
+                self._log(message)
 
     def _end(self) -> None:
         """SIGTERM and a bounded wait: the supervisor ends its children in order."""

@@ -54,8 +54,8 @@ def list_gpus() -> list[Gpu]:
     complaints = [line for line in lines if _gpu(line) is None]
     complaints += [line.strip() for line in done.stderr.splitlines() if line.strip()]
     if done.returncode or complaints or not gpus:
-        said = complaints[-1] if complaints else f"nvidia-smi ended with code {done.returncode}"
-        raise HostError(f"the NVIDIA driver failed: {said}")
+        detail = complaints[-1] if complaints else f"nvidia-smi ended with code {done.returncode}"
+        raise HostError(f"the NVIDIA driver failed: {detail}")
     return gpus
 
 

@@ -306,14 +306,14 @@ class Supervisor:
         worth_a_word = [
             child.state for child in self._children if child.state.state == "failed" or child.is_notable
         ]
-        said = {
+        status = {
             "phase": self._phase(),
             "pid": os.getpid(),
             "children": [child.state.model_dump() for child in self._children],
             "detail": "; ".join(f"{state.name} {state.detail}" for state in worth_a_word) or None,
         }
         try:
-            files.write_json(self._path, said)
+            files.write_json(self._path, status)
         except OSError as error:  # a full disk must not cost the children their supervisor
             log.warning("%s: %s", self._path.name, error)
 

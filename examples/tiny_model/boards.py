@@ -36,12 +36,12 @@ class Play:
 
     system: str
     turns: tuple[Turn, ...]
-    said: tuple[str, ...]
+    chosen: tuple[str, ...]
 
     def one_turn(self) -> Play:
         """Its middle turn, as if the conversation began there."""
         middle = len(self.turns) // 2
-        return Play(self.system, self.turns[middle : middle + 1], self.said[middle : middle + 1])
+        return Play(self.system, self.turns[middle : middle + 1], self.chosen[middle : middle + 1])
 
 
 def plays(seed: int, game: str) -> Iterator[Play]:
@@ -64,20 +64,20 @@ def shown_of_tic_tac_toe(board: list[str]) -> str:
 def tic_tac_toe(rng: random.Random) -> Play:
     """One side's view of a game between two of the crowd."""
     mark = rng.choice("XO")
-    board, turns, said = [*map(str, CELLS)], list[Turn](), list[str]()
+    board, turns, chosen = [*map(str, CELLS)], list[Turn](), list[str]()
     for number in range(9):
         mover = "XO"[number % 2]
         answers = _crowd(board, mover)
         cell = rng.choices([*answers], [*answers.values()])[0]
         if mover == mark:
             turns.append(Turn(shown_of_tic_tac_toe(board), answers))
-            said.append(cell)
+            chosen.append(cell)
         board[CELLS.index(cell)] = mover
         if has_line(board, mover):
             break
     if not turns:
         return tic_tac_toe(rng)
-    return Play(told_of_tic_tac_toe(mark), tuple(turns), tuple(said))
+    return Play(told_of_tic_tac_toe(mark), tuple(turns), tuple(chosen))
 
 
 def has_line(board: list[str], mark: str) -> bool:
@@ -111,7 +111,7 @@ def shown_of_2048(board: list[int], side: int = SIDE) -> str:
 def merging(rng: random.Random) -> Play:
     """A stretch of a game of 2048 played at random."""
     board = dropped(dropped([0] * SIDE * SIDE, rng), rng)
-    before, turns, said = rng.randrange(MOST_MOVES_BEFORE), list[Turn](), list[str]()
+    before, turns, chosen = rng.randrange(MOST_MOVES_BEFORE), list[Turn](), list[str]()
     for number in range(before + MOST_MOVES):
         free = directions(board)
         if not free:
@@ -119,9 +119,9 @@ def merging(rng: random.Random) -> Play:
         way = rng.choice(free)
         if number >= before:
             turns.append(Turn(shown_of_2048(board), {it: 1 / len(free) for it in free}))
-            said.append(way)
+            chosen.append(way)
         board = dropped(moved(board, way), rng)
-    return Play(told_of_2048(), tuple(turns), tuple(said)) if turns else merging(rng)
+    return Play(told_of_2048(), tuple(turns), tuple(chosen)) if turns else merging(rng)
 
 
 def moved(board: list[int], way: str, side: int = SIDE) -> list[int]:

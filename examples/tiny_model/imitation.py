@@ -55,11 +55,11 @@ def made_row(tokenizer: Qwen2Tokenizer, play: boards.Play) -> Row:
     ids = [*_encoded(tokenizer, f"{START}system\n{play.system}{END}\n")]
     targets: list[tuple[int, dict[int, float]]] = []
     end = tokenizer.convert_tokens_to_ids(END)
-    for turn, said in zip(play.turns, play.said, strict=True):
+    for turn, choice in zip(play.turns, play.chosen, strict=True):
         ids += tokenizer.encode(f"{START}user\n{turn.shown}{END}\n{START}assistant\n")
         crowd = {_only(tokenizer, answer): share for answer, share in turn.answers.items()}
         targets += [(len(ids) - 1, crowd), (len(ids), {end: 1.0})]
-        ids += [_only(tokenizer, said), end, *_encoded(tokenizer, "\n")]
+        ids += [_only(tokenizer, choice), end, *_encoded(tokenizer, "\n")]
     return Row(ids, targets)
 
 
@@ -81,7 +81,7 @@ def make_tokenizer(seed: int) -> Qwen2Tokenizer:
         for play in islice(boards.plays(seed, game), 300):
             texts.append(f"{START}system\n{play.system}{END}")
             texts += [f"{START}user\n{turn.shown}{END}" for turn in play.turns]
-            texts += [f"{START}assistant\n {said}{END}" for said in (*play.said, *boards.DIRECTIONS)]
+            texts += [f"{START}assistant\n {answer}{END}" for answer in (*play.chosen, *boards.DIRECTIONS)]
     return tokenizer_of(texts, VOCABULARY)
 
 
@@ -128,19 +128,21 @@ def train(model: PreTrainedModel, tokenizer: Qwen2Tokenizer, seed: int, phases: 
     """Train in place; returns the loss of the last step."""
     plays = {game: boards.plays(seed, game) for game in boards.GAMES}
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.98), weight_decay=0.01)
-    asked = [(phase, game) for phase in phases for _, game in zip(range(phase.steps), cycle(phase.batches))]
+    schedule = [
+        (phase, game) for phase in phases for _, game in zip(range(phase.steps), cycle(phase.batches))
+    ]
     model.train()
     loss = torch.zeros(())
-    for step, (phase, game) in enumerate(asked):
+    for step, (phase, game) in enumerate(schedule):
         for group in optimizer.param_groups:
-            group["lr"] = LEARNING_RATE * warm_cosine(step, len(asked))
+            group["lr"] = LEARNING_RATE * warm_cosine(step, len(schedule))
         some = islice(plays[game], phase.batches[game])
         loss = loss_of(model, [made_row(tokenizer, it if phase.whole else it.one_turn()) for it in some])
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
-        if step % 30 < len(phase.batches) or step == len(asked) - 1:
+        if step % 30 < len(phase.batches) or step == len(schedule) - 1:
             print(f"step {step:4d}  {game}  loss {loss.item():.3f}", flush=True)
     model.eval()
     return loss.item()

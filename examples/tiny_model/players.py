@@ -55,8 +55,8 @@ def make_in_this_environment(folder: Path) -> None:
 
 def make_in_the_runtimes(folder: Path) -> None:
     """Make it in the environment that `launch` keeps, which is built first if there is none yet."""
-    asked = ["runtime.bootstrap", "--variant", "cpu", "--root", str(environments())]
-    built = subprocess.run([sys.executable, *_ALONE, *asked], stdout=subprocess.PIPE, text=True)
+    bootstrap_args = ["runtime.bootstrap", "--variant", "cpu", "--root", str(environments())]
+    built = subprocess.run([sys.executable, *_ALONE, *bootstrap_args], stdout=subprocess.PIPE, text=True)
     if built.returncode:
         raise SystemExit(built.returncode)  # it has reported the reason
     python = built.stdout.splitlines()[-1]

@@ -117,7 +117,7 @@ class CloudMachine:
         self._link: Link | None = None
         # Where a provider may have been asked for a machine: from then on only its own list is a proof.
         self._tried: list[str] = []
-        self._asked_at: float | None = None
+        self._provision_started_at: float | None = None
         # How long the machine depended on this computer alone, at most.
         self.unarmed_seconds: float | None = None
         # The cluster's last entry in SkyPilot's books; it tells how to ask the provider afterwards.
@@ -208,8 +208,8 @@ class CloudMachine:
             failpoint("cloud.launched")
             self._keep(self.describe())
             boot_timer.cancel(self.host, self._cluster_status["where"])
-        if self._asked_at is not None:
-            self.unarmed_seconds = clock.boot_seconds() - self._asked_at
+        if self._provision_started_at is not None:
+            self.unarmed_seconds = clock.boot_seconds() - self._provision_started_at
         self._keep(self.describe())
         sky_cache.save(self._home.folder, Path.home())
         ssh_config.write(self._folder, self.host, [self._run_id, *([self._alias] if self._alias else [])])
@@ -219,7 +219,7 @@ class CloudMachine:
 
     def _trying(self, places: list[str]) -> None:
         self._tried = list(places)
-        self._asked_at = clock.boot_seconds()
+        self._provision_started_at = clock.boot_seconds()
         self._keep(self.describe())
 
     def push(self) -> None:

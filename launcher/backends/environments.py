@@ -76,14 +76,14 @@ def why_unreachable(
     environ = dict(os.environ if environ is None else environ)
     lock = requirements / f"{variant}.txt"
     places = find_links(environ)
-    asked = _pins(lock)[:1]
+    pins = _pins(lock)[:1]
     options = [word for place in places for word in ("--find-links", place)]
     if not any("://" in place for place in places) and not holds_cpu_torch(places, lock):
-        asked += [pin for pin in _pins(lock) if pin.startswith("torch==")]
+        pins += [pin for pin in _pins(lock) if pin.startswith("torch==")]
         options += ["--torch-backend", "cpu"]
     # Its own patience ends after ours, so that silence has one name.
     impatient = environ | {"UV_HTTP_TIMEOUT": str(int(bound_seconds) + 2), "UV_HTTP_RETRIES": "0"}
-    trouble = _dry_run([*asked, *options], impatient, bound_seconds)
+    trouble = _dry_run([*pins, *options], impatient, bound_seconds)
     if trouble is None:
         return None
     in_cache = _dry_run(["--offline", "-r", str(lock), *options], environ, bound_seconds) is None
@@ -109,9 +109,9 @@ def _dry_run(words: list[str], environ: Mapping[str, str], bound_seconds: float)
     return None if done.returncode == 0 else _error_line(done.stderr)
 
 
-def _error_line(said: str) -> str:
+def _error_line(output: str) -> str:
     """The line of uv's output that names the problem."""
-    lines = [re.sub(r"^\W*((error|cause|Caused by): )?", "", line) for line in said.splitlines()]
+    lines = [re.sub(r"^\W*((error|cause|Caused by): )?", "", line) for line in output.splitlines()]
     told = [line for line in lines if line and not line.startswith(("Using ", "warning"))]
     reasons = [line for line in told if "fetch" in line.lower() or line.startswith("Because")]
     return (reasons or told or ["uv printed nothing"])[0]

@@ -25,18 +25,18 @@ class MachinePresence:
         self._run_id = run_id
         self._listed = listed
         self._gone = False
-        self._asked_at: float | None = None
+        self._polled_at: float | None = None
 
     def is_gone(self) -> bool:
         """Whether the provider reported that it no longer exists; False if it cannot be asked."""
         now = time.monotonic()
-        if self._gone or (self._asked_at is not None and now - self._asked_at < _POLL_SECONDS):
+        if self._gone or (self._polled_at is not None and now - self._polled_at < _POLL_SECONDS):
             return self._gone
         try:
             self._gone = not self._listed() and not self._listed_later()
         except LaunchError as error:
             LOGGER.warning("whether the machine is there is not known: %s (%s)", error.message, error.why)
-        self._asked_at = time.monotonic()
+        self._polled_at = time.monotonic()
         return self._gone
 
     def check(self) -> None:

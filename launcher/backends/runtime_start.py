@@ -109,10 +109,10 @@ class RuntimeStart:
 
     def _children(self) -> list[dict[str, Any]]:
         try:
-            said = json.loads((self._state_dir / "supervisor.json").read_text())
+            status = json.loads((self._state_dir / "supervisor.json").read_text())
         except (FileNotFoundError, ValueError):
             return []
-        return said["children"]
+        return status["children"]
 
     def _slowest(self) -> str:
         """The child that is not ready, or the supervisor if it started none."""

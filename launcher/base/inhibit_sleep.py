@@ -37,10 +37,10 @@ def _hold(why: str) -> subprocess.Popen[bytes] | None:
     for tool, *words in _INHIBITORS:
         if shutil.which(tool) is None:
             continue
-        said = [f"--why={why}"] if tool == "systemd-inhibit" else []
+        why_option = [f"--why={why}"] if tool == "systemd-inhibit" else []
         with contextlib.suppress(OSError):
             return subprocess.Popen(
-                [tool, *words, *said, "cat"],
+                [tool, *words, *why_option, "cat"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,

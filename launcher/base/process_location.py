@@ -102,6 +102,6 @@ def _computer(host: str) -> str:
 
 def _mac_boot_id() -> str | None:
     size = ctypes.c_size_t(64)
-    said = ctypes.create_string_buffer(size.value)
-    found = ctypes.CDLL(None).sysctlbyname(b"kern.bootsessionuuid", said, ctypes.byref(size), None, 0)
-    return said.value.decode() or None if found == 0 else None
+    buffer = ctypes.create_string_buffer(size.value)
+    found = ctypes.CDLL(None).sysctlbyname(b"kern.bootsessionuuid", buffer, ctypes.byref(size), None, 0)
+    return buffer.value.decode() or None if found == 0 else None

@@ -298,10 +298,10 @@ def _accounts(env_file: Path | None) -> Check:
 def _leftovers(home: Home) -> Check:
     from launcher.teardown import leftovers
 
-    said: list[str] = []
-    finds = leftovers.find_leftovers(home, None, False, leftovers.IDLE_SECONDS, note=said.append)
+    notes: list[str] = []
+    finds = leftovers.find_leftovers(home, None, False, leftovers.IDLE_SECONDS, note=notes.append)
     if not finds:
-        return Check("left over", "ok", "; ".join(["earlier runs left nothing behind", *said]))
+        return Check("left over", "ok", "; ".join(["earlier runs left nothing behind", *notes]))
     few = "; ".join(find.what for find in finds[:2]) + ("; …" if len(finds) > 2 else "")
     return Check("left over", "warn", f"{len(finds)}: {few}", "launch gc")
 
@@ -345,5 +345,7 @@ def _clouds() -> Check:
         return Check("clouds", "info", "no cloud account; needed only for rented machines (sky check)")
     priced = prices.with_catalog(Path.home())
     without = [cloud for cloud in known if cloud not in priced and cloud not in clouds.SELF_HOSTED]
-    said = f"; prices of {', '.join(without)} are not on this computer" if without else "; prices are here"
-    return Check("clouds", "info", f"credentials for {', '.join(known)}{said}")
+    price_note = (
+        f"; prices of {', '.join(without)} are not on this computer" if without else "; prices are here"
+    )
+    return Check("clouds", "info", f"credentials for {', '.join(known)}{price_note}")

@@ -66,10 +66,10 @@ def export(output: Output, text: str, to: str, merge: bool, dtype: str | None, e
 
 def base_of(weights: RunWeights) -> str:
     """Its base as this computer finds it: a hub name or an absolute folder."""
-    said = weights.record.details.get("settings", {}).get("model")
-    if said == TINY_MODEL:
+    model = weights.record.details.get("settings", {}).get("model")
+    if model == TINY_MODEL:
         return str(model_folder.tiny_folder())
-    return str(weights.record.details.get("model_path") or said)
+    return str(weights.record.details.get("model_path") or model)
 
 
 def dtype_of(weights: RunWeights) -> str:
@@ -103,8 +103,8 @@ def _copy(weights: RunWeights, base: str, folder: Path) -> dict[str, Any]:
     """The adapter, which names its base so that peft finds it from here."""
     for name in _FILES:
         shutil.copyfile(weights.folder / name, folder / name)
-    said = json.loads((folder / _CONFIG).read_text())
-    (folder / _CONFIG).write_text(json.dumps(said | {"base_model_name_or_path": base}, indent=2) + "\n")
+    config = json.loads((folder / _CONFIG).read_text())
+    (folder / _CONFIG).write_text(json.dumps(config | {"base_model_name_or_path": base}, indent=2) + "\n")
     return {"merged": False}
 
 
@@ -159,8 +159,8 @@ def _environ(env_file: Path | None) -> dict[str, str]:
     return credentials.runtime_environ(os.environ, {"HF_TOKEN": token} if token else {})
 
 
-def _merge_error(weights: RunWeights, base: str, said: str) -> LaunchError:
-    last = REDACTOR.redact((said.strip() or "it ended without a message").splitlines()[-1])
+def _merge_error(weights: RunWeights, base: str, stderr_text: str) -> LaunchError:
+    last = REDACTOR.redact((stderr_text.strip() or "it ended without a message").splitlines()[-1])
     return PreflightError(
         f"{weights.label} cannot be merged into {base}", last, f"launch export {weights.label} --to DIR"
     )

@@ -106,13 +106,13 @@ def _refuse_shadowing(machine: CloudMachine, command: list[str]) -> None:
     if script is None:
         return
     forms = " ".join(import_shadowing.forms_of("runtime"))
-    said = run_on(
+    done = run_on(
         machine.host,
         f'cd ~/{machine_scripts.CODE} && ours=$(pwd -P) && cd "$(dirname {shlex.quote(script)})" &&'
         f' test "$(pwd -P)" != "$ours" && for form in {forms}; do test -f $form && echo "$(pwd)/$form"; done',
         bound_seconds=_SSH_SECONDS,
     )
-    if found := said.stdout.decode(errors="replace").splitlines():
+    if found := done.stdout.decode(errors="replace").splitlines():
         raise import_shadowing.shadowing_error("runtime", PurePosixPath(found[0]))
 
 

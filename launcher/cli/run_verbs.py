@@ -290,8 +290,12 @@ def _url(record: RunRecord) -> str | None:
 def _most_relevant_log(store: RecordStore, record: RunRecord) -> str:
     """The log that explains the end of a run: the program's output if the program failed and printed
     anything."""
-    said = store.folder(record.id) / program_log.FILE
-    return "program" if record.exit_code and said.is_file() and said.stat().st_size else "launch"
+    program_output = store.folder(record.id) / program_log.FILE
+    return (
+        "program"
+        if record.exit_code and program_output.is_file() and program_output.stat().st_size
+        else "launch"
+    )
 
 
 def _log_file(folder: Path, name: str, which: str) -> Path:

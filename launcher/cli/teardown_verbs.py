@@ -65,11 +65,11 @@ def down(output: Output, name: str, give_up: bool = False, elsewhere: bool = Fal
         with output.busy(f"ending {name}") as progress:
             record = take_down.take_down(store, record, "down", output.note, progress, give_up=give_up)
     proof = record.proof or {"verified": True, "detail": "nothing was started"}
-    said = f"{name} is down: verified ({proof['detail']})"
+    message = f"{name} is down: verified ({proof['detail']})"
     if was_live and record.unpulled is not None and not give_up:
         hint = f"launch status {name}  # its results hold what was copied before"
-        raise NotPulled(f"{said}; its newest results were not copied", record.unpulled, hint)
-    output.result({"run_id": record.id, "down": proof, "unpulled": record.unpulled}, said)
+        raise NotPulled(f"{message}; its newest results were not copied", record.unpulled, hint)
+    output.result({"run_id": record.id, "down": proof, "unpulled": record.unpulled}, message)
     return EXIT_OK
 
 
@@ -96,21 +96,21 @@ def gc(
     )
     at_providers, seen = _find_at_providers(output, home, infra)
     finds += at_providers
-    said = _who_answered(seen)
+    answered = _who_answered(seen)
     rows = [["LEFT", "WHY"], *([find.what, find.why] for find in finds)]
     if not finds:
-        known = f"; {', '.join(said['unasked'])} could not be asked" if said["unasked"] else ""
-        output.result({"found": [], "removed": False} | said, f"earlier runs left nothing behind{known}")
+        known = f"; {', '.join(answered['unasked'])} could not be asked" if answered["unasked"] else ""
+        output.result({"found": [], "removed": False} | answered, f"earlier runs left nothing behind{known}")
     elif yes or _confirm_removal(output, columns(rows), len(finds)):
         return _remove(output, finds, seen)
     else:
         shown = "" if consent.can_prompt(output) else columns(rows)
-        output.result({"found": [find.to_dict() for find in finds], "removed": False} | said, shown)
-        asked = ["--older-than", older_than] if older_than is not None else []
-        asked += ["--unpulled"] if unpulled else []
-        asked += [word for cloud in infra for word in ("--infra", cloud)]
-        asked += [word for name in given_up for word in ("--give-up-results", name)]
-        output.note(f"nothing was removed: {shlex.join(['launch', 'gc', *asked, '--yes'])}")
+        output.result({"found": [find.to_dict() for find in finds], "removed": False} | answered, shown)
+        options = ["--older-than", older_than] if older_than is not None else []
+        options += ["--unpulled"] if unpulled else []
+        options += [word for cloud in infra for word in ("--infra", cloud)]
+        options += [word for name in given_up for word in ("--give-up-results", name)]
+        output.note(f"nothing was removed: {shlex.join(['launch', 'gc', *options, '--yes'])}")
     return _ended(output, _unasked(seen))
 
 
@@ -130,13 +130,13 @@ def _ask_launch_to_end(
         output.note(f"telling launch (pid {launch.pid}) to end {name}")
         launch.send(signal.SIGTERM)
     launch.send(signal.SIGCONT)  # it may be stopped (Ctrl-Z): then it would not hear the first
-    told_at = said_at = time.monotonic()
+    told_at = noted_at = time.monotonic()
     keeping = take_down.ResultsWait(store, record.id, _KEEPING_SECONDS)
     while not processes.wait_for_end(launch, _POLL_SECONDS) and store.load(record.id).live:
         now, at_it = time.monotonic(), teardown_lock.owner(store.folder(record.id))
-        if now - said_at > _PROGRESS_SECONDS:
+        if now - noted_at > _PROGRESS_SECONDS:
             output.note(f"{name}: {at_it.describe() if at_it else 'launch has not begun to end it'}; waiting")
-            said_at = now
+            noted_at = now
         if at_it is None and now - told_at > _ORDERLY_SECONDS:
             break
         keeping.check(at_it)
@@ -188,11 +188,11 @@ def _find_at_providers(
     """Machines at providers, and the providers that answered. None is asked if nothing was ever rented."""
     from launcher.teardown import rented_leftovers
 
-    asked = [*rented_leftovers.clouds(home), *infra]
-    if not asked:
+    clouds = [*rented_leftovers.clouds(home), *infra]
+    if not clouds:
         return [], None
-    output.note(f"asking {', '.join(sorted(set(asked)))} for machines of earlier runs")
-    return rented_leftovers.find_rented_leftovers(home, asked, output.note)
+    output.note(f"asking {', '.join(sorted(set(clouds)))} for machines of earlier runs")
+    return rented_leftovers.find_rented_leftovers(home, clouds, output.note)
 
 
 def _confirm_removal(output: Output, shown: str, count: int) -> bool:

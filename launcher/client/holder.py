@@ -45,10 +45,10 @@ def _hold(launch: subprocess.Popen[bytes], pipe: int) -> int:
 
     The pipe's number is that of the process, where many files may be open: `select` takes none past 1,023.
     """
-    said = select.poll()
-    said.register(pipe, select.POLLIN)
+    poller = select.poll()
+    poller.register(pipe, select.POLLIN)
     while launch.poll() is None:
-        if not said.poll(_LOOK_SECONDS * 1000):
+        if not poller.poll(_LOOK_SECONDS * 1000):
             continue
         assert launch.stdin is not None  # a pipe, as asked for
         if os.read(pipe, 1) == DONE:

@@ -108,8 +108,8 @@ def resolve(
     """
     if not train_kwargs:
         return ResolvedTrainKwargs()
-    asked = TrainKwargs(train_kwargs=to_json(train_kwargs), strict=strict, steps=steps, trainer=trainer)
-    content = json.dumps(asked.model_dump()).encode()
+    request = TrainKwargs(train_kwargs=to_json(train_kwargs), strict=strict, steps=steps, trainer=trainer)
+    content = json.dumps(request.model_dump()).encode()
     headers = {REQUEST_HEADER: new_request_id(), "content-type": "application/json"}
     response = connection.wire.send("POST", _PATH, content, headers)
     try:

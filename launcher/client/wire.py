@@ -109,11 +109,11 @@ class _RetryState:
         self._attempt = 0
         self.last_failure = "no answer"
 
-    def pause(self, asked_seconds: float | None = None) -> float:
+    def pause(self, retry_after_seconds: float | None = None) -> float:
         pause = min(_INITIAL_BACKOFF_SECONDS * 2**self._attempt, _MAX_BACKOFF_SECONDS)
         pause *= 1 + random.random() / 4  # 64 threads that failed together should not come back together
-        if asked_seconds is not None:
-            pause = max(pause, min(asked_seconds, _MAX_BACKOFF_SECONDS))
+        if retry_after_seconds is not None:
+            pause = max(pause, min(retry_after_seconds, _MAX_BACKOFF_SECONDS))
         self._attempt += 1
         now = time.monotonic()
         if self._since is None:  # a slow answer is not an absent one: patience starts at the first failure

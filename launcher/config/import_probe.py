@@ -61,14 +61,14 @@ def main(path: list[str], script: str) -> None:
 
 def answer(script: str) -> dict[str, object]:
     """`syntax`: the line and the error there; `missing`: a name, its line, and the certainty."""
-    said: dict[str, object] = {"version": "{}.{}.{}".format(*sys.version_info[:3])}
+    result: dict[str, object] = {"version": "{}.{}.{}".format(*sys.version_info[:3])}
     with open(script, "rb") as file:
         text = file.read()
     try:
         compile(text, script, "exec", dont_inherit=True)
     except SyntaxError as error:
-        return {**said, "syntax": (error.lineno or 0, str(error.msg))}
-    return {**said, "missing": first_missing(ast.parse(text), script)}
+        return {**result, "syntax": (error.lineno or 0, str(error.msg))}
+    return {**result, "missing": first_missing(ast.parse(text), script)}
 
 
 def first_missing(tree: ast.Module, script: str) -> tuple[str, int, int] | None:

@@ -41,8 +41,8 @@ def plan_memory(
         why = "it has no config.json that can be read" if Path(settings.model).expanduser().is_dir() else why
         meant = known_models.closest_model(settings.model)
         why += f"; did you mean {meant}?" if meant else ""
-        said = why if found is None else "its config.json does not say how large its layers are"
-        return None, f"whether {settings.model} fits is not known: {said}"
+        reason = why if found is None else "its config.json does not say how large its layers are"
+        return None, f"whether {settings.model} fits is not known: {reason}"
     kind = kind.removeprefix("NVIDIA ")
     machine = MachineGpus(kind, gpus_of(gpus.gpus)[1], gpus.train_gpus, gpus.infer_gpus, listed_bytes)
     weighed = suggestions.plan_with_suggestions(shape, machine, _overrides(settings, gpus))
@@ -60,22 +60,22 @@ def _overrides(settings: Settings, gpus: GpuSplit) -> Overrides:
     train, engine = config.train, config.engine
     lora = Lora(train.lora.rank, train.lora.alpha, train.lora.use_rslora)
 
-    def said(key: str, value: Any) -> Any:
+    def if_set(key: str, value: Any) -> Any:
         return value if key in settings.runtime else None
 
     return Overrides(
         rank=lora.rank,
-        names=train.lora.target_modules,
+        target_modules=train.lora.target_modules,
         scaled=lora.scale != 1,
-        slots=max(engine.max_loras, config.max_staleness + 2),
+        max_loras=max(engine.max_loras, config.max_staleness + 2),
         number_bytes=_NUMBER_BYTES[gpus.dtype],
         reference=train.kl_beta > 0,
-        checkpointing=said("train.activation_checkpointing", train.activation_checkpointing),
-        pack_tokens=said("train.pack_tokens", train.pack_tokens),
-        max_model_len=said("engine.max_model_len", engine.max_model_len),
-        max_num_seqs=said("engine.max_num_seqs", engine.max_num_seqs),
-        memory_fraction=said("engine.memory_fraction", engine.memory_fraction),
-        kv_cache_gib=said("engine.kv_cache_gib", engine.kv_cache_gib),
+        checkpointing=if_set("train.activation_checkpointing", train.activation_checkpointing),
+        pack_tokens=if_set("train.pack_tokens", train.pack_tokens),
+        max_model_len=if_set("engine.max_model_len", engine.max_model_len),
+        max_num_seqs=if_set("engine.max_num_seqs", engine.max_num_seqs),
+        memory_fraction=if_set("engine.memory_fraction", engine.memory_fraction),
+        kv_cache_gib=if_set("engine.kv_cache_gib", engine.kv_cache_gib),
     )
 
 

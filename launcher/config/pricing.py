@@ -128,14 +128,14 @@ def _look_up_prices(
     """The prices at hand, and the settings with the places they are for."""
     from launcher.backends.skypilot import price_snapshot, prices
 
-    asked = tuple(settings.infra)
+    requested = tuple(settings.infra)
     if not prices.with_catalog(Path.home()) and not SELF_HOSTED & {
-        place.partition("/")[0] for place in asked
+        place.partition("/")[0] for place in requested
     }:
         refuse_unknown(settings)
-    infra = prices.places_to_show(asked) if only_shown else prices.places(asked)
+    infra = prices.places_to_show(requested) if only_shown else prices.places(requested)
     if not infra:
-        infra = asked or price_snapshot.clouds()
+        infra = requested or price_snapshot.clouds()
         return replace(settings, infra=infra), price_snapshot.market(*gpus_of(gpus), infra)
     say("reading SkyPilot's price catalogs")
     return replace(settings, infra=infra), prices.market(*gpus_of(gpus), infra)

@@ -68,18 +68,18 @@ def check(
         environ = {**environ, **endpoint.arbor_pythonpath(environ)}
     started = _started(command, folder or Path.cwd(), environ)
     bound_seconds = BOUND_SECONDS if bound_seconds is None else bound_seconds
-    said = _probe(started, bound_seconds) if started is not None else None
-    if started is None or said is None:
+    probed = _probe(started, bound_seconds) if started is not None else None
+    if started is None or probed is None:
         return None
-    python = f"{started.python[0]} ({said['version']})"
-    if syntax := said.get("syntax"):
+    python = f"{started.python[0]} ({probed['version']})"
+    if syntax := probed.get("syntax"):
         line, what = syntax
         raise PreflightError(
             f"cannot run {started.script}",
             f"line {line} is no Python to {python}: {what}",
             shlex.join((started.python[0], "-m", "py_compile", started.script)),
         )
-    if (missing := said.get("missing")) is None:
+    if (missing := probed.get("missing")) is None:
         return None
     name, line, sure = missing
     if sure == import_probe.CERTAIN:
@@ -143,8 +143,8 @@ def _python_with_module(started: _ProgramStart, name: str, bound_seconds: float)
     for python in (started.folder / ".venv" / "bin" / "python", Path(sys.executable)):
         if not python.is_file():
             continue
-        said = _probe(replace(started, python=(str(python),)), bound_seconds / 2)
-        if said is not None and (said.get("missing") or ("",))[0] != name and "syntax" not in said:
+        probed = _probe(replace(started, python=(str(python),)), bound_seconds / 2)
+        if probed is not None and (probed.get("missing") or ("",))[0] != name and "syntax" not in probed:
             return f"{_importing(str(python), name)}  # it is there: name this Python after --"
     return f"{_importing(started.python[0], name)}  # install it there, or name a Python that has it"
 

@@ -40,10 +40,10 @@ from runtime.shared.peft_format import Lora
 _LAYERS = "train.lora.target_modules"
 
 
-def validate(asked: ParsedRequest, home: Home, say: Callable[[str], None] = lambda line: None) -> str:
+def validate(parsed: ParsedRequest, home: Home, say: Callable[[str], None] = lambda line: None) -> str:
     """The model's folder, or its name on the hub. Raises LaunchError for the first thing that cannot work;
     doubts are warnings."""
-    settings, earlier = asked.settings, asked.earlier
+    settings, earlier = parsed.settings, parsed.earlier
     refuse_rental_options(settings)
     price_agreement.refuse_without_consent(settings)
     rented = settings.rented
@@ -57,9 +57,9 @@ def validate(asked: ParsedRequest, home: Home, say: Callable[[str], None] = lamb
         RecordStore(home).check_name(settings.name)
     else:
         resume_source.check_same_kind(settings, earlier)
-    preflight.check_command(_relative_to(asked.folder, asked.command), asked.folder)
-    preflight.check_names(asked.command, asked.folder, arbor=settings.arbor)
-    if doubt := program_check.check(asked.command, asked.folder, os.environ, arbor=settings.arbor):
+    preflight.check_command(_relative_to(parsed.folder, parsed.command), parsed.folder)
+    preflight.check_names(parsed.command, parsed.folder, arbor=settings.arbor)
+    if doubt := program_check.check(parsed.command, parsed.folder, os.environ, arbor=settings.arbor):
         say(doubt)
     secrets = secret_values(settings)
     model_path = preflight.find_model(settings.model, secrets, here=not rented)
@@ -100,8 +100,8 @@ def validate_plan(settings: Settings, *, asks: bool) -> None:
 def _check_model_settings(settings: Settings, secrets: Mapping[str, str]) -> None:
     """Check the settings that depend on the model; without such settings the hub is not asked for its
     config.json."""
-    asked = runtime_config.user_values(settings.runtime)
-    asks = bool(settings.adapter or asked.engine.max_model_len or asked.train.lora.target_modules)
+    values = runtime_config.user_values(settings.runtime)
+    asks = bool(settings.adapter or values.engine.max_model_len or values.train.lora.target_modules)
     _check_model_fits_settings(
         settings, model_config.find_config(settings.model, os.environ, secrets.get("HF_TOKEN"), asks=asks)
     )
@@ -109,16 +109,16 @@ def _check_model_settings(settings: Settings, secrets: Mapping[str, str]) -> Non
 
 def _check_model_fits_settings(settings: Settings, found: FoundConfig | None) -> None:
     """That the model can be used as it was asked: its adapter, its context, the layers with LoRA."""
-    asked = runtime_config.user_values(settings.runtime)
+    values = runtime_config.user_values(settings.runtime)
     config = found.config if found else None
     if settings.adapter is not None:
-        chosen = asked.train.lora
+        chosen = values.train.lora
         lora = Lora(chosen.rank, chosen.alpha, chosen.use_rslora, chosen.target_modules or ())
         adapter_folder.check(settings.adapter, lora, config)
     if settings.gpus is None:
         _check_on_cpu(settings.model, config or {})
-    _check_context(config or {}, asked.engine.max_model_len)
-    _check_layers(settings, config or {}, asked.train.lora.target_modules or ())
+    _check_context(config or {}, values.engine.max_model_len)
+    _check_layers(settings, config or {}, values.train.lora.target_modules or ())
 
 
 def _check_on_cpu(model: str, config: Mapping[str, Any]) -> None:
@@ -130,13 +130,13 @@ def _check_on_cpu(model: str, config: Mapping[str, Any]) -> None:
         raise PreflightError(f"the model {model} cannot be served on a CPU", str(error), hint) from None
 
 
-def _check_context(config: Mapping[str, Any], asked: int | None) -> None:
+def _check_context(config: Mapping[str, Any], max_model_len: int | None) -> None:
     """The engine would refuse a longer one than the model has: on a machine that is paid for already."""
     try:
-        checked_context(config, asked)
+        checked_context(config, max_model_len)
     except PolicyError as error:
         raise PreflightError(
-            f"the context cannot be {asked} tokens",
+            f"the context cannot be {max_model_len} tokens",
             str(error),
             "leave engine.max_model_len out, or set it lower",
         ) from None

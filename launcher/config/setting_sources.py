@@ -306,8 +306,8 @@ def _check_runtime(overrides: Mapping[str, Any], layers: list[_Layer]) -> None:
         layer = next(layer for layer in layers if key in layer.values)
         place = layer.place(key)
         name = place if key in place else f"{place}: {key}"
-        said = f"{name}: {overrides[key]!r} is not valid"
-        raise layer.error(said, invalid.reason, "launch config") from None
+        problem = f"{name}: {overrides[key]!r} is not valid"
+        raise layer.error(problem, invalid.reason, "launch config") from None
 
 
 def _overrides(layers: list[_Layer], defaults: Mapping[str, Any], values: dict[str, Value]) -> dict[str, Any]:

@@ -62,8 +62,8 @@ def _fill(page: RunPageData, folder: Path) -> None:
 def _saved_index() -> bytes:
     text = page_files.read(page_files.INDEX).decode()
     policy = page_files.POLICY.replace(_SELF, f"{_SELF} file:").replace("; frame-ancestors 'none'", "")
-    said = f'{_HEAD}\n<meta http-equiv="Content-Security-Policy" content="{policy}">'
-    return text.replace(_LIVE, _SAVED, 1).replace(_HEAD, said, 1).encode()
+    head = f'{_HEAD}\n<meta http-equiv="Content-Security-Policy" content="{policy}">'
+    return text.replace(_LIVE, _SAVED, 1).replace(_HEAD, head, 1).encode()
 
 
 def _write_data(data: Path, name: str, value: Any) -> None:

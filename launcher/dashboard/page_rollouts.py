@@ -74,11 +74,11 @@ class RolloutFiles:
         return list(_lines(self._folder / f"step-{step:06d}.jsonl"))
 
 
-def _summarize(step: int, stamp: tuple[int, int], said: list[dict[str, Any]]) -> StepTexts:
+def _summarize(step: int, stamp: tuple[int, int], rollouts: list[dict[str, Any]]) -> StepTexts:
     begun = step - 1
-    lags = [max(0.0, begun - it["version"]) for it in said if it["version"] is not None]
+    lags = [max(0.0, begun - it["version"]) for it in rollouts if it["version"] is not None]
     mean, most = (sum(lags) / len(lags), max(lags)) if lags else (None, None)
-    return StepTexts(stamp, len(said), mean, most)
+    return StepTexts(stamp, len(rollouts), mean, most)
 
 
 def _lines(path: Path) -> Iterator[dict[str, Any]]:

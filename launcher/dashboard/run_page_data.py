@@ -150,13 +150,13 @@ def _lease(record: RunRecord, runtime: Mapping[str, Any] | None, now: float) -> 
     }
 
 
-def _runtime(said: Mapping[str, Any] | None) -> dict[str, Any] | None:
+def _runtime(status: Mapping[str, Any] | None) -> dict[str, Any] | None:
     """The part of the runtime's status that the page shows."""
-    if said is None:
+    if status is None:
         return None
     children = [
         {name: child.get(name) for name in ("name", "state", "restarts", "detail")}
-        for child in said.get("children", [])
+        for child in status.get("children", [])
     ]
-    shown = {name: said.get(name) for name in ("phase", "model", "step", "version", "steps_queued")}
+    shown = {name: status.get(name) for name in ("phase", "model", "step", "version", "steps_queued")}
     return {**shown, "children": children}

@@ -48,19 +48,25 @@ def find_adapter(model: str) -> Adapter | None:
             return None
     except (OSError, RuntimeError, ValueError):  # no name of a folder: the search for the model reports it
         return None
-    said = _read(folder)
-    rank, alpha = said.get("r"), said.get("lora_alpha")
+    config = _read(folder)
+    rank, alpha = config.get("r"), config.get("lora_alpha")
     if not isinstance(rank, int) or not isinstance(alpha, int | float) or not math.isfinite(alpha):
-        kind = said.get("peft_type")
+        kind = config.get("peft_type")
         _refuse(folder, f"{CONFIG} has no r and lora_alpha, so it is not a LoRA (peft_type {kind!r})")
     return Adapter(
-        folder, _base(folder, said), rank, float(alpha), bool(said.get("use_rslora")), _targets(said), said
+        folder,
+        _base(folder, config),
+        rank,
+        float(alpha),
+        bool(config.get("use_rslora")),
+        _targets(config),
+        config,
     )
 
 
-def _targets(said: Mapping[str, Any]) -> tuple[str, ...]:
+def _targets(config: Mapping[str, Any]) -> tuple[str, ...]:
     """The layers that it names one by one, sorted; of a pattern none."""
-    names = said.get("target_modules")
+    names = config.get("target_modules")
     return tuple(sorted(str(name) for name in names)) if isinstance(names, list) else ()
 
 
@@ -77,14 +83,16 @@ def check(adapter: Adapter, lora: Lora, base_config: Mapping[str, Any] | None) -
             f"train.lora.rank is {lora.rank} and train.lora.alpha {lora.alpha:g}",
         )
     if adapter.use_rslora != lora.use_rslora:
-        asked = f"train.lora.use_rslora is {str(lora.use_rslora).lower()}"
-        _refuse_other_shape(folder, f"was trained with use_rslora={str(adapter.use_rslora).lower()}", asked)
+        expected = f"train.lora.use_rslora is {str(lora.use_rslora).lower()}"
+        _refuse_other_shape(
+            folder, f"was trained with use_rslora={str(adapter.use_rslora).lower()}", expected
+        )
     if not adapter.target_modules:
         named = adapter.config.get("target_modules")
         _refuse(folder, f"{CONFIG} lists no target_modules by name ({named!r})")
     if sorted(lora.target_modules) != sorted(adapter.target_modules):
-        asked = f"train.lora.target_modules is {', '.join(lora.target_modules)}"
-        _refuse_other_shape(folder, f"is on {', '.join(adapter.target_modules)}", asked)
+        expected = f"train.lora.target_modules is {', '.join(lora.target_modules)}"
+        _refuse_other_shape(folder, f"is on {', '.join(adapter.target_modules)}", expected)
     try:
         check_adapter_config(dict(adapter.config), lora)
     except PolicyError as error:
@@ -95,10 +103,10 @@ def check(adapter: Adapter, lora: Lora, base_config: Mapping[str, Any] | None) -
     _check_shapes(adapter, base_config)
 
 
-def _refuse_other_shape(folder: Path, what: str, asked: str) -> NoReturn:
+def _refuse_other_shape(folder: Path, what: str, expected: str) -> NoReturn:
     raise PreflightError(
         f"the adapter {folder} {what}",
-        f"{asked}: an adapter keeps its own",
+        f"{expected}: an adapter keeps its own",
         f"launch --model {folder}  # without these settings: the adapter's own",
     )
 
@@ -132,17 +140,17 @@ def _check_shapes(adapter: Adapter, base_config: Mapping[str, Any] | None) -> No
 def _read(folder: Path) -> dict[str, Any]:
     try:
         with (folder / CONFIG).open(encoding="utf-8") as file:
-            said = json.loads(file.read(_MAX_CONFIG_BYTES))
+            config = json.loads(file.read(_MAX_CONFIG_BYTES))
     except (OSError, ValueError, RecursionError) as error:
         _refuse(folder, f"{CONFIG} cannot be read: {error}", f"less {folder / CONFIG}")
-    if not isinstance(said, dict):
+    if not isinstance(config, dict):
         _refuse(folder, f"{CONFIG} is not a JSON object", f"less {folder / CONFIG}")
-    return said
+    return config
 
 
-def _base(folder: Path, said: Mapping[str, Any]) -> str:
+def _base(folder: Path, config: Mapping[str, Any]) -> str:
     """Its base model, as a value for `--model`. Raises PreflightError."""
-    name = said.get("base_model_name_or_path")
+    name = config.get("base_model_name_or_path")
     hint = f"write its base's hub name or folder into base_model_name_or_path of {folder / CONFIG}"
     if not isinstance(name, str) or not name.strip():
         _refuse(folder, "it does not name its base model", hint)

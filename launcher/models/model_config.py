@@ -36,8 +36,8 @@ def find_config(
     known = known_models.config_of(model)
     if known is not None:
         return FoundConfig(known, known_models.table_date())
-    asked = hub.config_of(model, environ, token) if asks else None
-    return None if asked is None else FoundConfig(asked)
+    fetched = hub.config_of(model, environ, token) if asks else None
+    return None if fetched is None else FoundConfig(fetched)
 
 
 def _of_folder(folder: Path) -> FoundConfig | None:

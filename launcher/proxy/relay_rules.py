@@ -70,8 +70,8 @@ def without_token(headers: Mapping[str, str], token: str) -> str | None:
     if given is None:
         return "You didn't provide an API key."
     scheme, _, key = given.strip().partition(" ")
-    said = key.strip().encode(errors="surrogateescape")
-    shown = hmac.compare_digest(said, token.encode()) and scheme.lower() == "bearer"
+    key_bytes = key.strip().encode(errors="surrogateescape")
+    shown = hmac.compare_digest(key_bytes, token.encode()) and scheme.lower() == "bearer"
     return None if shown else "Incorrect API key provided."
 
 
@@ -83,10 +83,10 @@ def is_from_browser(headers: Mapping[str, str]) -> bool:
 def browser_refusal(method: str, target: str, headers: Mapping[str, str], has_body: bool) -> str | None:
     """The error for a body without the token that a web page could post by itself; None for other
     requests."""
-    said = headers.get("Content-Type")
-    if method not in _WRITING or (said is None and not has_body):
+    content_type = headers.get("Content-Type")
+    if method not in _WRITING or (content_type is None and not has_body):
         return None
-    kind = (said or "").partition(";")[0].strip().lower()
+    kind = (content_type or "").partition(";")[0].strip().lower()
     if kind == "application/json":
         return None
     if kind == "multipart/form-data" and unquote(target.partition("?")[0]) == _FILES:

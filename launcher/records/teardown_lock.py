@@ -81,8 +81,8 @@ class LockHandle:
     def report(self, what: str) -> None:
         """Report the progress to the processes that wait. An error is ignored."""
         with contextlib.suppress(OSError):  # also where this process may open no more files
-            said = dataclasses.asdict(LockOwner(self._who, ProcessId.own(), what, ProcessLocation.here()))
-            self._write(json.dumps(said).encode())
+            content = dataclasses.asdict(LockOwner(self._who, ProcessId.own(), what, ProcessLocation.here()))
+            self._write(json.dumps(content).encode())
 
     def reporting(self, what: str, progress: Callable[[str], None]) -> Callable[[str], None]:
         """A progress callback that also reports to the processes that wait. Raises nothing."""
@@ -174,17 +174,17 @@ def _wait(
 ) -> bool:
     """Wait for the lock; False if it was not acquired."""
     run = folder.name
-    said: str | None = None
-    said_at, still_since = 0.0, None
+    last_noted: str | None = None
+    noted_at, still_since = 0.0, None
     while not _try_lock(descriptor):
         now = time.monotonic()
         other = _read(descriptor)
         look(other)
         text = "another process is ending it" if other is None else other.describe()
         what = text if other is None else f"{other.who} {other.doing.partition(_DETAIL)[0]}"
-        if what != said or now - said_at > _PROGRESS_SECONDS:
+        if what != last_noted or now - noted_at > _PROGRESS_SECONDS:
             note(f"{run}: {text}; waiting")
-            said, said_at = what, now
+            last_noted, noted_at = what, now
         if other is not None and not other.is_stuck(folder):
             still_since = None
         elif still_since is None:
@@ -216,9 +216,9 @@ def _try_lock(descriptor: int) -> bool:
 
 def _read(descriptor: int) -> LockOwner | None:
     try:
-        said = json.loads(os.pread(descriptor, _FILE_BYTES, 0))
-        place = ProcessLocation.from_dict(said["place"]) if said.get("place") else None
-        found = LockOwner(str(said["who"]), ProcessId(**said["process"]), str(said["doing"]), place)
+        content = json.loads(os.pread(descriptor, _FILE_BYTES, 0))
+        place = ProcessLocation.from_dict(content["place"]) if content.get("place") else None
+        found = LockOwner(str(content["who"]), ProcessId(**content["process"]), str(content["doing"]), place)
         return found if found.host or found.process.alive() else None
     except (OSError, ValueError, KeyError, TypeError):
         return None

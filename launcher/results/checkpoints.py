@@ -69,8 +69,8 @@ def best(checkpoints: Path) -> Best | None:
     """None if no optimizer has named one: a pinned checkpoint alone is not the best."""
     try:
         with open_checked(checkpoints, BEST) as file:
-            said = json.load(file)
-            name, of = str(said["checkpoint"]), str(said["of"])
+            content = json.load(file)
+            name, of = str(content["checkpoint"]), str(content["of"])
     except (FileNotFoundError, IncompleteFileError, ValueError, TypeError, KeyError):
         return None
     return Best(name, of) if _NAME.fullmatch(name) else None
@@ -86,15 +86,15 @@ def read_manifest(checkpoint: Path) -> Manifest:
     except FileNotFoundError:
         raise IncompleteFileError("it has no manifest") from None
     try:
-        said = json.loads(text)
-        if text != render(said).encode():
+        manifest = json.loads(text)
+        if text != render(manifest).encode():
             raise IncompleteFileError("its manifest was changed after it was written")
-        files: dict[str, dict[str, Any]] = said["files"]
+        files: dict[str, dict[str, Any]] = manifest["files"]
         for name, expected in files.items():
             check_name(name)
             if set(expected) != {"sha256", "bytes"}:
                 raise IncompleteFileError(f"its manifest has no usable entry for {name}")
-        step = int(said["step"])
+        step = int(manifest["step"])
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise IncompleteFileError(f"its manifest cannot be read ({error})") from error
     if step != step_of(checkpoint.name):

@@ -202,8 +202,8 @@ def _write_rewound(home: Path, state_dir: Path, step: int, client_state: Any) ->
 
 def _rewound(home: Path, step: int, client_state: Any) -> str:
     """The content of the file that tells the runtime of a rewind (`runtime/gateway/steps/rewind.py`)."""
-    said = {"to_step": step, "reused_after": _reused_after(home, step), "time": time.time()}
-    return json.dumps(said | {"client_state": client_state})
+    rewind = {"to_step": step, "reused_after": _reused_after(home, step), "time": time.time()}
+    return json.dumps(rewind | {"client_state": client_state})
 
 
 def _reused_after(home: Path, step: int) -> int:

@@ -159,7 +159,9 @@ def _lines_by_version(journal: Iterable[Mapping[str, Any]]) -> dict[int, Mapping
     return found
 
 
-def _validations(journal: Iterable[Mapping[str, Any]], said: Iterable[Mapping[str, Any]]) -> list[Validation]:
+def _validations(
+    journal: Iterable[Mapping[str, Any]], reported: Iterable[Mapping[str, Any]]
+) -> list[Validation]:
     """The scores that an optimizer wrote down, replaced by those that programs reported to the run."""
     found: dict[tuple[str, int, str], Validation] = {}
     for line in journal:
@@ -168,7 +170,7 @@ def _validations(journal: Iterable[Mapping[str, Any]], said: Iterable[Mapping[st
         elif line.get("kind") == "validation" and (one := _validation(line)) is not None:
             found[one.compile, one.step, one.name] = one
     best = {key for key, it in found.items() if it.best}
-    for line in said:
+    for line in reported:
         if (one := _validation(line)) is not None:
             key = (one.compile, one.step, one.name)
             found[key] = Validation(**{**asdict(one), "best": key in best})

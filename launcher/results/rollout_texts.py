@@ -109,12 +109,12 @@ def _redacted_line(line: bytes) -> bytes | None:
     """A line without its secrets, which are hidden in the decoded values and not in their escapes. None if it
     is no JSON object."""
     try:
-        said = json.loads(line)
+        parsed = json.loads(line)
     except (ValueError, RecursionError):
         return None
-    if not isinstance(said, dict):
+    if not isinstance(parsed, dict):
         return None
-    return json.dumps(redact(said), ensure_ascii=False).encode(errors="replace") + b"\n"
+    return json.dumps(redact(parsed), ensure_ascii=False).encode(errors="replace") + b"\n"
 
 
 @contextlib.contextmanager

@@ -232,15 +232,15 @@ class Ending:
         return as_launch_error(error, self._folder / "launch.log")
 
     def _final_fields(self, failure: BaseException | None, proof: Proof) -> dict[str, Any]:
-        said: dict[str, Any] = {
+        fields: dict[str, Any] = {
             "reason": reason_of(failure),
             "why": why_of(failure),
             "exit_code": self._program_code,
             "troubles": tuple(self._troubles),
         }
         if self._proof is None and self._parts.machine is not None:  # another one's end, and so its record
-            return said
-        return said | {
+            return fields
+        return fields | {
             "state": "verified" if proof.verified else "unverified",
             "ended": time.time(),
             "ended_by": "launch",

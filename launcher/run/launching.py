@@ -37,13 +37,13 @@ def launch_run(
     The flag `resume` names a run to resume.
     """
     home = Home.find()
-    asked = parse_request(flags, sets, env_file, command, home)
-    model_path = request_validation.validate(asked, home, output.note)
-    settings = asked.settings
+    parsed = parse_request(flags, sets, env_file, command, home)
+    model_path = request_validation.validate(parsed, home, output.note)
+    settings = parsed.settings
     plan = pricing.make_priced_plan(settings, output.note)
     memory_fit.refuse_too_small(plan)
     pricing.refuse_without_account(plan)
-    resumed = _resume_point(asked, home, output)
+    resumed = _resume_point(parsed, home, output)
     if resumed is not None:
         plan = pricing.subtract_earlier_cost(plan, resumed.record)
     price_agreement.confirm(output, plan, settings)
@@ -58,17 +58,17 @@ def launch_run(
         warn=output.warn,
         copy_rate=settings.copy_rate,
     )
-    request = RunRequest(settings, plan, model_path, asked.command, asked.folder, resumed)
+    request = RunRequest(settings, plan, model_path, parsed.command, parsed.folder, resumed)
     return Run(request, home, output, machine).execute()
 
 
-def _resume_point(asked: ParsedRequest, home: Home, output: Output) -> ResumePoint | None:
+def _resume_point(parsed: ParsedRequest, home: Home, output: Output) -> ResumePoint | None:
     """Where a run is resumed from, its leftovers ended; None for a new run."""
-    if asked.earlier is None:
+    if parsed.earlier is None:
         return None
     store = RecordStore(home)
 
     def machine_of(record: RunRecord) -> Machine:
         return machine_from_plan.machine_of(record, store, home)
 
-    return find_resume_point(store, asked.earlier, machine_of, output.note)
+    return find_resume_point(store, parsed.earlier, machine_of, output.note)

@@ -19,15 +19,15 @@ _POLL_SECONDS = 0.5
 def was_requested(store: RecordStore, run_id: str) -> Stopped:
     """A function that reads from the record whether they were abandoned; the request cannot be taken back.
     May be called often."""
-    said, looked_at = False, float("-inf")
+    requested, looked_at = False, float("-inf")
 
     def given_up() -> bool:
-        nonlocal said, looked_at
-        if not said and time.monotonic() - looked_at >= _POLL_SECONDS:
+        nonlocal requested, looked_at
+        if not requested and time.monotonic() - looked_at >= _POLL_SECONDS:
             looked_at = time.monotonic()
             with contextlib.suppress(Exception):  # a record that cannot be read abandons nothing
-                said = store.load(run_id).given_up
-        return said
+                requested = store.load(run_id).given_up
+        return requested
 
     return given_up
 

@@ -92,9 +92,9 @@ def start(record: Path) -> Guardian:
             start_new_session=True,
         )
     assert popen.stdout is not None  # a pipe, as asked for
-    said = descriptor_polling.wait_readable([popen.stdout.fileno()], _START_SECONDS)
+    readable = descriptor_polling.wait_readable([popen.stdout.fileno()], _START_SECONDS)
     process = ProcessId.of(popen.pid)
-    if not said or popen.stdout.read(len(_READY)) != _READY or process is None:
+    if not readable or popen.stdout.read(len(_READY)) != _READY or process is None:
         popen.kill()
         popen.wait()
         raise PreflightError(
@@ -124,10 +124,10 @@ def main(arguments: list[str]) -> int:
 
 def _released() -> bool:
     """Whether the launcher released the guardian before its end of the pipe closed."""
-    said = b""
+    received = b""
     while chunk := os.read(0, 4096):
-        said += chunk
-    return said.endswith(_RELEASE)
+        received += chunk
+    return received.endswith(_RELEASE)
 
 
 def _prepare_teardown(record: Path) -> tuple[ProcessId | None, StandbyHelper | None]:
@@ -198,9 +198,9 @@ def _end_exclusively(
     lock.report("saving the record")
     state = "verified" if proof.verified else "unverified"
     ended = time.time() if ended_before is None else ended_before
-    said = {"state": state, "proof": proof.to_dict(), "ended": ended, "unpulled": unpulled}
+    changes = {"state": state, "proof": proof.to_dict(), "ended": ended, "unpulled": unpulled}
     for _ in range(_WRITES):
-        if _note(store, run_id, **said):
+        if _note(store, run_id, **changes):
             break
         time.sleep(_PAUSE_SECONDS)
     return 0 if proof.verified else 1

@@ -132,10 +132,10 @@ def start(
 
 def _tell_secrets(pipe: int) -> None:
     """Send the secrets to hide through the pipe: in no command line, environment or file."""
-    said = memoryview(json.dumps(REDACTOR.spellings).encode() + b"\n")
+    unsent = memoryview(json.dumps(REDACTOR.spellings).encode() + b"\n")
     with contextlib.suppress(BrokenPipeError):  # it could not start: its exit code tells so
-        while said:
-            said = said[os.write(pipe, said) :]
+        while unsent:
+            unsent = unsent[os.write(pipe, unsent) :]
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -171,11 +171,11 @@ def main(arguments: Sequence[str]) -> int:
 
 def _kept(path: Path, pipe: int) -> ProgramStreams:
     """The streams of a command whose output is kept, once the secrets to hide in it are known."""
-    said = b""
-    while not said.endswith(b"\n") and (piece := os.read(pipe, 65536)):
-        said += piece
-    if said.endswith(b"\n"):  # else the launcher is gone, and the command ends at once
-        REDACTOR.add_spellings(json.loads(said))
+    line = b""
+    while not line.endswith(b"\n") and (piece := os.read(pipe, 65536)):
+        line += piece
+    if line.endswith(b"\n"):  # else the launcher is gone, and the command ends at once
+        REDACTOR.add_spellings(json.loads(line))
     return ProgramStreams(ProgramLog(path))
 
 

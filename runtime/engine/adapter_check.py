@@ -55,16 +55,18 @@ def compare(
     """
     content = (folder / WEIGHTS).read_bytes()
     config = json.loads((folder / "adapter_config.json").read_text())
-    pairs, said = _read(load(content), renamed)
-    said += [f"adapter_config.json: {key} = {config[key]!r}" for key in _PLAIN if not _plain(config, key)]
+    pairs, mismatches = _read(load(content), renamed)
+    mismatches += [
+        f"adapter_config.json: {key} = {config[key]!r}" for key in _PLAIN if not _plain(config, key)
+    ]
     engine = dict(_slices(loaded, pairs))
-    said += [f"{module}: the engine has no such module" for module in pairs if module not in engine]
+    mismatches += [f"{module}: the engine has no such module" for module in pairs if module not in engine]
     for module, slot in engine.items():
-        said += _differences(module, slot, pairs.get(module), _scale(config))
+        mismatches += _differences(module, slot, pairs.get(module), _scale(config))
     return {
         "modules": sum(bool(slot.a.any()) for slot in engine.values()),
         "expected": len(pairs),
-        "mismatched": said,
+        "mismatched": mismatches,
         "sha256": hashlib.sha256(content).hexdigest(),
     }
 
@@ -74,15 +76,19 @@ def _read(
 ) -> tuple[dict[str, Pair], list[str]]:
     """Pairs by the engine's name of their module, and a sentence for each tensor that is no half of one."""
     sides: dict[str, dict[str, torch.Tensor]] = {}
-    said = []
+    mismatches = []
     for name, tensor in tensors.items():
         bare = name.removeprefix(_PREFIX)
         if bare != name and (match := _TENSOR.fullmatch(renamed(bare))):
             sides.setdefault(match["module"], {})[match["side"]] = tensor
         else:
-            said.append(f"{name}: not a LoRA matrix of a linear layer")
-    said += [f"{module}: only one of A and B is in the file" for module in sides if len(sides[module]) != 2]
-    return {module: Pair(a=both["A"], b=both["B"]) for module, both in sides.items() if len(both) == 2}, said
+            mismatches.append(f"{name}: not a LoRA matrix of a linear layer")
+    mismatches += [
+        f"{module}: only one of A and B is in the file" for module in sides if len(sides[module]) != 2
+    ]
+    return {
+        module: Pair(a=both["A"], b=both["B"]) for module, both in sides.items() if len(both) == 2
+    }, mismatches
 
 
 def _slices(held: Mapping[str, Sequence[Pair]], pairs: Mapping[str, Pair]) -> list[tuple[str, Pair]]:
@@ -114,17 +120,17 @@ def _differences(module: str, slot: Pair, wanted: Pair | None, scale: float) -> 
         return (
             [f"{module}: not in the file, yet the engine holds it"] if slot.a.any() and slot.b.any() else []
         )
-    said = []
+    mismatches = []
     for side, have, want in (("A", slot.a, wanted.a), ("B", slot.b, wanted.b)):
         if not want.isfinite().all():
-            said.append(f"{module}.lora_{side}: the file holds a number that is not finite")
+            mismatches.append(f"{module}.lora_{side}: the file holds a number that is not finite")
             continue
         expected = want.to(have.dtype)
         if side == "B" and scale != 1:
             expected = expected * scale  # in the engine's own precision, as it does
         if not _equal_padded(have, expected.to(have.device)):
-            said.append(f"{module}.lora_{side}: the engine's differs from the file's")
-    return said
+            mismatches.append(f"{module}.lora_{side}: the engine's differs from the file's")
+    return mismatches
 
 
 def _equal_padded(have: torch.Tensor, want: torch.Tensor) -> bool:

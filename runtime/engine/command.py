@@ -132,10 +132,10 @@ def context_length(config: RuntimeConfig) -> int:
 
     Raises PolicyError if the configured length exceeds the model's.
     """
-    asked = config.engine.max_model_len
-    longest = checked_context(_language_model(config.model_path), asked)
+    configured = config.engine.max_model_len
+    longest = checked_context(_language_model(config.model_path), configured)
     cap = _MAX_CONTEXT[config.device]
-    return asked or min(longest or cap, cap)
+    return configured or min(longest or cap, cap)
 
 
 def _language_model(model: str) -> dict[str, Any]:
@@ -184,8 +184,8 @@ def _chat_template(model: str) -> str:
     several."""
     if alone := _text(model, "chat_template.jinja"):
         return alone
-    said = json.loads(_text(model, "tokenizer_config.json") or "{}").get("chat_template") or ""
-    return said if isinstance(said, str) else "".join(one["template"] for one in said)
+    template = json.loads(_text(model, "tokenizer_config.json") or "{}").get("chat_template") or ""
+    return template if isinstance(template, str) else "".join(one["template"] for one in template)
 
 
 def model_description(model: str) -> dict[str, Any]:

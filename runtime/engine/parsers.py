@@ -35,8 +35,8 @@ class ParserRule:
     without: str | None = None
 
     def fits(self, template: str, has_token: Callable[[str], bool]) -> bool:
-        said = all(mark in template for mark in self.marks) and (self.without or "\0") not in template
-        return said and all(has_token(token) for token in self.tokens)
+        has_marks = all(mark in template for mark in self.marks) and (self.without or "\0") not in template
+        return has_marks and all(has_token(token) for token in self.tokens)
 
 
 _DEEPSEEK_TOKENS = ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>")

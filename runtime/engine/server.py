@@ -171,14 +171,14 @@ async def _serve_until_stopped(args: Namespace) -> bool:
     http_speedups.install()
     try:
         ended = await build_and_serve(engine, address, sock, args, timeout_graceful_shutdown=_ENDING_SECONDS)
-        asked = engine.stopping
+        was_stopped = engine.stopping
     finally:
         engine.shutdown(timeout=0)
     try:
         await ended
     finally:
         sock.close()
-    return asked
+    return was_stopped
 
 
 def _with_failpoints(engine: type[Any]) -> type[Any]:
@@ -199,10 +199,10 @@ def _configure(args: Namespace) -> VllmConfig:
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.usage.usage_lib import UsageContext
 
-    asked = os.environ.get(_START_METHOD, "fork")
+    start_method = os.environ.get(_START_METHOD, "fork")
     engine_args = AsyncEngineArgs.from_cli_args(args)
     vllm_config = engine_args.create_engine_config(usage_context=UsageContext.OPENAI_API_SERVER)
-    os.environ[_START_METHOD] = asked  # the CPU platform has just set spawn, whatever was set before
+    os.environ[_START_METHOD] = start_method  # the CPU platform has just set spawn, whatever was set before
     return vllm_config
 
 

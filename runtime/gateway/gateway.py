@@ -137,8 +137,8 @@ def build_components(config: RuntimeConfig) -> Components:
         return request_fields.ignored_fields(kind, body, config.device)
 
     def trainer_failure() -> str | None:
-        said = supervisor_status.child("trainer")
-        return f"the trainer failed: {said.get('detail')}" if said.get("state") == "failed" else None
+        status = supervisor_status.child("trainer")
+        return f"the trainer failed: {status.get('detail')}" if status.get("state") == "failed" else None
 
     texts = TextMembers(samples, pool, versions)
     steps = StepQueue(

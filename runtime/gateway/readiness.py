@@ -45,9 +45,9 @@ class Readiness:
         """The supervisor's word, unless the gateway knows better: an engine may be up and still lack the
         served version, and a publication may have failed. `starting`: the run's first version is to come.
         Nothing is ready before the model is admitted."""
-        said = cast(Phase, self.supervisor_status.supervisor().get("phase", "ready"))
-        if said in ("failed", "stopping"):
-            return said
+        reported = cast(Phase, self.supervisor_status.supervisor().get("phase", "ready"))
+        if reported in ("failed", "stopping"):
+            return reported
         if self._model_check.refusal is not None:
             return "failed"
         starting = starting or not self._model_check.is_passed
@@ -55,7 +55,9 @@ class Readiness:
             return "degraded" if self._pool.was_ready and not starting else "starting"
         if starting:
             return "starting"
-        return "degraded" if said == "ready" and (trouble or self.supervisor_status.silence()) else said
+        return (
+            "degraded" if reported == "ready" and (trouble or self.supervisor_status.silence()) else reported
+        )
 
     def status(self, steps: StepQueue) -> RuntimeStatus:
         """The body of `GET /slipway/status`."""

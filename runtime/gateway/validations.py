@@ -46,10 +46,10 @@ class Validations:
             partial.write_text("".join(json.dumps(line) + "\n" for line in lines))
             partial.replace(self._path)
 
-    def add(self, said: Validation, version: int) -> None:
+    def add(self, validation: Validation, version: int) -> None:
         """Keep one; `version` is the served version, for a client that does not name the scored one.
         Raises OSError."""
-        line = said.model_dump()
+        line = validation.model_dump()
         if line["version"] is None:
             line["version"] = version
         with self._lock:
@@ -75,9 +75,9 @@ def validation_routes(kept: Validations, version: Callable[[], int]) -> APIRoute
     router = APIRouter(prefix="/slipway")
 
     @router.post("/validations", status_code=204)
-    async def take(said: Validation) -> Response:
+    async def take(validation: Validation) -> Response:
         try:
-            await asyncio.to_thread(kept.add, said, version())
+            await asyncio.to_thread(kept.add, validation, version())
         except OSError as error:  # a full disk: it is sent again
             message = f"the machine's disk cannot store it: {error.strerror or error}"
             raise ApiError(503, message, code="disk", retry_after_seconds=5) from error

@@ -41,9 +41,9 @@ from runtime.trainer import optimizer_state, parity_export
 from runtime.trainer import policy as policies
 from runtime.trainer.crash_counter import CrashCounter, TooManyCrashesError
 from runtime.trainer.disk_retry import retry_while_disk_full
-from runtime.trainer.logprob_probe import fallback_probe_batch, make_logprob_probe
 from runtime.trainer.next_step import NextStep
 from runtime.trainer.old_logprobs import PolicyHistory
+from runtime.trainer.probe_logprobs import fallback_probe_batch, make_logprob_probe
 from runtime.trainer.ranks import RankLostError, Ranks, thread_count
 from runtime.trainer.settings import SettingsError, UpdateSettings
 from runtime.trainer.sft import sft_step
@@ -332,9 +332,9 @@ class GRPOLoRARecipe(FTRecipeInterface):
     def _report_state(self, state: str, *, step: int | None = None, error: str | None = None) -> None:
         if self.ranks.is_first:
             step = self.step if step is None else step
-            said = {"state": state, "pid": os.getpid(), "step": step, "error": error}
+            status = {"state": state, "pid": os.getpid(), "step": step, "error": error}
             with contextlib.suppress(OSError):  # a full disk: a missing report must not fail the step
-                write_json(self.output / "trainer.json", said)
+                write_json(self.output / "trainer.json", status)
 
 
 def with_defaults(cfg: DictConfig) -> DictConfig:

@@ -93,9 +93,9 @@ def check_on_cpu(config: Mapping[str, Any]) -> None:
 
 def head_size(config: Mapping[str, Any]) -> int | None:
     """The width of an attention head; None if the config does not tell."""
-    hidden, heads, said = (config.get(it) for it in ("hidden_size", "num_attention_heads", "head_dim"))
-    if isinstance(said, int) and said:
-        return said
+    hidden, heads, head_dim = (config.get(it) for it in ("hidden_size", "num_attention_heads", "head_dim"))
+    if isinstance(head_dim, int) and head_dim:
+        return head_dim
     return hidden // heads if isinstance(hidden, int) and isinstance(heads, int) and heads else None
 
 
@@ -107,11 +107,11 @@ def state_of(config: Mapping[str, Any]) -> str | None:
 
 def rotation(config: Mapping[str, Any]) -> dict[str, Any]:
     """The rotary embedding's settings. transformers 5 has all in `rope_parameters`, 4 in two keys."""
-    said: dict[str, Any] = {"rope_theta": config.get("rope_theta")}
-    said |= config.get("rope_scaling") or {}
-    said |= config.get("rope_parameters") or {}
-    said["rope_type"] = said.get("rope_type") or said.get("type") or "default"
-    return said
+    settings: dict[str, Any] = {"rope_theta": config.get("rope_theta")}
+    settings |= config.get("rope_scaling") or {}
+    settings |= config.get("rope_parameters") or {}
+    settings["rope_type"] = settings.get("rope_type") or settings.get("type") or "default"
+    return settings
 
 
 def positions(config: Mapping[str, Any]) -> int | None:
@@ -122,18 +122,18 @@ def positions(config: Mapping[str, Any]) -> int | None:
     the same.
     """
     longest = config.get("max_position_embeddings")
-    said = rotation(config)
-    if said["rope_type"] != "longrope":
+    rope = rotation(config)
+    if rope["rope_type"] != "longrope":
         return longest
-    original = said.get("original_max_position_embeddings") or config.get("original_max_position_embeddings")
+    original = rope.get("original_max_position_embeddings") or config.get("original_max_position_embeddings")
     return min(int(found) for found in (longest, original) if found) if (longest or original) else None
 
 
-def checked_context(config: Mapping[str, Any], asked: int | None) -> int | None:
+def checked_context(config: Mapping[str, Any], max_model_len: int | None) -> int | None:
     """The model's own context in tokens. Raises PolicyError if a longer one is asked for."""
     longest = positions(config)
-    if asked is not None and longest is not None and asked > longest:
+    if max_model_len is not None and longest is not None and max_model_len > longest:
         raise PolicyError(
-            f"engine.max_model_len is {asked}, and by its config.json this model has {longest} tokens"
+            f"engine.max_model_len is {max_model_len}, and by its config.json this model has {longest} tokens"
         )
     return longest

@@ -124,11 +124,11 @@ class Batch:
         By the gateway's numbers, which it has judged staleness by; in a batch without these, by the versions'
         numbers, which also count failed steps.
         """
-        said = {int(version): lag for version, lag in (self.meta.get("lags") or {}).items()}
+        lags = {int(version): lag for version, lag in (self.meta.get("lags") or {}).items()}
         by = self.sampled_by
         found = np.full(len(by), -1, np.int64)
         for version in np.unique(by[by >= 0]).tolist():
-            found[by == version] = max(said.get(version, self.step - 1 - version), 0)
+            found[by == version] = max(lags.get(version, self.step - 1 - version), 0)
         return found
 
     def span(self, sequence: int) -> slice:

@@ -94,8 +94,8 @@ def served_checkpoint_names(state_dir: Path) -> set[str]:
     """The name of the served checkpoint; empty if none is. A restarted engine loads it, however far the
     trainer is."""
     try:
-        said = files.read_json(state_dir / SERVING)
-        return set() if said is None else {checkpoint_name(said["version"])}
+        serving = files.read_json(state_dir / SERVING)
+        return set() if serving is None else {checkpoint_name(serving["version"])}
     except (OSError, ValueError, TypeError, KeyError) as error:
         _log.warning("%s does not say which checkpoint is served: %s", SERVING, error)
         return set()
@@ -253,8 +253,8 @@ class CheckpointStore:
     def _best(self) -> tuple[str, str] | tuple[None, None]:
         """The checkpoint that was named best last, and its work."""
         try:
-            said = files.read_json(self.root / _BEST) or {}
-            return str(said["checkpoint"]), str(said["of"])
+            best = files.read_json(self.root / _BEST) or {}
+            return str(best["checkpoint"]), str(best["of"])
         except (ValueError, TypeError, KeyError):
             return None, None
 

@@ -34,7 +34,7 @@ def write(folder: Path, step: int, version: int) -> dict[str, Any]:
         described[name] = _describe(folder / name)
         files.sync(folder / name)
         failpoints.failpoint("checkpoint.file")
-    said = {
+    manifest = {
         "schema": SCHEMA,
         "step": step,
         "version": version,
@@ -42,7 +42,7 @@ def write(folder: Path, step: int, version: int) -> dict[str, Any]:
         "files": described,
         "adapter_sha256": described[ADAPTER_WEIGHTS]["sha256"],
     }
-    text = render(said)
+    text = render(manifest)
     failpoints.failpoint("checkpoint.described")
     (folder / MANIFEST).write_text(text)
     for path in (folder / MANIFEST, *(path for path in folder.rglob("*") if path.is_dir()), folder):
@@ -50,9 +50,9 @@ def write(folder: Path, step: int, version: int) -> dict[str, Any]:
     return json.loads(text)
 
 
-def render(said: dict[str, Any]) -> str:
+def render(manifest: dict[str, Any]) -> str:
     """The canonical text of a manifest with this content, which includes its own hash, over all the rest."""
-    rest = {name: value for name, value in said.items() if name != "sha256"}
+    rest = {name: value for name, value in manifest.items() if name != "sha256"}
     return _compact(rest | {"sha256": hashlib.sha256(_compact(rest).encode()).hexdigest()})
 
 
@@ -60,23 +60,23 @@ def read(folder: Path, *, verify: bool) -> dict[str, Any]:
     """The folder's manifest. Sizes are always compared, every byte with `verify`. Raises ManifestError."""
     try:
         text = (folder / MANIFEST).read_text()
-        said = json.loads(text)
-        sound = _is_sound(said, text)
+        manifest = json.loads(text)
+        sound = _is_sound(manifest, text)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ManifestError(f"{MANIFEST}: {error}") from error
     if not sound:
         raise ManifestError(f"{MANIFEST}: it was changed after it was written")
-    for name, expected in said["files"].items():
+    for name, expected in manifest["files"].items():
         _check(folder, name, expected, verify)
-    return said
+    return manifest
 
 
-def _is_sound(said: Any, text: str) -> bool:
+def _is_sound(manifest: Any, text: str) -> bool:
     return (
-        text == render(said)
-        and STATE in said["files"]
-        and said["adapter_sha256"] == said["files"][ADAPTER_WEIGHTS]["sha256"]
-        and all({"sha256", "bytes"} == set(described) for described in said["files"].values())
+        text == render(manifest)
+        and STATE in manifest["files"]
+        and manifest["adapter_sha256"] == manifest["files"][ADAPTER_WEIGHTS]["sha256"]
+        and all({"sha256", "bytes"} == set(described) for described in manifest["files"].values())
     )
 
 

@@ -35,11 +35,11 @@ class ModelNames:
         A folder is known by its last part, as it has another place on another machine: there its hub name
         means it too.
         """
-        asked = _plain(name)
-        if asked in {_plain(self.own), _plain(self.path)}:
+        plain_name = _plain(name)
+        if plain_name in {_plain(self.own), _plain(self.path)}:
             return True
         is_folder = name.startswith(("/", "./", "../", "~")) or "/" not in self.own
-        return is_folder and asked.rpartition("/")[2] == _plain(self.own).rpartition("/")[2]
+        return is_folder and plain_name.rpartition("/")[2] == _plain(self.own).rpartition("/")[2]
 
 
 def _plain(name: str) -> str:

@@ -34,7 +34,7 @@ _PACKAGES = ("vllm", "torch", "transformers")
 def fingerprint(config: RuntimeConfig) -> str:
     """A short digest of the admitted combination: this model, with such adapters, computed by these
     programs."""
-    said = {
+    combination = {
         "model": config.model_path,
         "files": _files(Path(config.model_path)),
         "device": config.device,
@@ -42,16 +42,16 @@ def fingerprint(config: RuntimeConfig) -> str:
         "lora": config.train.lora.model_dump(mode="json"),
         "programs": [_version(name) for name in _PACKAGES],
     }
-    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:16]
+    return hashlib.sha256(json.dumps(combination, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def is_admitted(state_dir: Path, subject: str) -> bool:
     """Whether an earlier process has seen engine and trainer agree on this."""
     try:
-        said = files.read_json(state_dir / RECORD) or {}
+        record = files.read_json(state_dir / RECORD) or {}
     except ValueError:
         return False
-    return said.get("admitted") is True and said.get("subject") == subject
+    return record.get("admitted") is True and record.get("subject") == subject
 
 
 def export(state_dir: Path, subject: str, write: Callable[[Path], None]) -> None:

@@ -6,8 +6,8 @@
                          logprobs_policy [P]   under the new policy: temperature 1, the whole vocabulary
                          logprobs_base [P]     under the base alone
 
-Neighbours: trainer/logprob_probe.py makes it, gateway/engines/logprob_probe.py asks engines the same. Pure
-names.
+Neighbours: trainer/probe_logprobs.py makes it, gateway/engines/probe_comparison.py asks engines the same.
+Pure names.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ class SupervisorStatus:
         self._lease_seconds = lease_seconds
         self._stamp: int | None = None
         self._changed_at = time.monotonic()
-        self._said: dict[str, Any] = {}
+        self._status: dict[str, Any] = {}
 
     def supervisor(self) -> dict[str, Any]:
         """`supervisor.json`; empty when the gateway runs without a supervisor."""
@@ -36,16 +36,16 @@ class SupervisorStatus:
         except FileNotFoundError:
             return {}
         if stamp != self._stamp:
-            self._said = files.read_json(path) or {}
+            self._status = files.read_json(path) or {}
             self._stamp = stamp
             self._changed_at = time.monotonic()
-        return self._said
+        return self._status
 
     def silence(self) -> str | None:
         """The warning about a frozen supervisor: its children are unattended."""
-        said = self.supervisor()
+        status = self.supervisor()
         seconds = time.monotonic() - self._changed_at
-        if not said or seconds < STALLED_SECONDS:
+        if not status or seconds < STALLED_SECONDS:
             return None
         return f"the supervisor has been silent for {seconds:.0f} s"
 

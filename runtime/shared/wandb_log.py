@@ -107,8 +107,8 @@ class WandbLog:
         numbers = {f"train/{name}": value for name, value in line["metrics"].items()}
         counts = {f"counts/{name}": value for name, value in line["counts"].items() if name != "dropped"}
         row = {**numbers, **counts, "train/step": line["step"], "policy_version": line["version"]}
-        if self._completions and (said := list(self._completions_table(line["step"]))):
-            row["train/completions"] = self._table(columns=list(_COLUMNS), data=said)
+        if self._completions and (rows := list(self._completions_table(line["step"]))):
+            row["train/completions"] = self._table(columns=list(_COLUMNS), data=rows)
         self._run.log(row)
 
     def catch_up(self) -> None:
@@ -141,10 +141,10 @@ class WandbLog:
             return
         for text in texts[: self._completions]:
             try:
-                said = json.loads(text)
+                record = json.loads(text)
             except ValueError:
                 continue
-            yield [_table_cell(name, said.get(name)) for name in _COLUMNS]
+            yield [_table_cell(name, record.get(name)) for name in _COLUMNS]
 
 
 def _validation(line: dict[str, Any]) -> dict[str, Any]:

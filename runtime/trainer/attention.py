@@ -70,7 +70,7 @@ def attend(
     `seen` comes from the caller of the whole model, through the keywords that every layer passes on. Dropout
     is never applied: tokens that were sampled without it must have the same probability here (C29).
     """
-    odd = sorted(name for name, said in rest.items() if name not in _WITHOUT_EFFECT and said is not None)
+    odd = sorted(name for name, given in rest.items() if name not in _WITHOUT_EFFECT and given is not None)
     if odd or attention_mask is not None:
         what = ", ".join(odd) or "a mask of its own"
         raise PolicyError(f"{type(module).__name__} asks attention for {what}, which is not supported")

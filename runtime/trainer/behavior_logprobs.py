@@ -57,13 +57,13 @@ class BehaviorLogprobReuse:
         groups = sorted(set(group_of.values()))
         return [one for one, group in group_of.items() if group == groups[batch.step % len(groups)]]
 
-    def engine_is_exact(self, own_N: Tensor, said_N: Tensor, here_N: Tensor) -> bool:
+    def engine_is_exact(self, own_N: Tensor, behavior_N: Tensor, here_N: Tensor) -> bool:
         """Whether the engine was exact, on enough tokens to judge. `here_N`: those of this rank."""
-        error = (own_N - said_N)[here_N].abs().nan_to_num(nan=torch.inf)
+        error = (own_N - behavior_N)[here_N].abs().nan_to_num(nan=torch.inf)
         worst = torch.zeros(1, device=self.ranks.device)
         if len(error):
             worst[0] = error.max()
-        informative = (said_N[here_N] < _INFORMATIVE_BELOW).sum().to(self.ranks.device)
+        informative = (behavior_N[here_N] < _INFORMATIVE_BELOW).sum().to(self.ranks.device)
         self.ranks.all_reduce_max(worst)
         self.ranks.all_reduce_sum([informative])
         return int(informative) >= _MIN_INFORMATIVE_TOKENS and float(worst) <= self.tolerance

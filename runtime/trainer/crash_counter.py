@@ -52,10 +52,10 @@ class CrashCounter:
 
     def _count(self, step: int) -> int:
         try:
-            said = read_json(self._path) or {}
+            saved = read_json(self._path) or {}
         except ValueError:
             return 0
-        return int(said["tries"]) if said.get("step") == step else 0
+        return int(saved["tries"]) if saved.get("step") == step else 0
 
     def _write(self, value: dict[str, int]) -> None:
         if self._ranks.is_first:

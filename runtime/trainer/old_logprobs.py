@@ -89,22 +89,24 @@ def old_logprobs(
     step = reuse.sequences if reuse else _sequences(packs, version_N >= 0)
     met = set(version_N[_within(batch, step)].tolist()) - {-1}
     fallback_tokens = reused_tokens = 0
-    said_N = torch.from_numpy(batch.logprobs)
+    behavior_N = torch.from_numpy(batch.logprobs)
     for version in sorted(met - {history.version}):
         theirs_N = version_N == version
         inside = history.as_version(policy, version)
         if inside is None:
-            old_N[theirs_N] = said_N[theirs_N]
+            old_N[theirs_N] = behavior_N[theirs_N]
             fallback_tokens += sum(int(theirs_N[one.source_T].sum()) for one in packs)
             continue
         chosen = _sequences(packs, theirs_N)
         compared = reuse.sequences_to_compare(batch, theirs_N) if reuse else []
-        first, rest = ([one for one in chosen if (one in compared) is is_asked] for is_asked in (True, False))
+        first, rest = (
+            [one for one in chosen if (one in compared) is is_compared] for is_compared in (True, False)
+        )
         with torch.no_grad(), inside:
             fill(first, theirs_N)
-            if reuse and reuse.engine_is_exact(old_N, said_N, theirs_N & _within(batch, first)):
+            if reuse and reuse.engine_is_exact(old_N, behavior_N, theirs_N & _within(batch, first)):
                 left_N = theirs_N & _within(batch, rest)
-                old_N[left_N] = said_N[left_N]
+                old_N[left_N] = behavior_N[left_N]
                 reused_tokens += int(left_N.sum())
             else:
                 fill(rest, theirs_N)

@@ -94,8 +94,8 @@ def _ordinary_tokens(config: Mapping[str, Any], size: int) -> list[int]:
     """Ids out of the middle of a vocabulary, where every tokenizer has words and none of its marks."""
     marks: set[Any] = set()
     for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
-        said = config.get(name)
-        marks |= set(said) if isinstance(said, list) else {said}
+        token_ids = config.get(name)
+        marks |= set(token_ids) if isinstance(token_ids, list) else {token_ids}
     return [token for token in range(size // 8, size // 2) if token not in marks]
 
 

@@ -12,8 +12,8 @@ from safetensors.torch import load_file
 
 from runtime.engine.adapter_check import Pair, compare
 from runtime.shared.projections import PROJECTIONS
-from runtime.trainer.logprob_probe import make_logprob_probe
 from runtime.trainer.policy import Policy, PolicyError
+from runtime.trainer.probe_logprobs import make_logprob_probe
 from runtime.trainer.update import update
 from tests.runtime.trainer_fixtures import (
     ALONE,

@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 
 from runtime.gateway.engines.engine_client import AdapterReport
-from runtime.gateway.engines.logprob_probe import LogprobProbe, Scores
 from runtime.gateway.engines.parity_check import ParityError, judge
+from runtime.gateway.engines.probe_comparison import LogprobProbe, Scores
 from runtime.gateway.engines.version_check import Measured
 from runtime.shared import failpoints, parity_check
 from runtime.shared.runtime_config import RuntimeConfig

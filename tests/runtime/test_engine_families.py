@@ -19,8 +19,8 @@ from runtime.gateway.engines.engine_client import EngineClient
 from runtime.gateway.engines.version_check import AdapterVerifier, VersionCheck
 from runtime.shared.batch import Batch
 from runtime.shared.checkpoint import Checkpoint, CheckpointStore
-from runtime.trainer.logprob_probe import make_logprob_probe
 from runtime.trainer.policy import Policy
+from runtime.trainer.probe_logprobs import make_logprob_probe
 from runtime.trainer.update import update
 from tests.runtime.engines import Engine
 from tests.runtime.families import FAMILIES, HYBRIDS, WINDOW, served_folder

@@ -11,10 +11,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from runtime.gateway.engines.logprob_probe import LogprobProbe
+from runtime.gateway.engines.probe_comparison import LogprobProbe
 from runtime.trainer import optimizer_state
-from runtime.trainer.logprob_probe import make_logprob_probe
 from runtime.trainer.policy import Lora, Policy, PolicyError, build
+from runtime.trainer.probe_logprobs import make_logprob_probe
 from runtime.trainer.update import update
 from tests.runtime.trainer_fixtures import (
     ALONE,
@@ -235,7 +235,7 @@ def test_the_probe_ends_where_an_engine_is_asked_no_further(
 ) -> None:
     policy, batch = trained_policy(), make_batch(random_samples(9, groups=1, completion=300))
     cut = make_logprob_probe(policy, batch)
-    monkeypatch.setattr("runtime.trainer.logprob_probe.PROBE_TOKENS", 10_000)
+    monkeypatch.setattr("runtime.trainer.probe_logprobs.PROBE_TOKENS", 10_000)
     whole = make_logprob_probe(policy, batch)
     assert len(cut["tokens"]) < len(whole["tokens"]) - 50
     read = []

@@ -15,15 +15,15 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 from safetensors.torch import load_file
 
-from runtime.gateway.engines.logprob_probe import LogprobProbe
+from runtime.gateway.engines.probe_comparison import LogprobProbe
 from runtime.recipes.grpo_lora import with_defaults
 from runtime.shared.batch import empty_batch, step_folder, write_batch
 from runtime.shared.model_shape import shape
 from runtime.shared.peft_format import portable_name, tensor_shapes
 from runtime.shared.projections import PROJECTIONS
 from runtime.shared.start_adapter import START
-from runtime.trainer.logprob_probe import fallback_probe_batch, make_logprob_probe
 from runtime.trainer.policy import PolicyError
+from runtime.trainer.probe_logprobs import fallback_probe_batch, make_logprob_probe
 from runtime.trainer.settings import UpdateSettings
 from tests.runtime.recipe_here import configured, train
 from tests.runtime.trainer_fixtures import LORA, make_batch, random_samples, tiny_model, trained_policy

@@ -69,7 +69,7 @@ def test_b17_the_sentences_of_a_puzzle_allow_one_solution_and_each_of_them_is_ne
         guest = {"who": number, "where": where.index(number) if kind == "where" else None,
                  "when": when.index(number) if kind == "when" else None}[kind]  # fmt: skip
         assert question.answer == {"who": guest, "where": where[guest], "when": when[guest]}[question.kind]
-        assert world.said(kind, number) in question.text(world)
+        assert world.name_of(kind, number) in question.text(world)
 
 
 def test_b17_a_puzzle_is_the_same_for_its_seed_and_another_for_another() -> None:

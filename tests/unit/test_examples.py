@@ -173,7 +173,7 @@ def test_a08_the_stand_ins_of_papillon_judge_by_their_rules() -> None:
     assert (good.quality, good.leakage) == (1.0, 0.0)
     bad = judge(new="the dog", request="mon chat noir", **of)
     assert (bad.quality, bad.leakage) == (0.0, 1.0)
-    assert stranger.asked == 7
+    assert stranger.request_count == 7
 
 
 def test_a08_papillon_never_takes_the_key_of_the_run_for_one_of_openai(

@@ -59,7 +59,7 @@ WAYS = {
         (
             *_read("model", "flags"),
             ("launcher/config/setting_sources.py", "load", "model"),
-            ("launcher/run/launching.py", "launch_run", "asked"),
+            ("launcher/run/launching.py", "launch_run", "parsed"),
             ("launcher/config/request_validation.py", "validate", "model"),
             ("launcher/config/preflight.py", "find_model", "model"),
             ("launcher/run/launching.py", "launch_run", "model_path"),

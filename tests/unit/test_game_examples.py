@@ -96,14 +96,14 @@ def test_b17_the_opponent_takes_any_free_cell_alike_and_the_same_for_its_seed() 
 def test_b17_the_tiny_player_is_taught_the_boards_that_the_examples_show() -> None:
     for play in islice(boards.plays(5, "tic-tac-toe"), 50):
         assert {play.system} <= {boards.told_of_tic_tac_toe(mark) for mark in "XO"}
-        for turn, said in zip(play.turns, play.said, strict=True):
+        for turn, chosen in zip(play.turns, play.chosen, strict=True):
             board = turn.shown.split()
             assert TTT.shown(board) == turn.shown and set(turn.answers) == set(board) - set("XO")
-            assert said in turn.answers and sum(turn.answers.values()) == pytest.approx(1)
+            assert chosen in turn.answers and sum(turn.answers.values()) == pytest.approx(1)
     for play in islice(boards.plays(5, "2048"), 50):
-        for turn, said in zip(play.turns, play.said, strict=True):
+        for turn, chosen in zip(play.turns, play.chosen, strict=True):
             board = [int(it.replace(".", "0")) for it in turn.shown.split()[:9]]
-            assert G2048.shown(board, 3) == turn.shown and said in turn.answers
+            assert G2048.shown(board, 3) == turn.shown and chosen in turn.answers
             assert set(turn.answers) == set(G2048.directions(board, 3))
 
 

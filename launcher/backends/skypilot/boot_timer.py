@@ -53,6 +53,6 @@ def cancel(host: SshHost, where: str) -> None:
         return
     done = run_on(host, _CANCEL, bound_seconds=_READ_SECONDS)
     if done.returncode != 0:
-        said = done.stderr.decode(errors="replace").strip().splitlines()
-        why = said[-1] if said else f"its timer was read back with code {done.returncode}"
+        stderr_lines = done.stderr.decode(errors="replace").strip().splitlines()
+        why = stderr_lines[-1] if stderr_lines else f"its timer was read back with code {done.returncode}"
         raise PreflightError("the machine's own timer is not armed", why, None)

@@ -221,47 +221,47 @@ class ClusterTeardown:
         broken_off = self._known is not None and self._known["address"] is None
         settled_at = time.monotonic() + (_SETTLE_SECONDS if broken_off else 0)
         while True:
-            said = self._ask(self._providers())
-            for provider, found in said.lists:
+            listing = self._ask(self._providers())
+            for provider, found in listing.lists:
                 if found:
                     self._asker.call("terminate", DOWN_SECONDS, provider=provider)
-            said.complete()
+            listing.complete()
             if time.monotonic() >= settled_at:
                 return
             time.sleep(_POLL_SECONDS)
 
     def _ask_providers(self) -> Proof:
         bound = time.monotonic() + GONE_SECONDS
-        asked = waiting = self._providers()
+        providers = waiting = self._providers()
         while True:
             listed = self._ask(waiting).complete()
             # A provider whose list was empty once is not asked again: no process is left that could make a
             # machine.
             waiting = [provider for provider, found in listed if found]
             if not waiting:
-                return self._nothing_listed(asked)
+                return self._nothing_listed(providers)
             if self._failed is not None or time.monotonic() > bound:
                 left = [f"{machine} ({place(provider)})" for provider, found in listed for machine in found]
                 why = "" if self._failed is None else f" ({_described(self._failed)})"
                 return Proof(False, f"still there: {', '.join(left)}{why}; {self._manual_check_hint()}")
             time.sleep(_POLL_SECONDS)
 
-    def _nothing_listed(self, asked: list[Provider]) -> Proof:
+    def _nothing_listed(self, providers: list[Provider]) -> Proof:
         """The exact statement that is proven."""
         unasked = self._candidates()["unasked"]
         books = f"SkyPilot's records, written before it asks a provider, have no cluster {self._run_id}"
-        names = sorted({provider["cluster_on_cloud"] for provider in asked})
+        names = sorted({provider["cluster_on_cloud"] for provider in providers})
         without = self._verdicts.without_list
-        places = ", ".join(sorted({place(provider) for provider in asked} - without.keys())) or "anybody"
-        proven = f"no machine of {', '.join(names)} is listed by {places}" if asked else ""
+        places = ", ".join(sorted({place(provider) for provider in providers} - without.keys())) or "anybody"
+        proven = f"no machine of {', '.join(names)} is listed by {places}" if providers else ""
         proven += "".join(f"; {where} gives no list, but {why}" for where, why in sorted(without.items()))
-        if asked and not unasked:
+        if providers and not unasked:
             return Proof(True, proven)
         if self._standby_home is not None and self._known is None:  # it has no books
             detail = "SkyPilot's records cannot be read here, and only they say which providers to ask"
             return Proof(False, f"{detail}; {self._manual_check_hint()}")
         by_books = f"; {', '.join(unasked)} could not be asked, but {books}"
-        return Proof(True, proven + by_books if asked else books)
+        return Proof(True, proven + by_books if providers else books)
 
     def _manual_check_hint(self) -> str:
         """The provider's own command, or the thing to look for in its console."""
@@ -285,9 +285,9 @@ class ClusterTeardown:
 
     def _providers(self) -> list[Provider]:
         """The place in SkyPilot's entry, and every other place where the cluster may have been tried."""
-        asked: list[Provider] = [self._known["provider"]] if self._known is not None else []
-        known = {place(provider) for provider in asked}
-        return asked + [one for one in self._candidates()["providers"] if place(one) not in known]
+        providers: list[Provider] = [self._known["provider"]] if self._known is not None else []
+        known = {place(provider) for provider in providers}
+        return providers + [one for one in self._candidates()["providers"] if place(one) not in known]
 
     def _ask(self, providers: list[Provider]) -> ListingResult:
         """Each provider's list of the cluster's machines. A place where it was once up has to answer."""

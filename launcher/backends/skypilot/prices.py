@@ -52,9 +52,11 @@ def places_to_show(
     with a catalog on this computer. None if none of those has its prices here."""
     home, variables = user_home or Path.home(), os.environ if environ is None else environ
     known = with_catalog(home)
-    asked = infra or _with_account(home, variables) or tuple(sorted(known & (KNOWN_CLOUDS - SELF_HOSTED)))
-    priced = any(place.partition("/")[0] in known | SELF_HOSTED for place in asked)
-    return asked if priced else ()
+    candidates = (
+        infra or _with_account(home, variables) or tuple(sorted(known & (KNOWN_CLOUDS - SELF_HOSTED)))
+    )
+    priced = any(place.partition("/")[0] in known | SELF_HOSTED for place in candidates)
+    return candidates if priced else ()
 
 
 def with_catalog(user_home: Path) -> set[str]:
@@ -69,8 +71,8 @@ def _with_account(home: Path, variables: Mapping[str, str]) -> tuple[str, ...]:
 def refresh(infra: tuple[str, ...], user_home: Path | None = None) -> tuple[str, ...]:
     """Fetch these clouds' catalogs to SkyPilot's own folder. Returns the files that were not replaced
     because the user has changed them. Raises PreflightError when they cannot be fetched."""
-    asked = dict.fromkeys(place.partition("/")[0] for place in infra)
-    clouds = [cloud for cloud in asked if cloud not in SELF_HOSTED]
+    requested = dict.fromkeys(place.partition("/")[0] for place in infra)
+    clouds = [cloud for cloud in requested if cloud not in SELF_HOSTED]
     if not clouds:
         return ()
     with tempfile.TemporaryDirectory(prefix="slipway-prices-") as folder:

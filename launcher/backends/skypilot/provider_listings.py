@@ -154,8 +154,8 @@ class ProviderListings:
 def rent_refused(sky: SkyProcess, order: ClusterRequest, region: str) -> str | None:
     """AWS's error if the account may not have this machine in a region; None if that is not certain.
     Raises LaunchError."""
-    asked = {"gpus": order.gpus, "disk_gb": order.disk_gb, "labels": order.labels}
-    return sky.call("rent_refused", LIST_SECONDS, cluster=order.cluster, region=region, **asked)["refused"]
+    request = {"gpus": order.gpus, "disk_gb": order.disk_gb, "labels": order.labels}
+    return sky.call("rent_refused", LIST_SECONDS, cluster=order.cluster, region=region, **request)["refused"]
 
 
 def wait_until_gone(sky: SkyProcess, provider: Provider, seconds: float) -> list[str]:

@@ -68,13 +68,13 @@ class Provisioning:
             try:
                 return self._launch(step, tried)
             except CapacityError as error:
-                said = f"{step.name}: {error.message} ({error.why}); {after.name} is next"
+                message = f"{step.name}: {error.message} ({error.why}); {after.name} is next"
                 if isinstance(error, _DeniedError):
-                    self.warn(said)
+                    self.warn(message)
                     self.sky.end()
                     self._begin(cloud)  # its books have half a cluster there
                 else:
-                    self.progress(said)
+                    self.progress(message)
         return self._launch(steps[-1], tried)
 
     def _begin(self, cloud: str) -> list[str]:

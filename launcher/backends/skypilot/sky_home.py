@@ -174,10 +174,10 @@ class SkyHome:
         try:
             opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
             with opener.open(url, timeout=_HEALTH_SECONDS) as answer:
-                said = json.load(answer)
+                health = json.load(answer)
         except (urllib.error.URLError, OSError, ValueError):
             return False
-        current = isinstance(said, dict) and said.get("version") == said.get("version_on_disk")
+        current = isinstance(health, dict) and health.get("version") == health.get("version_on_disk")
         return current and any(
             process_inspection.listens(process.pid, self.port()) for process in self.processes()
         )

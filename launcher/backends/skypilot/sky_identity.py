@@ -22,11 +22,11 @@ _WITHOUT_PROFILE = ("env", "iam-role", "container-role", "assume-role-with-web-i
 def account(cloud: str) -> Json | None:
     """Its "id", and the user's "profile" that leads to it, None if there is none. None if the account is
     unknown."""
-    asked = _IDENTITY_CALLS.get(cloud)
-    if asked is None:
+    identity_call = _IDENTITY_CALLS.get(cloud)
+    if identity_call is None:
         return None
     try:
-        return asked()
+        return identity_call()
     except Exception:  # noqa: BLE001 - after any error the account is unknown
         return None
 
@@ -64,8 +64,8 @@ def _on_runpod() -> Json:
     from sky.adaptors import runpod
 
     kind: Any = runpod.runpod
-    said = kind.api.graphql.run_graphql_query("query { myself { id } }")
-    return {"id": said["data"]["myself"]["id"], "profile": None}
+    reply = kind.api.graphql.run_graphql_query("query { myself { id } }")
+    return {"id": reply["data"]["myself"]["id"], "profile": None}
 
 
 _IDENTITY_CALLS: dict[str, Callable[[], Json]] = {"aws": _on_aws, "gcp": _on_gcp, "runpod": _on_runpod}

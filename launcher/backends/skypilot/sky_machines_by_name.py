@@ -54,14 +54,14 @@ def _on_aws(name: str, label: str) -> Json:
             return error
 
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        for region, said in zip(regions, pool.map(listed, regions, clients), strict=True):
+        for region, outcome in zip(regions, pool.map(listed, regions, clients), strict=True):
             where = f"AWS {region}"
-            if isinstance(said, Exception):
-                kind = "denied" if sky_permissions.denied(said) else "silent"
-                found[kind][where] = f"{type(said).__name__}: {said}"
+            if isinstance(outcome, Exception):
+                kind = "denied" if sky_permissions.denied(outcome) else "silent"
+                found[kind][where] = f"{type(outcome).__name__}: {outcome}"
             else:
                 found["answered"].append(where)
-                found["machines"] += said
+                found["machines"] += outcome
     return found
 
 
@@ -90,16 +90,16 @@ def _on_gcp(name: str, label: str) -> Json:
 
     project = GCP.get_project_id()
     machines: Any = GCPComputeInstance.load_resource().instances()
-    asked = machines.aggregatedList(project=project, filter=f"labels.{TAG_RAY_CLUSTER_NAME}:*")
+    request = machines.aggregatedList(project=project, filter=f"labels.{TAG_RAY_CLUSTER_NAME}:*")
     found: list[Json] = []
-    while asked is not None:
-        page = asked.execute(num_retries=GOOGLE_ATTEMPTS)
-        for scope, said in page.get("items", {}).items():
-            warning = said.get("warning", {}).get("code", "NO_RESULTS_ON_PAGE")
+    while request is not None:
+        page = request.execute(num_retries=GOOGLE_ATTEMPTS)
+        for scope, scoped_list in page.get("items", {}).items():
+            warning = scoped_list.get("warning", {}).get("code", "NO_RESULTS_ON_PAGE")
             if warning != "NO_RESULTS_ON_PAGE":
                 raise RuntimeError(f"the list of {scope} is incomplete: {warning}")
             zone = scope.removeprefix("zones/")
-            for one in said.get("instances", []):
+            for one in scoped_list.get("instances", []):
                 labels = one.get("labels", {})
                 cluster = labels.get(TAG_RAY_CLUSTER_NAME, "")
                 if one["status"] in GONE["GCP"] or not fnmatch.fnmatchcase(cluster, name):
@@ -108,7 +108,7 @@ def _on_gcp(name: str, label: str) -> Json:
                 began = datetime.datetime.fromisoformat(one["creationTimestamp"]).timestamp()
                 kind = one["machineType"].rpartition("/")[2]
                 found.append(_machine(one["name"], provider, kind, began, labels.get(label)))
-        asked = machines.aggregatedList_next(asked, page)
+        request = machines.aggregatedList_next(request, page)
     return {"machines": found, "answered": ["GCP"], "denied": {}, "silent": {}, "labels": True}
 
 
@@ -121,7 +121,7 @@ def _on_lambda(name: str, label: str) -> Json:
 
 
 def _on_runpod(name: str, label: str) -> Json:
-    rows = [(pod, said["name"], said["status"], "pod") for pod, said in runpod_pods().items()]
+    rows = [(pod, details["name"], details["status"], "pod") for pod, details in runpod_pods().items()]
     return _without_labels("RunPod", name, rows)
 
 

@@ -130,8 +130,8 @@ def _dry_run(client: Any, request: Json) -> None:
     except errors.ClientError as error:
         if denied(error):
             raise
-        said = error.response["Error"]
-        if "IamInstanceProfile" in request and "iam" in said["Message"].lower():
+        aws_error = error.response["Error"]
+        if "IamInstanceProfile" in request and "iam" in aws_error["Message"].lower():
             # SkyPilot could not make that profile; the rest of the request tells whether more is refused.
             _dry_run(client, {name: value for name, value in request.items() if name != "IamInstanceProfile"})
 

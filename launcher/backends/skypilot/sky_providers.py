@@ -52,9 +52,9 @@ def candidates(cluster: str, gpus: str, infra: list[str], accounts: Json | None 
         kind: Any = registry.CLOUD_REGISTRY.from_str(cloud)
         name = common_utils.make_cluster_name_on_cloud(cluster, kind.max_cluster_name_length())
         provider = {"name": repr(kind), "cluster": cluster, "cluster_on_cloud": name}
-        asked = [provider | {"config": config} for config in configs]
+        configured = [provider | {"config": config} for config in configs]
         # Two places of a cloud may share one list: its machines would be ended twice.
-        found["providers"] += [one for one in asked if one not in found["providers"]]
+        found["providers"] += [one for one in configured if one not in found["providers"]]
     return found
 
 
@@ -96,15 +96,15 @@ def instances(providers: list[Json], accounts: Json | None = None) -> Json:
     answered, if it is not the cluster's own by `accounts` (one cloud, one account).
     """
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        said = list(pool.map(_answer, providers))
+        answers = list(pool.map(_answer, providers))
         # Where something is listed there is nothing to doubt.
-        doubted = [denied or found == [] for found, _, denied in said]
+        doubted = [denied or found == [] for found, _, denied in answers]
         clouds = [_cloud(one) if doubt else "" for one, doubt in zip(providers, doubted, strict=True)]
         names = sorted(set(clouds))
         answer = pool.map(lambda cloud: sky_identity.other_account(cloud, accounts or {}), names)
         answering = dict(zip(names, answer, strict=True))
     others = [answering[cloud] for cloud in clouds]
-    lists, why, denied = ([one[part] for one in said] for part in range(3))
+    lists, why, denied = ([one[part] for one in answers] for part in range(3))
     return {"instances": lists, "refused": why, "denied": denied, "others": others}
 
 
@@ -141,15 +141,15 @@ def _states_on_gcp(cluster: str, config: Json) -> dict[str, str]:
 
     machines: Any = GCPComputeInstance.load_resource().instances()
     label = f"labels.{TAG_RAY_CLUSTER_NAME} = {cluster}"
-    asked = machines.list(project=config["project_id"], zone=config["availability_zone"], filter=label)
+    request = machines.list(project=config["project_id"], zone=config["availability_zone"], filter=label)
     found: dict[str, str] = {}
-    while asked is not None:
-        page = asked.execute(num_retries=GOOGLE_ATTEMPTS)
+    while request is not None:
+        page = request.execute(num_retries=GOOGLE_ATTEMPTS)
         warning = page.get("warning", {}).get("code", "NO_RESULTS_ON_PAGE")
         if warning != "NO_RESULTS_ON_PAGE":
             raise RuntimeError(f"the list of {config['availability_zone']} is incomplete: {warning}")
         found |= {machine["name"]: machine["status"] for machine in page.get("items", [])}
-        asked = machines.list_next(asked, page)
+        request = machines.list_next(request, page)
     return found
 
 
@@ -179,7 +179,7 @@ def _states_on_lambda(cluster: str, config: Json) -> dict[str, str]:
 
 def _states_on_runpod(cluster: str, config: Json) -> dict[str, str]:
     pods = runpod_pods().items()
-    return {pod: said["status"] for pod, said in pods if _is_of(cluster, said["name"])}
+    return {pod: details["status"] for pod, details in pods if _is_of(cluster, details["name"])}
 
 
 def _is_of(cluster: str, name: str | None) -> bool:

@@ -68,7 +68,7 @@ class SshHost:
 
     def login(self) -> dict[str, str]:
         """Address, user and key as ssh's configuration has them, also for the user's own ssh."""
-        said = {
+        options = {
             "HostName": self.address,
             "User": self.user,
             "Port": str(self.port),
@@ -80,12 +80,12 @@ class SshHost:
             "StrictHostKeyChecking": "accept-new",
             "UpdateHostKeys": "no",
         }
-        return said if self.proxy_command is None else said | {"ProxyCommand": self.proxy_command}
+        return options if self.proxy_command is None else options | {"ProxyCommand": self.proxy_command}
 
     def options(self) -> list[str]:
         """ssh's options, and scp's: complete, so that nothing comes from the user's configuration."""
-        said = {**_UNATTENDED, **self.login()}
-        return ["-F", "/dev/null", *(word for key in said for word in ("-o", f"{key}={said[key]}"))]
+        options = {**_UNATTENDED, **self.login()}
+        return ["-F", "/dev/null", *(word for key in options for word in ("-o", f"{key}={options[key]}"))]
 
     def configuration(self, *names: str) -> str:
         """The login as a block of ssh's configuration, under these names."""
@@ -101,8 +101,8 @@ class SshHost:
         return ["ssh", *flags, *self.options(), self.address, *remote]
 
 
-def _block(names: Iterable[str], said: Mapping[str, str]) -> str:
-    lines = [f"Host {' '.join(names)}", *(f"  {key} {value}" for key, value in said.items())]
+def _block(names: Iterable[str], options: Mapping[str, str]) -> str:
+    lines = [f"Host {' '.join(names)}", *(f"  {key} {value}" for key, value in options.items())]
     return "\n".join(lines) + "\n"
 
 
@@ -181,9 +181,9 @@ class Link:
             self._end_ssh()
             if self._closing.is_set():
                 return
-            said = self._error_tail()
-            if any(mark in said for mark in (*_CHANGED, *_REFUSED)):
-                self._failure = _failure(self._host, said)
+            stderr_text = self._error_tail()
+            if any(mark in stderr_text for mark in (*_CHANGED, *_REFUSED)):
+                self._failure = _failure(self._host, stderr_text)
                 return
             # At once after a link that worked; a machine that cannot be reached is not hammered.
             pause = _PAUSE_SECONDS if answered else min(2 * pause, _MAX_PAUSE_SECONDS)
@@ -269,19 +269,19 @@ class Link:
             return ""
 
 
-def _failure(host: SshHost, said: str) -> LaunchError:
+def _failure(host: SshHost, stderr_text: str) -> LaunchError:
     """ssh's error output as one of our errors."""
-    if any(mark in said for mark in _CHANGED):
+    if any(mark in stderr_text for mark in _CHANGED):
         return PreflightError(
             f"{host.address} may be a different machine: its host key has changed",
             "another machine has its address now, or someone intercepts the connection",
             f"launch down RUN  # if you replaced the machine yourself: rm {host.known_hosts}",
         )
-    return _connection_lost(host, said)
+    return _connection_lost(host, stderr_text)
 
 
-def _connection_lost(host: SshHost, said: str) -> LaunchError:
-    lines = [line.strip() for line in said.splitlines() if line.strip()]
+def _connection_lost(host: SshHost, stderr_text: str) -> LaunchError:
+    lines = [line.strip() for line in stderr_text.splitlines() if line.strip()]
     return JobFailed(
         f"{host.address} cannot be reached by ssh",
         lines[-1] if lines else "ssh printed nothing",

@@ -64,14 +64,14 @@ class RemoteFolder:
         if time.monotonic() - self._looked_at < self._look_after:
             return
         names = " ".join(_STATES)
-        said = self.shell(
+        archive = self.shell(
             f"cd {shlex.quote(self.there)} && touch lease && rm -rf .look && mkdir -p .look/logs &&"
             f' for log in logs/*.log; do test -f "$log" && tail -c {_LOG_BYTES} "$log" >".look/$log"; done;'
             f" cp {names} .look/ 2>/dev/null; tar -C .look -cf - .",
             "read its state",
             bound_seconds=_REFRESH_SECONDS,
         )
-        _unpack(said, self.here)
+        _unpack(archive, self.here)
         self._look_after = min(2 * self._look_after, _MAX_REFRESH_INTERVAL_SECONDS)
         self._looked_at = time.monotonic()
 

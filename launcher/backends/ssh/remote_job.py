@@ -131,8 +131,8 @@ class RemoteJob:
             offset=self._heard_bytes + 1,
             log=f"{self._folder}/logs/{self._name}.log",
         )
-        said = self._remote.shell(watch, f"check {self._name}", bound_seconds=_POLL_TIMEOUT_SECONDS)
-        code, _, heard = said.partition(b"\n")
+        output = self._remote.shell(watch, f"check {self._name}", bound_seconds=_POLL_TIMEOUT_SECONDS)
+        code, _, heard = output.partition(b"\n")
         self._heard_bytes += len(heard)
         self._save_log(heard)
         *whole, self._rest = (self._rest + heard).split(b"\n")

@@ -61,7 +61,7 @@ class RemoteLog:
         lost_at: float | None = None
         while True:
             begun, before = time.monotonic(), self._shown_bytes
-            code, said = self._read_once()
+            code, last_line = self._read_once()
             if code == 0 or (self._follow and self._machine_state() != "up"):
                 return
             now = time.monotonic()
@@ -70,7 +70,7 @@ class RemoteLog:
             lost = code == _SSH_FAILED or code < 0  # ssh itself failed, or was killed
             if not lost or now - lost_at > lost_seconds:
                 raise JobFailed(
-                    f"the log of {self._host.address} cannot be read any further", said, self._again
+                    f"the log of {self._host.address} cannot be read any further", last_line, self._again
                 )
             time.sleep(_PAUSE_SECONDS)
 
@@ -80,9 +80,12 @@ class RemoteLog:
         following = " -F" if self._follow else ""
         tail = f"tail -c +{self._shown_bytes + 1}{following} {self._path}"
         # A file, because a process that ssh started and left behind would keep a pipe open.
-        with tempfile.TemporaryFile() as said:
+        with tempfile.TemporaryFile() as stderr_file:
             reader = subprocess.Popen(
-                self._host.command("--", tail), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=said
+                self._host.command("--", tail),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=stderr_file,
             )
             try:
                 ended = self._show_all(reader)
@@ -91,8 +94,8 @@ class RemoteLog:
                 code = reader.wait()
                 assert reader.stdout is not None  # a pipe, as asked for
                 reader.stdout.close()
-            said.seek(0)
-            lines = said.read().decode(errors="replace").strip().splitlines()
+            stderr_file.seek(0)
+            lines = stderr_file.read().decode(errors="replace").strip().splitlines()
         return (code if ended else 0), lines[-1] if lines else f"ssh ended with code {code}"
 
     def _show_all(self, reader: subprocess.Popen[bytes]) -> bool:

@@ -138,25 +138,25 @@ def _digest(file: BinaryIO, count: int) -> str | None:
     return digest.hexdigest()
 
 
-def main(asked: dict[str, Any]) -> None:
+def main(request: dict[str, Any]) -> None:
     """Alone: of a launch that was killed a moment ago one may still be at work here."""
     with open(f"{OUT}.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        _print_answer(asked)
+        _print_answer(request)
 
 
-def _print_answer(asked: dict[str, Any]) -> None:
-    files = stage(int(asked["newest"]))
+def _print_answer(request: dict[str, Any]) -> None:
+    files = stage(int(request["newest"]))
     journals, texts = [], []
-    for name, (known, sha256) in asked["journals"].items():
+    for name, (known, sha256) in request["journals"].items():
         try:
             at, text = new_lines(name, known, sha256)
         except OSError:
             continue
         journals.append([name, at, len(text)])
         texts.append(text)
-    said = json.dumps({"files": files, "journals": journals})
-    sys.stdout.buffer.write(said.encode() + b"\n" + b"".join(texts))
+    header = json.dumps({"files": files, "journals": journals})
+    sys.stdout.buffer.write(header.encode() + b"\n" + b"".join(texts))
 
 
 if __name__ == "__main__":

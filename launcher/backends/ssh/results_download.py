@@ -107,17 +107,18 @@ class ResultsDownload:
         """Stage the files there and append the journals here. Returns the sizes of the files to copy, by
         path."""
         here = self.remote.here
-        asked = {
+        request = {
             "newest": newest,
             "journals": {name: journals.known_prefix(here / name) for name in JOURNALS},
         }
-        said = self.remote.shell(
-            f"umask 077 && cd {shlex.quote(self.remote.there)} && python3 - {shlex.quote(json.dumps(asked))}",
+        reply = self.remote.shell(
+            f"umask 077 && cd {shlex.quote(self.remote.there)} &&"
+            f" python3 - {shlex.quote(json.dumps(request))}",
             "list its files",
             _STAGING_SCRIPT,
             _STAGING_SECONDS,
         )
-        line, _, texts = said.partition(b"\n")
+        line, _, texts = reply.partition(b"\n")
         try:
             told = json.loads(line)
             files = {_checked_path(name): max(0, int(size)) for name, size in told["files"].items()}

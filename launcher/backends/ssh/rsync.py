@@ -61,11 +61,11 @@ class TransferProgress:
 
     def describe(self) -> str:
         """ "120 MB of 450 MB, 2.4 MB/s, 2m 20s left"."""
-        said = f"{disk.format_bytes(self.bytes)} of {disk.format_bytes(max(self.of, self.bytes))}"
+        text = f"{disk.format_bytes(self.bytes)} of {disk.format_bytes(max(self.of, self.bytes))}"
         if self.bytes_per_second <= 0:
-            return said
+            return text
         left = max(0, self.of - self.bytes) / self.bytes_per_second
-        return f"{said}, {format_rate(self.bytes_per_second)}, {format_duration(left)} left"
+        return f"{text}, {format_rate(self.bytes_per_second)}, {format_duration(left)} left"
 
 
 def ignore_progress(moved: TransferProgress) -> None:
@@ -103,12 +103,12 @@ def run(arguments: list[str], folder: Path, copy: Transfer) -> TransferProgress:
         command.append(f"--bwlimit={max(1, round(copy.rate / 1024))}")
     # A file, because a process that ssh started and left behind would keep a pipe open.
     with (
-        tempfile.TemporaryFile() as said,
+        tempfile.TemporaryFile() as stderr_file,
         subprocess.Popen(
             [*command, *arguments],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
-            stderr=said,
+            stderr=stderr_file,
             cwd=folder,
             start_new_session=True,  # a Ctrl-C is for us: results go on coming home after the first
         ) as rsync,
@@ -118,8 +118,10 @@ def run(arguments: list[str], folder: Path, copy: Transfer) -> TransferProgress:
             ended = watched.until_its_end()
         finally:  # interrupted as well: it must not go on alone
             _end(rsync)
-        said.seek(0)
-        lines = [line.strip() for line in said.read().decode(errors="replace").splitlines() if line.strip()]
+        stderr_file.seek(0)
+        lines = [
+            line.strip() for line in stderr_file.read().decode(errors="replace").splitlines() if line.strip()
+        ]
     if ended is not None:
         raise RsyncError(ended, lost=not copy.stopped())
     code = rsync.returncode
@@ -204,7 +206,7 @@ def _end(rsync: subprocess.Popen[bytes]) -> None:
 @functools.cache
 def _progress_options() -> tuple[str, ...]:
     """The options by which rsync reports its progress; macOS's rsync has none."""
-    said = subprocess.run(["rsync", "--version"], capture_output=True, text=True, errors="replace").stdout
-    version = re.match(r"rsync\s+version (\d+)\.(\d+)", said)
+    output = subprocess.run(["rsync", "--version"], capture_output=True, text=True, errors="replace").stdout
+    version = re.match(r"rsync\s+version (\d+)\.(\d+)", output)
     able = version is not None and (int(version[1]), int(version[2])) >= (3, 1)
     return ("--info=progress2", "--no-inc-recursive") if able else ()

@@ -64,8 +64,8 @@ def measure_routes(run: Session, task: dict[str, Any]) -> dict[str, Any]:
         {"role": "system", "content": task["system"]},
         {"role": "user", "content": task["user"].replace("{english}", _PHRASE)},
     ]
-    asked = {"max_tokens": _ANSWER_TOKENS, "ignore_eos": True, "temperature": 1.0}
-    body = {"model": "base", "messages": messages, **asked}
+    sampling = {"max_tokens": _ANSWER_TOKENS, "ignore_eos": True, "temperature": 1.0}
+    body = {"model": "base", "messages": messages, **sampling}
     # The gateway's request to its engine: without these there is nothing to train on.
     evidence = {"logprobs": True, "return_token_ids": True}
     ways = {
@@ -89,11 +89,11 @@ def measure_routes(run: Session, task: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-async def _alternating(ways: dict[str, _Route], key: str, asked: dict[str, int]) -> None:
+async def _alternating(ways: dict[str, _Route], key: str, load: dict[str, int]) -> None:
     for way in ways.values():
-        await way.ask(key, asked["concurrent"], asked["concurrent"])
-    for _ in range(asked["rounds"]):
+        await way.ask(key, load["concurrent"], load["concurrent"])
+    for _ in range(load["rounds"]):
         for way in ways.values():
-            way.rates.append((await way.ask(key, asked["each_round"], asked["concurrent"]))[0])
+            way.rates.append((await way.ask(key, load["each_round"], load["concurrent"]))[0])
         for way in ways.values():
-            way.milliseconds += (await way.ask(key, asked["single"], 1))[1]
+            way.milliseconds += (await way.ask(key, load["single"], 1))[1]

@@ -168,11 +168,11 @@ def _log_ignored(
             f"init(host={host!r}, port={port!r}) changes nothing: the run answers on "
             f"{found['host']}:{found['port']}, and only on this computer"
         )
-    asked = {
+    requested = {
         "init(storage_path=…)": storage_path,
         found["config_path"]: _configured_storage(found["config_path"]),
     }
-    for whose, folder in asked.items():
+    for whose, folder in requested.items():
         if folder is not None and folder != found["storage_path"]:
             log_once(f"{whose} names {folder}; the results are in the run's folder, {found['storage_path']}")
     if others:

@@ -44,10 +44,10 @@ class SlipwayBackend:
     @classmethod
     async def initialize_cluster(cls, cluster_name: str | None = None, **others: Any) -> Self:
         """The run that this program is in: `launch` has rented its machine."""
-        asked = "".join(
+        details = "".join(
             f", {name}={value!r}" for name, value in others.items() if name in ("gpu", "resources")
         )
-        log_once(f"the run is launch's, and so is its cluster (asked for was {cluster_name!r}{asked})")
+        log_once(f"the run is launch's, and so is its cluster (asked for was {cluster_name!r}{details})")
         return await asyncio.to_thread(cls)
 
     # ------------------------------------------------------------------ calls that end nothing

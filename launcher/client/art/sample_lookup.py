@@ -21,16 +21,16 @@ def look_up_samples(session: Session, trajectory_groups: Sequence[Any]) -> dict[
     No request is made if every choice has its name.
     """
     histories = [*_histories(trajectory_groups)]
-    asked = [history for history in histories if any(map(_has_no_sample, history))]
-    if not asked:
+    unnamed = [history for history in histories if any(map(_has_no_sample, history))]
+    if not unnamed:
         return {}
     choices = [entry for history in histories for entry in history if is_choice(entry)]
     named = [name for name in map(sample_of, choices) if name is not None]
-    body = {"conversations": [*map(_conversation, asked)], "named": named}
+    body = {"conversations": [*map(_conversation, unnamed)], "named": named}
     found = post(session, "/slipway/samples/lookup", body)["samples"]
     return {
         id(choice): sample
-        for history, samples in zip(asked, found, strict=True)
+        for history, samples in zip(unnamed, found, strict=True)
         for choice, sample in zip(filter(_has_no_sample, history), samples, strict=True)
         if sample is not None
     }

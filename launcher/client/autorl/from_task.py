@@ -58,7 +58,7 @@ class AutoRL:
 class AutoRLStart:
     """The scenarios and the held-out answers from before the first step."""
 
-    asked: list[Any]
+    arguments: list[Any]
     scenarios: Scenarios
     before: list[str]
 
@@ -95,11 +95,11 @@ async def autorl(
     tries = tries or Tries()
     answering = PolicySampler(run, task, at_once)
     state = await asyncio.to_thread(run.read_state)
-    begun = _load_start(run.run_dir, asked := [task, n, validation, seed])
+    begun = _load_start(run.run_dir, arguments := [task, n, validation, seed])
     if begun is None:
         sampled = {"extra_litellm_params": extra_litellm_params, "tries": tries}
         wrote = await scenarios(task, n, judge, validation=validation, seed=seed, **sampled)
-        begun = AutoRLStart(asked, wrote, await answering.greedy_answers(wrote.validation))
+        begun = AutoRLStart(arguments, wrote, await answering.greedy_answers(wrote.validation))
         _save_start(run.run_dir, begun)
         state = {}
     score = _RulerScorer(judge, extra_litellm_params, rubric, tries)
@@ -172,21 +172,22 @@ def _report_verdict(run: Session, verdict: BeforeAfter) -> None:
         )
 
 
-def _load_start(folder: Path | None, asked: list[Any]) -> AutoRLStart | None:
+def _load_start(folder: Path | None, arguments: list[Any]) -> AutoRLStart | None:
     """The start of an earlier life of this program, if its arguments were the same."""
     try:
         saved = json.loads((folder / START_FILE).read_text()) if folder is not None else None
     except (OSError, ValueError):
         return None
-    if saved is None or saved["asked"] != asked:
+    if saved is None or saved["asked"] != arguments:
         return None
     wrote = saved["scenarios"]
-    return AutoRLStart(asked, Scenarios(**wrote | {"usage": Usage(**wrote["usage"])}), saved["before"])
+    return AutoRLStart(arguments, Scenarios(**wrote | {"usage": Usage(**wrote["usage"])}), saved["before"])
 
 
 def _save_start(folder: Path | None, begun: AutoRLStart) -> None:
     if folder is None:
         return
+    content = {"asked": begun.arguments, "scenarios": asdict(begun.scenarios), "before": begun.before}
     part = folder / f".{START_FILE}"
-    part.write_text(json.dumps(asdict(begun), indent=1))
+    part.write_text(json.dumps(content, indent=1))
     part.replace(folder / START_FILE)

@@ -37,8 +37,8 @@ class PolicySampler:
 
     async def greedy_answers(self, scenarios: Sequence[str]) -> list[str]:
         """The likeliest answers of the policy as it is now; nothing of it can be trained."""
-        asked = (self._ask(one, {PURPOSE_HEADER: "eval"}, {"temperature": 0}) for one in scenarios)
-        return [message_of(choice)["content"] for choice in await asyncio.gather(*asked)]
+        requests = (self._ask(one, {PURPOSE_HEADER: "eval"}, {"temperature": 0}) for one in scenarios)
+        return [message_of(choice)["content"] for choice in await asyncio.gather(*requests)]
 
     def _messages(self, scenario: str) -> list[dict[str, Any]]:
         return [{"role": "system", "content": self._task}, {"role": "user", "content": scenario}]

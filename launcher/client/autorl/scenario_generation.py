@@ -75,9 +75,9 @@ async def scenarios(
     for _ in range(math.ceil(n / _BATCH_SIZE) + _EXTRA_REQUESTS):
         if len(found) >= n:
             break
-        asked = _build_question(task, min(_BATCH_SIZE, n - len(found)), found.values())
+        messages = _build_question(task, min(_BATCH_SIZE, n - len(found)), found.values())
         texts, took = await ask_with_retries(
-            judge, asked, _RESPONSE_FORMAT, _parse_scenarios, tries or Tries()
+            judge, messages, _RESPONSE_FORMAT, _parse_scenarios, tries or Tries()
         )
         usage += took
         for text in texts:

@@ -1,11 +1,12 @@
-"""Tells whether requests outside any rollout may be trained: only while a job of DSPy's own GRPO samples.
+"""The job of DSPy's own GRPO that a request is made for, in a context variable: its requests can be trained.
 
-An untagged request is an evaluation, a prompt optimizer's attempt or a judge's: never training material, and
-never a match for a group given as text (C48). The exception is the LM that a ReinforceJob trains, while it
-does, because DSPy's GRPO tags nothing. Its own validations use that same LM. The only difference from its
-rollouts is that a group means the newest answer, and each answer only once.
-Neighbours: `reinforce_job.py` begins and ends it, `lm.py` knows the calling LM, `engine.py` asks here. Knows
-nothing of HTTP, steps or programs.
+A request without rollout tags is an evaluation, a prompt optimizer's attempt or a judge's. It is never
+trained, and never matched with a group that is given as text (C48). The exception is the LM of a
+ReinforceJob, as long as the job trains it, because DSPy's GRPO tags nothing. The job's own validations use
+the same LM. Only the matching tells them from its rollouts: a group takes the newest answer, and each answer
+once.
+Neighbours: `reinforce_job.py` begins and ends a job, `lm.py` sets the variable for its LM's requests,
+`engine.py` reads it. Knows nothing of HTTP, steps or programs.
 """
 
 from __future__ import annotations
@@ -19,10 +20,12 @@ from typing import Any
 
 @dataclass
 class ActiveGrpoJob:
-    """A job that samples now. Copies of its LM made meanwhile share it; BestOfN makes some within a rollout.
+    """A ReinforceJob that has begun. Copies of its LM share it, such as those that BestOfN makes in a
+    rollout.
 
-    `sampling_overrides` replace the LM's settings: trained answers come from the policy's own distribution
-    (C9).
+    `sampling_overrides`: request fields, such as the temperature, that replace the LM's own, because trained
+    answers come from the policy's own distribution (C9). `is_over`: the job has ended, and copies of its LM
+    that are still there sample as any other LM does.
     """
 
     sampling_overrides: Mapping[str, Any] = field(default_factory=dict)
@@ -33,14 +36,14 @@ _calling_job: ContextVar[ActiveGrpoJob | None] = ContextVar("slipway_grpo_job", 
 
 
 def active_job() -> ActiveGrpoJob | None:
-    """The job that a request made here and now is sampled for, or None."""
+    """The job of the LM whose request is being made in this context; None outside a job, or after its end."""
     job = _calling_job.get()
     return None if job is None or job.is_over else job
 
 
 @contextmanager
 def requests_of_job(job: ActiveGrpoJob | None) -> Iterator[None]:
-    """Requests in this block come from an LM that belongs to this job, or to none."""
+    """Requests in this block are made by this job's LM; None: by an LM that no job trains."""
     token = _calling_job.set(job)
     try:
         yield

@@ -32,8 +32,8 @@ def resolve_for_job(
 
     Raises the errors of `resolve`: TrainingFailed if the run would have to be another one.
     """
-    asked = {name: value for name, value in train_kwargs.items() if name not in _READ_BY_JOBS}
-    found = resolve(session.connection, asked, steps, strict=False)
+    kwargs = {name: value for name, value in train_kwargs.items() if name not in _READ_BY_JOBS}
+    found = resolve(session.connection, kwargs, steps, strict=False)
     for note in found.notes:
         say(note)
     return found

@@ -144,8 +144,10 @@ class PolicyLM(dspy.LM):
         # Today's answers are not tomorrow's.
         if self.model != BASE_MODEL and parse_version(self.model) is None:
             return {**kwargs, "cache": False}
-        asked = kwargs.get("rollout_id", self.kwargs.get("rollout_id"))
-        key = json.dumps([self.session.run_id, self.policy.extra_body, asked], sort_keys=True, default=str)
+        rollout_id = kwargs.get("rollout_id", self.kwargs.get("rollout_id"))
+        key = json.dumps(
+            [self.session.run_id, self.policy.extra_body, rollout_id], sort_keys=True, default=str
+        )
         return {**kwargs, "rollout_id": int(hashlib.sha256(key.encode()).hexdigest()[:12], 16)}
 
     def _warn_zero_temp_rollout(self, temperature: float | None, rollout_id: Any) -> None:

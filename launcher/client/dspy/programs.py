@@ -116,14 +116,16 @@ def sampling_warnings(policies: Sequence[PolicyLM], temperature: float) -> list[
     """Warnings for an LM's settings that rollouts do not apply: they sample from the policy as it is (C9)."""
     notes = []
     for policy in policies:
-        asked = {name: value for name, value in policy.kwargs.items() if value is not None}
-        asked |= policy.policy.extra_body
-        if asked.get("temperature") not in (None, temperature):
+        lm_settings = {name: value for name, value in policy.kwargs.items() if value is not None}
+        lm_settings |= policy.policy.extra_body
+        if lm_settings.get("temperature") not in (None, temperature):
             notes.append(
-                f"rollouts sample at temperature {temperature:g}, not the LM's {asked['temperature']}"
+                f"rollouts sample at temperature {temperature:g}, not the LM's {lm_settings['temperature']}"
             )
         narrowing = [
-            f"{name}={asked[name]}" for name in NEUTRAL_VALUES if not is_neutral(name, asked.get(name))
+            f"{name}={lm_settings[name]}"
+            for name in NEUTRAL_VALUES
+            if not is_neutral(name, lm_settings.get(name))
         ]
         if narrowing:
             notes.append(f"rollouts sample without {', '.join(narrowing)}: these change the distribution")
@@ -162,9 +164,9 @@ def _default_lm(configured: Any, session: Session) -> tuple[PolicyLM | None, str
 
 
 def _settings_text(lm: PolicyLM) -> str:
-    asked = {name: value for name, value in lm.kwargs.items() if value is not None}
-    asked |= lm.policy.extra_body
-    return ", ".join(f"{name}={value}" for name, value in asked.items()) or "default settings"
+    lm_settings = {name: value for name, value in lm.kwargs.items() if value is not None}
+    lm_settings |= lm.policy.extra_body
+    return ", ".join(f"{name}={value}" for name, value in lm_settings.items()) or "default settings"
 
 
 def _policy_for(lm: Any, session: Session) -> tuple[PolicyLM | None, str | None]:

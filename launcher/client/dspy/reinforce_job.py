@@ -244,15 +244,15 @@ class SlipwayReinforceJob(ReinforceJob):
 
     def _temperature(self) -> float:
         """The temperature of its rollouts: that of train_kwargs, or the LM's."""
-        asked = self._resolved.sampling.get("temperature", self.lm.kwargs.get("temperature"))
-        if asked is None:
+        temperature = self._resolved.sampling.get("temperature", self.lm.kwargs.get("temperature"))
+        if temperature is None:
             return 1.0
-        if not 0 < asked <= 2:
+        if not 0 < temperature <= 2:
             raise ValueError(
-                f"temperature {asked:g}: the rollouts of a group would all be the same. "
+                f"temperature {temperature:g}: the rollouts of a group would all be the same. "
                 'Give the LM another, or train_kwargs={"temperature": 1.0}'
             )
-        return float(asked)
+        return float(temperature)
 
 
 def _new_ids(count: int) -> list[int]:

@@ -106,12 +106,14 @@ class Rolled:
         return [it for it in self.finished if it.outcome not in ("lost", "overdue")]
 
 
-def max_extra_rollouts(asked: bool | int, rollouts: int) -> int:
+def max_extra_rollouts(dynamic_sampling: bool | int, rollouts: int) -> int:
     """The number of rollouts that a step may have besides its own: none by default, whatever the loss.
 
     `rollouts`: the step's own. A number given by the user is the bound itself.
     """
-    return (_MAX_EXTRA_FACTOR * rollouts if asked else 0) if isinstance(asked, bool) else asked
+    if isinstance(dynamic_sampling, bool):
+        return _MAX_EXTRA_FACTOR * rollouts if dynamic_sampling else 0
+    return dynamic_sampling
 
 
 def sampling_notes(sampling: Sampling, steps: int, examples: int) -> list[str]:

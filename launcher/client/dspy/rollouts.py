@@ -286,11 +286,11 @@ class _OncePerMessage(logging.Filter):
 
     def __init__(self) -> None:
         super().__init__()
-        self._said: set[object] = set()
+        self._seen: set[object] = set()
 
     def filter(self, record: logging.LogRecord) -> bool:
-        known = record.msg in self._said
-        self._said.add(record.msg)
+        known = record.msg in self._seen
+        self._seen.add(record.msg)
         return record.levelno >= logging.ERROR or not known
 
 

@@ -36,8 +36,8 @@ def _message(entry: Any, calls: dict[str, str]) -> dict[str, Any]:
     message = get_field(entry, "message") if is_choice(entry) else entry
     role = "assistant" if is_choice(entry) else get_field(message, "role")
     shown: dict[str, Any] = {"role": str(role), "content": _content(get_field(message, "content"))}
-    if asked := get_field(message, "tool_calls"):
-        shown["tool_calls"] = [_call(one, calls) for one in asked]
+    if tool_calls := get_field(message, "tool_calls"):
+        shown["tool_calls"] = [_call(one, calls) for one in tool_calls]
     if (answers := get_field(message, "tool_call_id")) is not None:
         shown["answers"] = _numbered_call(str(answers), calls)
     if name := get_field(message, "name"):

@@ -90,8 +90,8 @@ class HttpJudge:
 
 def chat_body(model: str, messages: Messages, response_format: Mapping[str, Any] | None) -> dict[str, Any]:
     """A request's body."""
-    asked: dict[str, Any] = {"model": model, "messages": list(messages)}
-    return asked if response_format is None else asked | {"response_format": response_format}
+    body: dict[str, Any] = {"model": model, "messages": list(messages)}
+    return body if response_format is None else body | {"response_format": response_format}
 
 
 def parse_response(response: httpx.Response, name: str, api_key: str = "") -> JudgeReply:

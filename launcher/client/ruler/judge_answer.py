@@ -69,15 +69,15 @@ def _validate(found: Mapping[str, Any], ids: Sequence[str]) -> dict[str, JudgeSc
         raise AnswerUnusable("its scores are no list")
     scores: dict[str, JudgeScore] = {}
     for entry in entries:
-        said = entry.get("trajectory_id") if isinstance(entry, Mapping) else None
-        name = said.strip() if isinstance(said, str) else ""
+        trajectory_id = entry.get("trajectory_id") if isinstance(entry, Mapping) else None
+        name = trajectory_id.strip() if isinstance(trajectory_id, str) else ""
         if name not in ids:
             raise AnswerUnusable("it scores an id that no trajectory has")
         if name in scores:
             raise AnswerUnusable(f"it scores {name} twice")
         explanation = entry.get("explanation")
-        said = explanation[:_MAX_EXPLANATION_CHARACTERS] if isinstance(explanation, str) else ""
-        scores[name] = JudgeScore(_score_value(entry.get("score"), name), said)
+        shortened = explanation[:_MAX_EXPLANATION_CHARACTERS] if isinstance(explanation, str) else ""
+        scores[name] = JudgeScore(_score_value(entry.get("score"), name), shortened)
     if missing := [name for name in ids if name not in scores]:
         raise AnswerUnusable(f"it has no score for {', '.join(missing)}")
     return scores

@@ -29,10 +29,10 @@ class Tries:
     answer_seconds: float = 600.0
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
 
-    def pause_after(self, attempt: int, asked: float | None) -> float:
+    def pause_after(self, attempt: int, retry_after_seconds: float | None) -> float:
         """Seconds to wait after this try, the first is 0. Those that failed together come back apart."""
         pause = self.first_pause_seconds * 2**attempt * (1 + random.random() / 4)
-        return min(max(pause, asked or 0.0), self.longest_pause_seconds)
+        return min(max(pause, retry_after_seconds or 0.0), self.longest_pause_seconds)
 
 
 async def ask_with_retries(
@@ -51,7 +51,7 @@ async def ask_with_retries(
     reasons: list[str] = []
     problem: str | None = None
     for attempt in range(tries.most):
-        asked = None
+        retry_after_seconds = None
         try:
             answer = await asyncio.wait_for(
                 judge.ask(_with_feedback(messages, problem), form, tries.answer_seconds), tries.answer_seconds
@@ -64,7 +64,7 @@ async def ask_with_retries(
             reasons.append(problem)
         except RetryableError as error:
             usage += Usage(1)
-            asked = error.seconds
+            retry_after_seconds = error.seconds
             reasons.append(str(error))
         except TimeoutError:  # it may be at work on it all the same, for money
             usage += Usage(1, cost=None)
@@ -74,7 +74,7 @@ async def ask_with_retries(
             reasons.append(str(error))
             break
         if attempt + 1 < tries.most:
-            await tries.sleep(tries.pause_after(attempt, asked))
+            await tries.sleep(tries.pause_after(attempt, retry_after_seconds))
     count = "1 try" if len(reasons) == 1 else f"{len(reasons)} tries"
     raise JudgeFailed(
         f"The judge {judge.name} gave no usable answer in {count}", usage, "; ".join(dict.fromkeys(reasons))

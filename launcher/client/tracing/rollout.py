@@ -241,10 +241,10 @@ class _OpenRuns:
     def count_untagged(self, request: HttpRequest) -> None:
         """Count a request that is in no block on each run that it asks."""
         with self._lock:
-            asked = [it for it in self._runs.values() if _is_untagged(request, it)]
-            for run in asked:
+            runs = [it for it in self._runs.values() if _is_untagged(request, it)]
+            for run in runs:
                 run.untagged_requests += 1
-        for run in asked:
+        for run in runs:
             _log_once(run, _UNTAGGED_WARNING)
 
 

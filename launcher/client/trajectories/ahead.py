@@ -122,8 +122,9 @@ class _Bounds:
 
     def allows(self, extra: int, size: int) -> bool:
         """Whether a step that has so many extra rollouts may have a group of `size` more."""
-        asked = self.dynamic_sampling
-        most = _MAX_EXTRA_FACTOR * self.per_step * size * asked if isinstance(asked, bool) else asked
+        most = self.dynamic_sampling
+        if isinstance(most, bool):
+            most = _MAX_EXTRA_FACTOR * self.per_step * size if most else 0
         return extra + max(1, size) <= most
 
 

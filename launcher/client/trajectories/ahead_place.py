@@ -28,8 +28,8 @@ class Place:
         return {"steps": self.steps, "next": self.next, "again": sorted(self.again)}
 
     @classmethod
-    def of(cls, said: Mapping[str, Any] | None) -> Place:
+    def of(cls, saved: Mapping[str, Any] | None) -> Place:
         """Read the result of `to_dict`; the beginning for None. Raises ValueError for anything else."""
-        if said and not {"steps", "next", "again"} <= set(said):
-            raise ValueError(f"a place is the `groups.place` of a step, and this has {sorted(said)}")
-        return cls(said["steps"], said["next"], frozenset(said["again"])) if said else cls()
+        if saved and not {"steps", "next", "again"} <= set(saved):
+            raise ValueError(f"a place is the `groups.place` of a step, and this has {sorted(saved)}")
+        return cls(saved["steps"], saved["next"], frozenset(saved["again"])) if saved else cls()

@@ -44,11 +44,11 @@ class Choice:
     # Place → the parts of a call's name and of its arguments that have come.
     calls: dict[int, tuple[list[str], list[str]]] = field(default_factory=dict)
 
-    def take(self, asked: ParsedRequest, choice: dict[str, Any]) -> None:
+    def take(self, request: ParsedRequest, choice: dict[str, Any]) -> None:
         """Add the content of one choice, or of a part of one."""
         self.prompt_ids += choice.get("prompt_token_ids") or ()
         self.completion_ids += choice.get("token_ids") or ()
-        self.logprobs += _logprobs(asked, choice)
+        self.logprobs += _logprobs(request, choice)
         self.finish_reason = choice.get("finish_reason") or self.finish_reason
         message = choice.get("message", choice.get("delta"))
         message = {} if message is None else message
@@ -62,9 +62,9 @@ class Choice:
         """The calls it makes, whole."""
         return [content_key.Call(*map("".join, parts)) for _, parts in sorted(self.calls.items())]
 
-    def visible_calls(self, asked: ParsedRequest) -> list[content_key.Call]:
+    def visible_calls(self, request: ParsedRequest) -> list[content_key.Call]:
         """The calls that its client is given."""
-        return self.all_calls[:1] if asked.one_call else self.all_calls
+        return self.all_calls[:1] if request.one_call else self.all_calls
 
     def _take_call(self, place: int, part: dict[str, Any]) -> None:
         name, arguments = self.calls.setdefault(place, ([], []))
@@ -87,17 +87,17 @@ class Choice:
             self.has_output = True
 
 
-def _logprobs(asked: ParsedRequest, choice: dict[str, Any]) -> list[float | None]:
+def _logprobs(request: ParsedRequest, choice: dict[str, Any]) -> list[float | None]:
     given = choice.get("logprobs")
     if not given:
         return []
-    if asked.kind == "chat":
+    if request.kind == "chat":
         return [token.get("logprob") for token in given.get("content") or ()]
     return list(given.get("token_logprobs") or ())
 
 
 def samples(
-    asked: ParsedRequest,
+    request: ParsedRequest,
     choices: dict[int, Choice],
     engine: EngineFacts = UNKNOWN,
     turn: ChatTurn | None = None,
@@ -114,17 +114,17 @@ def samples(
             prompts.append(choice.prompt_ids)
         why_not = _OF_BASE if of_base else None
         if why_not is None:
-            why_not = why_not_trainable(asked.body, choice.completion_ids, choice.logprobs)
+            why_not = why_not_trainable(request.body, choice.completion_ids, choice.logprobs)
         if why_not is None:
             why_not = _prompt_not_trainable(choice.prompt_ids, engine)
-        name, calls = _content(asked, choice), choice.visible_calls(asked)
+        name, calls = _content(request, choice), choice.visible_calls(request)
         found.append(
             Sample(
-                id=_sample_id(asked, index),
+                id=_sample_id(request, index),
                 prompt=len(prompts) - 1,
                 completion_ids=choice.completion_ids,
                 logprobs=choice.logprobs,
-                finish_reason=_finish_reason(asked, choice, engine),
+                finish_reason=_finish_reason(request, choice, engine),
                 unscorable=why_not,
                 content=name,
                 around="" if name is None else content_key.surrounding_whitespace(choice.text),
@@ -135,8 +135,8 @@ def samples(
     return prompts, found
 
 
-def _sample_id(asked: ParsedRequest, index: int) -> str:
-    return f"{asked.id}:{index}"
+def _sample_id(request: ParsedRequest, index: int) -> str:
+    return f"{request.id}:{index}"
 
 
 def _prompt_not_trainable(prompt_ids: list[int], engine: EngineFacts) -> str | None:
@@ -151,54 +151,54 @@ def _prompt_not_trainable(prompt_ids: list[int], engine: EngineFacts) -> str | N
     return "doubled BOS" if doubled else None
 
 
-def _finish_reason(asked: ParsedRequest, choice: Choice, engine: EngineFacts) -> str | None:
+def _finish_reason(request: ParsedRequest, choice: Choice, engine: EngineFacts) -> str | None:
     """The way it ended. vLLM also reports "tool_calls" for an answer that made a call and was then cut off;
     one that ended by itself at the very limit counts as cut off."""
     if choice.finish_reason != "tool_calls":
         return choice.finish_reason
-    limit = asked.body.get("max_completion_tokens") or asked.body.get("max_tokens") or math.inf
+    limit = request.body.get("max_completion_tokens") or request.body.get("max_tokens") or math.inf
     if engine.context_length is not None:
         limit = min(limit, engine.context_length - len(choice.prompt_ids))
     return "length" if len(choice.completion_ids) >= limit else choice.finish_reason
 
 
-def _content(asked: ParsedRequest, choice: Choice) -> str | None:
+def _content(request: ParsedRequest, choice: Choice) -> str | None:
     """The name by content of an untagged answer."""
-    if asked.kind != "chat" or asked.tags.rollout is not None:
+    if request.kind != "chat" or request.tags.rollout is not None:
         return None
-    return content_key.key(asked.body["messages"], choice.text, choice.all_calls)
+    return content_key.key(request.body["messages"], choice.text, choice.all_calls)
 
 
-def question(asked: ParsedRequest) -> list[Any] | None:
+def question(request: ParsedRequest) -> list[Any] | None:
     """The question, for the record, if a client may name it by its parsed fields."""
-    is_named_by_content = asked.kind == "chat" and asked.tags.rollout is None
-    if not is_named_by_content or asked.tags.purpose != "train":
+    is_named_by_content = request.kind == "chat" and request.tags.rollout is None
+    if not is_named_by_content or request.tags.purpose != "train":
         return None
-    messages = asked.body["messages"]
+    messages = request.body["messages"]
     return messages if parsed_fields.may_have(messages) else None
 
 
-def _add_sample_name(asked: ParsedRequest, choice: dict[str, Any], version: int | None) -> None:
+def _add_sample_name(request: ParsedRequest, choice: dict[str, Any], version: int | None) -> None:
     """Add to a whole choice its sample's name and version, by which it can be rewarded."""
     if version is not None:
-        choice["slipway"] = {"sample": _sample_id(asked, choice["index"]), "version": version}
+        choice["slipway"] = {"sample": _sample_id(request, choice["index"]), "version": version}
 
 
-def _strip(asked: ParsedRequest, body: dict[str, Any], model: str) -> None:
+def _strip(request: ParsedRequest, body: dict[str, Any], model: str) -> None:
     """Keep the requested parts only, under the versioned name."""
     body["model"] = model
     choices = body.get("choices") or ()
     for part in (body, *choices):
-        if not asked.wants_ids:
+        if not request.wants_ids:
             for name in _IDS:
                 part.pop(name, None)
         for name in _EMPTY:
             if name in part and part[name] is None:
                 del part[name]
     for choice in choices:
-        if not asked.wants_logprobs and "logprobs" in choice:
+        if not request.wants_logprobs and "logprobs" in choice:
             choice["logprobs"] = None
-        if asked.one_call:
+        if request.one_call:
             _keep_first_call(choice.get("message", choice.get("delta")) or {})
 
 
@@ -226,7 +226,7 @@ def _copy(body: dict[str, Any], copies: int) -> None:
 class WholeAnswer:
     """A whole (not streamed) answer. `version`: the version in the names; None: its choices have no names."""
 
-    def __init__(self, asked: ParsedRequest, model: str, answer: bytes, version: int | None = None) -> None:
+    def __init__(self, request: ParsedRequest, model: str, answer: bytes, version: int | None = None) -> None:
         """Raises ApiError(502) when the engine's 200 holds no answer."""
         try:
             body = msgspec.json.decode(answer)
@@ -235,15 +235,15 @@ class WholeAnswer:
             raise ApiError(502, "the engine's answer is not a completion") from error
         if not given:
             raise ApiError(502, "the engine's answer has no choices")
-        _copy(body, asked.copies)
+        _copy(body, request.copies)
         self.choices: dict[int, Choice] = {}
         for choice in body["choices"]:
             collected = self.choices[choice["index"]] = Choice(list(body.get("prompt_token_ids") or ()))
-            collected.take(asked, choice)
-            if asked.kind == "chat":
+            collected.take(request, choice)
+            if request.kind == "chat":
                 _never_null(choice["message"])
-            _add_sample_name(asked, choice, version)
-        _strip(asked, body, model)
+            _add_sample_name(request, choice, version)
+        _strip(request, body, model)
         self.body = msgspec.json.encode(body)
 
 
@@ -256,8 +256,8 @@ def _never_null(message: dict[str, Any]) -> None:
 class StreamedAnswer:
     """A streamed answer (server-sent events), event by event. A choice's last event has its name."""
 
-    def __init__(self, asked: ParsedRequest, model: str, version: int | None = None) -> None:
-        self._asked = asked
+    def __init__(self, request: ParsedRequest, model: str, version: int | None = None) -> None:
+        self._request = request
         self._model = model
         self._version = version
         self._rest = b""
@@ -286,14 +286,14 @@ class StreamedAnswer:
         if "error" in body:
             self.error = payload
             return b""
-        _copy(body, self._asked.copies)
+        _copy(body, self._request.copies)
         self._prompt_ids = body.get("prompt_token_ids") or self._prompt_ids
         for choice in body.get("choices") or ():
             collected = self.choices.get(choice["index"])
             if collected is None:
                 collected = self.choices[choice["index"]] = Choice(list(self._prompt_ids))
-            collected.take(self._asked, choice)
+            collected.take(self._request, choice)
             if choice.get("finish_reason"):
-                _add_sample_name(self._asked, choice, self._version)
-        _strip(self._asked, body, self._model)
+                _add_sample_name(self._request, choice, self._version)
+        _strip(self._request, body, self._model)
         return b"data: " + msgspec.json.encode(body) + b"\n\n"

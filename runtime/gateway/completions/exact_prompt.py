@@ -114,8 +114,8 @@ class ExactPrompts:
         last = earlier.completion[-1]
         answers = [_placeholder_answer(earlier.answer, text) for text in _PLACEHOLDERS]
         kept = {name: value for name, value in body.items() if name != "messages"}
-        said = json.dumps([client.name, last, answers[0], kept], sort_keys=True)
-        kind = hashlib.sha256(said.encode()).hexdigest()  # a request's tools may be of any size
+        key_json = json.dumps([client.name, last, answers[0], kept], sort_keys=True)
+        kind = hashlib.sha256(key_json.encode()).hexdigest()  # a request's tools may be of any size
         if (known := self._closings.get(kind)) is not None:
             return known
         first, second = [

@@ -23,12 +23,12 @@ _ADVICE = {
 _OF_ANY = "it changes the policy's distribution: leave it out"
 
 
-def reason(asked: ParsedRequest) -> str | None:
+def reason(request: ParsedRequest) -> str | None:
     """The reason no sample of this request can be trained; None if they can."""
-    if asked.tags.purpose != "train":
+    if request.tags.purpose != "train":
         return None
     try:
-        return distribution.distorted_by(asked.body)
+        return distribution.distorted_by(request.body)
     except (TypeError, ValueError, OverflowError):  # a temperature that is no number: it is refused as such
         return None
 
@@ -39,21 +39,21 @@ class TrainabilityCheck:
     def __init__(self, warnings: Warnings) -> None:
         self._warnings = warnings
 
-    def check(self, asked: ParsedRequest) -> str | None:
+    def check(self, request: ParsedRequest) -> str | None:
         """The reason that the answer is to name: of a rollout's requests. Raises ApiError(422)."""
-        why = reason(asked)
+        why = reason(request)
         if why is None:
             return None
         advice = _ADVICE.get(why, _OF_ANY)
-        if asked.trainable_only:
+        if request.trainable_only:
             param = "temperature" if why == _GREEDY else why
             message = (
                 f"{why}: no sample of this request could be trained, and its header "
                 f"`{UNTRAINABLE_HEADER}: {REFUSE}` asks to be told. {advice[0].upper()}{advice[1:]}"
             )
             raise ApiError(422, message, param=param, code="untrainable")
-        if asked.tags.rollout is None:
+        if request.tags.rollout is None:
             return None
-        line = f"rollout {asked.tags.rollout}: samples with {why} are not trained: {advice}"
+        line = f"rollout {request.tags.rollout}: samples with {why} are not trained: {advice}"
         self._warnings.say(f"untrainable: {why}", line)
         return why

@@ -87,21 +87,23 @@ class PrefixContinuation:
         self._enabled = enabled
         self._exact = ExactPrompts()
 
-    async def turn(self, asked: ParsedRequest, body: dict[str, Any], client: EngineClient) -> ChatTurn | None:
-        """The turn that `asked` continues; `body`: the engine's request without it. None: it is no chat."""
-        if asked.kind != "chat":
+    async def turn(
+        self, request: ParsedRequest, body: dict[str, Any], client: EngineClient
+    ) -> ChatTurn | None:
+        """The turn that `request` continues; `body`: the engine's request without it. None: it is no chat."""
+        if request.kind != "chat":
             return None
-        messages = asked.body["messages"]
+        messages = request.body["messages"]
         try:
-            begun = conversation_names.prefixes(asked.tags, messages)
-            tools = conversation_names.digest_of(asked.body.get("tools") or [])
+            begun = conversation_names.prefixes(request.tags, messages)
+            tools = conversation_names.digest_of(request.body.get("tools") or [])
         except NotConversationError:
             return None
         turn = ChatTurn(begun[-1], Conversation(begun[-1].name, begun[-1].bare, tools))
         found = self._found(messages, begun)
         if isinstance(found, str):
             return turn.plainly(found)
-        return turn if found is None else await self._after(found, turn, asked, body, client)
+        return turn if found is None else await self._after(found, turn, request, body, client)
 
     def _found(self, messages: list[Any], begun: list[ConversationPrefix]) -> _Found | str | None:
         """The latest answer that this conversation has as it was given, or why it has none of them."""
@@ -110,25 +112,30 @@ class PrefixContinuation:
         for place in reversed(answers):
             if (ref := index.answer(begun[place + 1].name)) is not None:
                 return _Found(ref, place)
-        if any(index.was_asked(begun[place].name) for place in answers):
+        if any(index.was_prompt(begun[place].name) for place in answers):
             return TEXT_CHANGED
-        if any(index.was_asked_otherwise(begun[place].bare) for place in answers):
+        if any(index.was_prompt_otherwise(begun[place].bare) for place in answers):
             return SYSTEM_CHANGED
         return None
 
     async def _after(
-        self, found: _Found, turn: ChatTurn, asked: ParsedRequest, body: dict[str, Any], client: EngineClient
+        self,
+        found: _Found,
+        turn: ChatTurn,
+        request: ParsedRequest,
+        body: dict[str, Any],
+        client: EngineClient,
     ) -> ChatTurn:
         try:
             exchange, sample = await asyncio.to_thread(self._store.load, found.ref)
-            if why_not := self._why_not(asked, turn, exchange, sample):
+            if why_not := self._why_not(request, turn, exchange, sample):
                 return turn.plainly(why_not)
-            earlier = _earlier_turn(asked.body["messages"], found.messages, exchange, sample)
+            earlier = _earlier_turn(request.body["messages"], found.messages, exchange, sample)
             prompt, plain = await self._exact.continue_from(client, body, earlier)
         except NotExactError as error:
             return turn.plainly(str(error))
         except (EngineError, OSError) as error:
-            log.info("request %s: %s", asked.id, error)
+            log.info("request %s: %s", request.id, error)
             return turn.plainly(NO_ENGINE_ANSWER)
         if prompt == plain:
             return replace(turn, conversation=replace(turn.conversation, continues=sample.id))
@@ -147,12 +154,12 @@ class PrefixContinuation:
         return ChatTurn(turn.question, conversation, fields)
 
     def _why_not(
-        self, asked: ParsedRequest, turn: ChatTurn, exchange: Exchange, sample: Sample
+        self, request: ParsedRequest, turn: ChatTurn, exchange: Exchange, sample: Sample
     ) -> str | None:
         """The reason a request cannot continue an earlier answer's ids, by the settings of both."""
-        if not (self._enabled and asked.allows_continuation):
+        if not (self._enabled and request.allows_continuation):
             return SWITCHED_OFF
-        if distribution.grammar(asked.body):
+        if distribution.grammar(request.body):
             return HELD_TO_GRAMMAR  # vLLM looks for the end of a thought in all of the prompt's ids there
         if sample.finish_reason not in COMPLETE_REASONS or not sample.completion_ids:
             return CUT_OFF
@@ -160,9 +167,9 @@ class PrefixContinuation:
             return ONE_CALL
         if exchange.conversation is None or exchange.conversation.tools != turn.conversation.tools:
             return TOOLS_CHANGED
-        if any(exchange.settings.get(name) != asked.body.get(name) for name in _TEMPLATE_SETTINGS):
+        if any(exchange.settings.get(name) != request.body.get(name) for name in _TEMPLATE_SETTINGS):
             return TEMPLATE_CHANGED
-        if any(asked.body.get(name, usual) not in (usual, None) for name, usual in _OTHER_PROMPTS):
+        if any(request.body.get(name, usual) not in (usual, None) for name, usual in _OTHER_PROMPTS):
             return "another kind of prompt"
         return None
 
@@ -170,8 +177,8 @@ class PrefixContinuation:
 def _earlier_turn(messages: list[Any], place: int, exchange: Exchange, sample: Sample) -> EarlierTurn:
     """`place`: of the answer among the messages."""
     prompt = exchange.prompts[sample.prompt]
-    said = exchange.conversation
-    digest = said.shown if said and said.shown else None
+    conversation = exchange.conversation
+    digest = conversation.shown if conversation and conversation.shown else None
 
     def was_shown(ids: Ids) -> bool:
         return ids == prompt if digest is None else conversation_names.digest_of(ids) == digest
@@ -181,7 +188,7 @@ def _earlier_turn(messages: list[Any], place: int, exchange: Exchange, sample: S
         completion=sample.completion_ids,
         messages=messages[:place],
         answer=messages[place],
-        shown_tokens=said.shown_tokens if said and digest else len(prompt),
+        shown_tokens=conversation.shown_tokens if conversation and digest else len(prompt),
         shown=was_shown,
         has_stops=any(exchange.settings.get(name) for name in _STOPS),
     )

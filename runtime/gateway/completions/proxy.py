@@ -92,77 +92,77 @@ class Completions:
             headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
             path_rollout = scope.get("path_params", {}).get("rollout")
             content = await request_parsing.read_body(receive)
-            asked = request_parsing.parse_request(kind, headers, path_rollout, content)
-            untrainable = self._untrainable.check(asked)
-            flight = self._in_flight(asked)
+            request = request_parsing.parse_request(kind, headers, path_rollout, content)
+            untrainable = self._untrainable.check(request)
+            flight = self._in_flight(request)
         except ApiError as error:
             await error.send(send)
             return
         grace_seconds = GRACE_SECONDS if flight.replayable else 0.0
-        ignored = (*asked.ignored, *self._unheeded(kind, asked.body))
+        ignored = (*request.ignored, *self._unheeded(kind, request.body))
         send = _with_headers(
             {IGNORED_HEADER: ", ".join(ignored), UNTRAINABLE_HEADER: untrainable or ""}, send
         )
         await flight.deliver(receive, send, grace_seconds)
-        if flight.recorded and not (flight.received or flight.has_listeners or asked.receipt_follows):
-            self._mark_undelivered(asked)
+        if flight.recorded and not (flight.received or flight.has_listeners or request.receipt_follows):
+            self._mark_undelivered(request)
 
-    def _in_flight(self, asked: ParsedRequest) -> InFlightRequest:
+    def _in_flight(self, request: ParsedRequest) -> InFlightRequest:
         """A new flight, the one already on its way under this id, or the stored answer."""
-        seen = self.flights.find(asked.id) or self._store.stored(asked.id)
-        if seen is not None and seen.digest != asked.digest:
+        seen = self.flights.find(request.id) or self._store.stored(request.id)
+        if seen is not None and seen.digest != request.digest:
             raise ApiError(
                 409,
-                f"request id {asked.id} was already used for a different request",
+                f"request id {request.id} was already used for a different request",
                 code="request_id_reused",
             )
         if isinstance(seen, InFlightRequest):
             return seen
         if isinstance(seen, StoredRequest):
-            return self._replay(asked)
-        served = self._versions.resolve(asked.model)
+            return self._replay(request)
+        served = self._versions.resolve(request.model)
         flight = self.flights.start(
-            asked.id, asked.digest, lambda flight: self._answer(asked, served, flight)
+            request.id, request.digest, lambda flight: self._answer(request, served, flight)
         )
-        flight.replayable = asked.named and not asked.streamed
+        flight.replayable = request.named and not request.streamed
         # Held from this very moment, whatever happens to the task.
         self._versions.acquire(served.version)
         assert flight.task is not None
         flight.task.add_done_callback(lambda _: self._versions.release(served.version))
         return flight
 
-    def _replay(self, asked: ParsedRequest) -> InFlightRequest:
+    def _replay(self, request: ParsedRequest) -> InFlightRequest:
         """The stored answer of a request id, as a flight that has already landed."""
-        flight = _finished(self._store.answer(asked.id))
-        flight.received = self._store.is_received(asked.id)  # by an earlier connection
+        flight = _finished(self._store.answer(request.id))
+        flight.received = self._store.is_received(request.id)  # by an earlier connection
         try:
-            if not asked.receipt_follows:
-                self._store.mark_received(asked.id)
+            if not request.receipt_follows:
+                self._store.mark_received(request.id)
         except OSError as error:
             raise _not_recorded(error) from error
         return flight
 
-    def _mark_undelivered(self, asked: ParsedRequest) -> None:
+    def _mark_undelivered(self, request: ParsedRequest) -> None:
         """Its client went before it had the whole answer (C52)."""
         try:
-            self._store.mark_lost(asked.id)
+            self._store.mark_lost(request.id)
         except OSError as error:
             log.error(
                 "request %s: no client received its answer, and this could not be recorded: %s",
-                asked.id,
+                request.id,
                 error,
             )
 
-    async def _answer(self, asked: ParsedRequest, served: Served, flight: InFlightRequest) -> None:
-        body = asked.for_engine(served.engine_model, self._check)
+    async def _answer(self, request: ParsedRequest, served: Served, flight: InFlightRequest) -> None:
+        body = request.for_engine(served.engine_model, self._check)
         deaths = failures = 0
         failed: Engine | None = None
         while True:
-            engine = await self._pool.pick(served.version, routing_key_of(asked), failed)
+            engine = await self._pool.pick(served.version, routing_key_of(request), failed)
             engine.in_flight += 1
             try:
-                turn = await self._continuing.turn(asked, body, engine.client)
-                await self._ask(engine, asked, served, body, turn, flight)
+                turn = await self._continuing.turn(request, body, engine.client)
+                await self._ask(engine, request, served, body, turn, flight)
                 return
             except EngineGoneError as error:
                 self._pool.mark_unreachable(engine)
@@ -171,15 +171,15 @@ class Completions:
                     raise not_ready(f"the engine died while answering: {error}") from error
             except EngineFailedError as error:
                 failed, failures = engine, failures + 1
-                if flight.has_started or failures >= MAX_FAILURES or distribution.grammar(asked.body):
-                    raise _request_error(asked, error) from error
+                if flight.has_started or failures >= MAX_FAILURES or distribution.grammar(request.body):
+                    raise _request_error(request, error) from error
             finally:
                 engine.in_flight -= 1
 
     async def _ask(
         self,
         engine: Engine,
-        asked: ParsedRequest,
+        request: ParsedRequest,
         served: Served,
         body: dict[str, Any],
         turn: ChatTurn | None,
@@ -188,15 +188,15 @@ class Completions:
         """One attempt. Raises EngineGoneError when another may be made."""
         content = msgspec.json.encode(body | turn.fields if turn and turn.fields else body)
         try:
-            async with engine.client.post(request_parsing.ENGINE_PATHS[asked.kind], content) as response:
+            async with engine.client.post(request_parsing.ENGINE_PATHS[request.kind], content) as response:
                 if response.status != 200:
                     raise await _refusal(engine, response, served)
-                if asked.streamed:
-                    await self._stream(response, asked, served, turn, flight, engine)
+                if request.streamed:
+                    await self._stream(response, request, served, turn, flight, engine)
                 else:
-                    whole = WholeAnswer(asked, served.name, await response.read(), self._named(served))
+                    whole = WholeAnswer(request, served.name, await response.read(), self._named(served))
                     answer = msgspec.Raw(whole.body)
-                    self._record(asked, served, turn, whole.choices, flight, answer, engine)
+                    self._record(request, served, turn, whole.choices, flight, answer, engine)
                     flight.begin(200, _headers(b"application/json", served, len(whole.body)))
                     flight.write(whole.body)
         except (aiohttp.ClientError, ConnectionError, TimeoutError) as error:
@@ -205,7 +205,7 @@ class Completions:
     async def _stream(
         self,
         response: aiohttp.ClientResponse,
-        asked: ParsedRequest,
+        request: ParsedRequest,
         served: Served,
         turn: ChatTurn | None,
         flight: InFlightRequest,
@@ -213,7 +213,7 @@ class Completions:
     ) -> None:
         """The end of the last choice is held back and sent with the end of the events, once it is recorded: a
         program that leaves at a finish reason has the whole answer, and the answer is a sample."""
-        stream = StreamedAnswer(asked, served.name, self._named(served))
+        stream = StreamedAnswer(request, served.name, self._named(served))
         text: list[bytes] = []
         held: list[bytes] = []
         head = _headers(b"text/event-stream; charset=utf-8", served)
@@ -230,7 +230,7 @@ class Completions:
         if not stream.done:
             raise EngineGoneError("the stream ended early")
         whole = msgspec.json.encode(b"".join(text).decode())
-        self._record(asked, served, turn, stream.choices, flight, msgspec.Raw(whole), engine)
+        self._record(request, served, turn, stream.choices, flight, msgspec.Raw(whole), engine)
         _deliver_held(held, head, flight)
 
     def _named(self, served: Served) -> int | None:
@@ -239,7 +239,7 @@ class Completions:
 
     def _record(
         self,
-        asked: ParsedRequest,
+        request: ParsedRequest,
         served: Served,
         turn: ChatTurn | None,
         choices: dict[int, Choice],
@@ -248,23 +248,23 @@ class Completions:
         engine: Engine,
     ) -> None:
         """Before the client has the answer: a delivered answer is always recorded."""
-        prompts, found = samples(asked, choices, engine.client.facts, turn, served.name == BASE)
+        prompts, found = samples(request, choices, engine.client.facts, turn, served.name == BASE)
         exchange = Exchange(
-            request=asked.id,
-            digest=asked.digest,
+            request=request.id,
+            digest=request.digest,
             created=time.time(),
-            tags=asked.tags,
+            tags=request.tags,
             model=served.name,
             version=served.version,
-            temperature=distribution.temperature(asked.body),
-            settings=asked.settings,
-            messages=question(asked),
+            temperature=distribution.temperature(request.body),
+            settings=request.settings,
+            messages=question(request),
             conversation=None if turn is None else turn.conversation,
             prompts=prompts,
             samples=found,
-            streamed=asked.streamed,
+            streamed=request.streamed,
             answer=answer,
-            delivered=flight.has_listeners and not asked.receipt_follows,
+            delivered=flight.has_listeners and not request.receipt_follows,
         )
         try:
             failpoints.failpoint("gateway.recording")
@@ -294,13 +294,13 @@ async def _refusal(engine: Engine, response: aiohttp.ClientResponse, served: Ser
         return EngineGoneError(f"it does not have {served.engine_model}")
     if response.status >= 500 and not await engine.client.health():
         return EngineGoneError("its core is dead")
-    said = openai_errors.from_engine(response.status, body)
-    return said if response.status < 500 else EngineFailedError(said.message)
+    api_error = openai_errors.from_engine(response.status, body)
+    return api_error if response.status < 500 else EngineFailedError(api_error.message)
 
 
-def _request_error(asked: ParsedRequest, error: EngineFailedError) -> ApiError:
+def _request_error(request: ParsedRequest, error: EngineFailedError) -> ApiError:
     """A request that a living engine cannot answer, however often it is asked."""
-    if name := distribution.grammar(asked.body):
+    if name := distribution.grammar(request.body):
         why = f"{name!r}: its grammar does not compile, or allows no next token"
         return ApiError(400, why, param=name, code="grammar_failed")
     return ApiError(
@@ -308,9 +308,9 @@ def _request_error(asked: ParsedRequest, error: EngineFailedError) -> ApiError:
     )
 
 
-def _with_headers(said: dict[str, str], send: Any) -> Any:
+def _with_headers(added: dict[str, str], send: Any) -> Any:
     """`send` with these headers added to the answer's."""
-    headers = [(name.encode(), value.encode()) for name, value in said.items() if value]
+    headers = [(name.encode(), value.encode()) for name, value in added.items() if value]
 
     async def naming(message: dict[str, Any]) -> None:
         if message["type"] == "http.response.start":

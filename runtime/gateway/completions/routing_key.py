@@ -19,16 +19,17 @@ from runtime.gateway.samples.conversation_names import is_answer
 _DIGEST_BYTES = 16
 
 
-def routing_key_of(asked: ParsedRequest) -> RoutingKey:
+def routing_key_of(request: ParsedRequest) -> RoutingKey:
     """Digests are made only when needed: a long conversation takes a while to read."""
-    return RoutingKey(asked.tags.rollout, lambda: _prompt_prefixes(asked))
+    return RoutingKey(request.tags.rollout, lambda: _prompt_prefixes(request))
 
 
-def _prompt_prefixes(asked: ParsedRequest) -> tuple[bytes, ...]:
-    """The whole prompt, and its part before the last answer, by digest: that prompt was asked then."""
-    if asked.kind == "completion":
-        return (_digest(asked.body["prompt"]),)
-    messages, tools = asked.body["messages"], asked.body.get("tools")
+def _prompt_prefixes(request: ParsedRequest) -> tuple[bytes, ...]:
+    """The digests of the whole prompt and of its part before the last answer, which is an earlier turn's
+    prompt."""
+    if request.kind == "completion":
+        return (_digest(request.body["prompt"]),)
+    messages, tools = request.body["messages"], request.body.get("tools")
     whole = _digest([tools, messages])
     answers = [place for place, message in enumerate(messages) if is_answer(message)]
     return (whole, _digest([tools, messages[: answers[-1]]])) if answers else (whole,)

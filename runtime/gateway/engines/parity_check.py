@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from runtime.gateway.engines.logprob_probe import Floats
+from runtime.gateway.engines.probe_comparison import Floats
 from runtime.gateway.engines.version_check import (
     MAX_ERROR_CACHED,
     MAX_ERROR_FP32,

@@ -1,7 +1,7 @@
 """Verifies that engines hold a committed version: stages, compares tensor by tensor, scores like the trainer.
 
 Neighbours: publishing.py and reload.py (`versions/`) ask for it before a version answers; engine_client.py
-talks to each engine; logprob_probe.py has the trainer's logprobs. Knows nothing of aliases, requests, steps
+talks to each engine; probe_comparison.py compares logprobs. Knows nothing of aliases, requests, steps
 or HTTP.
 """
 
@@ -17,7 +17,7 @@ from typing import Literal, Protocol, TypeVar
 import numpy as np
 
 from runtime.gateway.engines.engine_client import AdapterReport, EngineClient, EngineError
-from runtime.gateway.engines.logprob_probe import Errors, LogprobProbe, ProbeError, Scores
+from runtime.gateway.engines.probe_comparison import Errors, LogprobProbe, ProbeError, Scores
 from runtime.shared.probe_file import PROBE_FILE
 
 T = TypeVar("T")

@@ -62,27 +62,27 @@ def check_lengths(content: bytes, context_tokens: int) -> None:
 def _length(line: bytes) -> int:
     """The characters of a line that an engine would be given."""
     try:
-        said = json.loads(line)
+        parsed = json.loads(line)
     except (ValueError, RecursionError):
         return len(line)
-    if isinstance(said, dict):
-        said = {name: value for name, value in said.items() if name not in _PASSED_OVER}
-    return characters(said)
+    if isinstance(parsed, dict):
+        parsed = {name: value for name, value in parsed.items() if name not in _PASSED_OVER}
+    return characters(parsed)
 
 
 def _conversation(line: bytes) -> SupervisedExample:
     try:
-        said = json.loads(line)
+        parsed = json.loads(line)
     except (ValueError, RecursionError):
         raise ConversationError("not JSON") from None
-    if not isinstance(said, dict):
+    if not isinstance(parsed, dict):
         raise ConversationError("not a JSON object")
-    if "messages" not in said:
-        hint = " (prompt and completion: write them as messages)" if "prompt" in said else ""
+    if "messages" not in parsed:
+        hint = " (prompt and completion: write them as messages)" if "prompt" in parsed else ""
         raise ConversationError(f"no messages{hint}")
-    if isinstance(said.get("functions"), list) and said["functions"]:
+    if isinstance(parsed.get("functions"), list) and parsed["functions"]:
         raise ConversationError("functions: write them as tools")
-    kept = {name: value for name, value in said.items() if name not in _PASSED_OVER}
+    kept = {name: value for name, value in parsed.items() if name not in _PASSED_OVER}
     try:
         example = SupervisedExample.model_validate(kept)
     except ValidationError as error:

@@ -50,9 +50,9 @@ class FileStore:
         self._files: dict[str, StoredFile] = {}
         self._adding = asyncio.Lock()
         for path in sorted(folder.glob("file-*.json")):
-            said = files.read_json(path)
-            if isinstance(said, dict):
-                self._files[said["id"]] = StoredFile(**said)
+            stored = files.read_json(path)
+            if isinstance(stored, dict):
+                self._files[stored["id"]] = StoredFile(**stored)
         for path in folder.glob("file-*.data"):
             if path.stem not in self._files:  # the end came between its two files
                 path.unlink(missing_ok=True)

@@ -62,5 +62,5 @@ def _authorization(scope: dict[str, Any]) -> bytes:
 
 
 def _refusal(scope: dict[str, Any]) -> ApiError:
-    said = "Incorrect API key provided." if _authorization(scope) else "You didn't provide an API key."
-    return ApiError(401, said, code="invalid_api_key")
+    message = "Incorrect API key provided." if _authorization(scope) else "You didn't provide an API key."
+    return ApiError(401, message, code="invalid_api_key")

@@ -14,15 +14,15 @@ class Warnings:
     """The first warning of each kind."""
 
     def __init__(self) -> None:
-        self._said: dict[str, str] = {}
+        self._by_kind: dict[str, str] = {}
 
     @property
     def lines(self) -> list[str]:
         """The warnings, in order."""
-        return [*self._said.values()]
+        return [*self._by_kind.values()]
 
     def say(self, kind: str, line: str) -> None:
         """Add it, unless there is one of this kind."""
-        if kind not in self._said:
-            self._said[kind] = line
+        if kind not in self._by_kind:
+            self._by_kind[kind] = line
             log.warning("%s", line)

@@ -27,20 +27,20 @@ def key(messages: Iterable[Any], answer: str, calls: Sequence[Call] = ()) -> str
     White space around the answer does not count, because clients that parse an answer and write it again
     strip it. The format of a call's arguments does not count either.
     """
-    said = [[plain(message) for message in messages], answer.strip()]
+    content = [[plain(message) for message in messages], answer.strip()]
     if calls:
-        said.append(normalised_calls(calls))
+        content.append(normalised_calls(calls))
     # Escaped: half a surrogate pair, which a body may hold, is no text that can be encoded.
-    return hashlib.blake2b(json.dumps(said, sort_keys=True).encode(), digest_size=_KEY_BYTES).hexdigest()
+    return hashlib.blake2b(json.dumps(content, sort_keys=True).encode(), digest_size=_KEY_BYTES).hexdigest()
 
 
 def surrounding_whitespace(answer: str) -> str:
     """The white space around an answer, as a short form; "" for none. It does not count in the key, but
     tells two equal answers apart for clients that keep it."""
-    said = answer.strip()
-    if said == answer:
+    stripped = answer.strip()
+    if stripped == answer:
         return ""
-    before, after = answer.split(said, 1) if said else (answer, "")
+    before, after = answer.split(stripped, 1) if stripped else (answer, "")
     return hashlib.blake2b(json.dumps([before, after]).encode(), digest_size=_AROUND_BYTES).hexdigest()
 
 

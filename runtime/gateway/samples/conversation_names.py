@@ -60,8 +60,8 @@ def prefixes(tags: Tags, messages: Sequence[Any]) -> list[ConversationPrefix]:
 
 def name_with_answer(question: ConversationPrefix, text: str, calls: Iterable[Call]) -> str:
     """The name of a question with this answer to it."""
-    said = {"role": _ASSISTANT, "content": text, "tool_calls": content_key.normalised_calls(calls)}
-    return _named(question.name, _without_empty_fields(said))
+    message = {"role": _ASSISTANT, "content": text, "tool_calls": content_key.normalised_calls(calls)}
+    return _named(question.name, _without_empty_fields(message))
 
 
 def is_answer(message: Any) -> bool:
@@ -85,18 +85,20 @@ def _form(message: Any) -> dict[str, Any]:
     return _without_empty_fields({name: value for name, value in plain.items() if name not in beside})
 
 
-def _without_empty_fields(said: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in said.items() if value not in (None, "", [], {})}
+def _without_empty_fields(message: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in message.items() if value not in (None, "", [], {})}
 
 
-def _after(before: ConversationPrefix, said: Mapping[str, Any]) -> ConversationPrefix:
-    name = _named(before.name, said)
-    return ConversationPrefix(name, before.bare if said.get("role") in _SYSTEM else _named(before.bare, said))
+def _after(before: ConversationPrefix, message: Mapping[str, Any]) -> ConversationPrefix:
+    name = _named(before.name, message)
+    return ConversationPrefix(
+        name, before.bare if message.get("role") in _SYSTEM else _named(before.bare, message)
+    )
 
 
-def _named(before: str, said: Any) -> str:
+def _named(before: str, message: Any) -> str:
     try:
-        written = json.dumps([before, said], sort_keys=True)
+        written = json.dumps([before, message], sort_keys=True)
     except (TypeError, ValueError, RecursionError) as error:
         raise NotConversationError("it cannot be written down") from error
     return hashlib.blake2b(written.encode(), digest_size=_NAME_BYTES).hexdigest()

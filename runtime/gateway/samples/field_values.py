@@ -72,8 +72,8 @@ def plain(text: str) -> str:
 
 
 def _boolean(text: str) -> str:
-    said = text.strip("\"'").lower()
-    return "True" if said in _TRUE else "False" if said in _FALSE else text
+    word = text.strip("\"'").lower()
+    return "True" if word in _TRUE else "False" if word in _FALSE else text
 
 
 def _number(kind: str, text: str) -> str:

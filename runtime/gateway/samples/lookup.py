@@ -58,9 +58,9 @@ def lookup_routes(of_content: OfContent, taken: Taken) -> APIRouter:
     router = APIRouter(prefix="/slipway")
 
     @router.post("/samples/lookup")
-    async def lookup(asked: Lookup) -> Found:
-        words = await asyncio.to_thread(lambda: [[*_answer_keys(one)] for one in asked.conversations])
-        supply = _UnclaimedSamples(of_content, taken, {*asked.named})
+    async def lookup(request: Lookup) -> Found:
+        words = await asyncio.to_thread(lambda: [[*_answer_keys(one)] for one in request.conversations])
+        supply = _UnclaimedSamples(of_content, taken, {*request.named})
         return Found(samples=[[supply.give(one) for one in answers] for answers in words])
 
     return router
@@ -74,12 +74,12 @@ class _AnswerKeys:
     around: str
 
 
-def _answer_keys(said: LookupConversation) -> Iterator[_AnswerKeys]:
+def _answer_keys(conversation: LookupConversation) -> Iterator[_AnswerKeys]:
     # A client that sends an answer back leaves out fields that no request has.
-    messages = [_without_empty_fields(one) for one in said.messages]
-    for place in said.answers:
-        text = str(said.messages[place].get("content") or "")
-        calls = content_key.calls_of(said.messages[place].get("tool_calls"))
+    messages = [_without_empty_fields(one) for one in conversation.messages]
+    for place in conversation.answers:
+        text = str(conversation.messages[place].get("content") or "")
+        calls = content_key.calls_of(conversation.messages[place].get("tool_calls"))
         before = messages[:place]
         # Clients give an answer without words back as none, or as empty ones.
         spelled = [{**one, "content": one.get("content") or ""} for one in before]
@@ -87,8 +87,8 @@ def _answer_keys(said: LookupConversation) -> Iterator[_AnswerKeys]:
         yield _AnswerKeys(tuple(dict.fromkeys(keys)), content_key.surrounding_whitespace(text))
 
 
-def _without_empty_fields(said: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in said.items() if value not in (None, [], {})}
+def _without_empty_fields(message: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in message.items() if value not in (None, [], {})}
 
 
 @dataclass

@@ -91,14 +91,14 @@ def names(messages: Messages, answer: str) -> Names | None:
 
 
 def _names(task: Signature, earlier: Messages, texts: list[str], answer: str) -> Names:
-    question, outputs, said = _question(task, texts[-1]), _outputs(task, answer), _shown(answer)
+    question, outputs, shown = _question(task, texts[-1]), _outputs(task, answer), _shown(answer)
     turns = [
         [message.get("role"), _turn(task, message, text)]
         for message, text in zip(earlier, texts[:-1], strict=True)
     ]
 
-    def key(what: str, *said: Any) -> str:
-        return _key(what, task.task, *said)
+    def key(what: str, *parts: Any) -> str:
+        return _key(what, task.task, *parts)
 
     def of_piece(piece: str) -> tuple[str, str, str]:
         any_turns = key("object of any turns", question, piece)
@@ -107,13 +107,13 @@ def _names(task: Signature, earlier: Messages, texts: list[str], answer: str) ->
     return Names(
         None if outputs is None else key("parsed", turns, question, outputs),
         None if outputs is None else key("parsed of any turns", question, outputs),
-        key("exact", turns, question, said),
-        key("exact of any turns", question, said),
+        key("exact", turns, question, shown),
+        key("exact of any turns", question, shown),
         bool(turns),
-        key("raw", said),
-        key("object", turns, question, said),
-        key("object of any turns", question, said),
-        tuple(name for piece in _pieces(task, answer, said) for name in of_piece(piece)),
+        key("raw", shown),
+        key("object", turns, question, shown),
+        key("object of any turns", question, shown),
+        tuple(name for piece in _pieces(task, answer, shown) for name in of_piece(piece)),
         frozenset(_key("input", *pair) for pair in _pairs(question)),
     )
 
@@ -123,12 +123,12 @@ def _shown(answer: str) -> str:
     return _THOUGHTS.sub("", answer).strip()
 
 
-def _pieces(task: Signature, answer: str, said: str) -> list[str]:
+def _pieces(task: Signature, answer: str, shown: str) -> list[str]:
     """The pieces that the JSON adapter may show in place of an answer, read with its thoughts or without."""
     if task.adapter != "json":
         return []
-    found = (_braced(text) for text in dict.fromkeys((said, answer)))
-    return [piece for piece in dict.fromkeys(found) if piece is not None and piece != said]
+    found = (_braced(text) for text in dict.fromkeys((shown, answer)))
+    return [piece for piece in dict.fromkeys(found) if piece is not None and piece != shown]
 
 
 def _braced(text: str) -> str | None:
@@ -145,8 +145,8 @@ def _braced(text: str) -> str | None:
     return text[min(closed) : closed[min(closed)]] if closed else None
 
 
-def _key(*said: Any) -> str:
-    return hashlib.blake2b(json.dumps(said).encode(), digest_size=_KEY_BYTES).hexdigest()
+def _key(*parts: Any) -> str:
+    return hashlib.blake2b(json.dumps(parts).encode(), digest_size=_KEY_BYTES).hexdigest()
 
 
 def _text(message: Mapping[str, Any]) -> str | None:
@@ -175,18 +175,18 @@ def _question(task: Signature, text: str) -> list[str]:
     any_of = "|".join(map(re.escape, task.inputs))
     marks = re.compile(rf"\[\[ ## ({any_of}) ## \]\]|<({any_of})>|</(?:{any_of})>")
     # The text before the first name; then each name, and the text after it.
-    said = [""]
+    parts = [""]
     place = 0
     pieces: list[str] = []
     for mark in marks.finditer(text):
         pieces.append(text[place : mark.start()].strip())
         place = mark.end()
         if name := mark[1] or mark[2]:
-            said[-1] = "".join(pieces)
-            said += [name, ""]
+            parts[-1] = "".join(pieces)
+            parts += [name, ""]
             pieces = []
-    said[-1] = "".join([*pieces, text[place:].strip()])
-    return said
+    parts[-1] = "".join([*pieces, text[place:].strip()])
+    return parts
 
 
 def _pairs(question: list[str]) -> Iterator[tuple[str, str]]:

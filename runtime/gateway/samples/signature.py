@@ -73,11 +73,11 @@ def read(system: str) -> Signature | None:
     structure, found, objective = structure.partition(_OBJECTIVE)
     if not found:
         return None
-    asked, named = _fields(inputs.removeprefix(_INPUTS)), _fields(outputs)
-    if not named or max(len(asked), len(named)) > _MAX_FIELDS:
+    input_names, output_names = _fields(inputs.removeprefix(_INPUTS)), _fields(outputs)
+    if not output_names or max(len(input_names), len(output_names)) > _MAX_FIELDS:
         return None
     description = system[: system.index(_STRUCTURE)]
-    return Signature((description, objective), asked, named, _adapter(structure), structure)
+    return Signature((description, objective), input_names, output_names, _adapter(structure), structure)
 
 
 def _fields(section: str) -> dict[str, str]:

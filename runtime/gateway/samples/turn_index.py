@@ -40,12 +40,12 @@ class TurnIndex:
         """The newest answer that ended this conversation."""
         return self._answers.get(name)
 
-    def was_asked(self, name: str) -> bool:
-        """Whether this conversation was a question."""
+    def was_prompt(self, name: str) -> bool:
+        """Whether this conversation was the prompt of a recorded request."""
         return name in self._questions
 
-    def was_asked_otherwise(self, bare: str) -> bool:
-        """Whether it was one, under any system prompt."""
+    def was_prompt_otherwise(self, bare: str) -> bool:
+        """Whether it was one, under any system prompt; `bare`: its name without system messages."""
         return bare in self._bare
 
     def _put(self, where: OrderedDict[str, Value], name: str, value: Value) -> None:

@@ -120,18 +120,18 @@ class Examples:
         self, before: list[Message], answer: Message, given: Tools
     ) -> tuple[list[int], list[int]]:
         """Raises NotRenderedError, NotTokenisedError."""
-        said: EngineError | None = None
+        last_error: EngineError | None = None
         async with self._places:
             for _ in range(_TRIES):
                 client = await self._client()
                 try:
                     return await _fitting(client, before, answer, given)
                 except EngineError as error:
-                    said = error
+                    last_error = error
                     if 400 <= error.status < 500:
                         raise NotRenderedError(_refusal(error)) from error
                     await asyncio.sleep(_POLL_SECONDS)
-        raise NotTokenisedError(f"no engine renders the examples: {said}")
+        raise NotTokenisedError(f"no engine renders the examples: {last_error}")
 
     async def _client(self) -> EngineClient:
         end = time.monotonic() + _ENGINES_SECONDS

@@ -33,15 +33,15 @@ async def render(
     NotRenderedError if the template would not show the answer right after its prompt: a text as its own ids,
     a message in another form with the end of a text. Raises it also if both are longer than the context.
     """
-    said = {"role": "assistant", "content": answer} if isinstance(answer, str) else answer
+    message = {"role": "assistant", "content": answer} if isinstance(answer, str) else answer
     context_tokens = await client.context_length()
-    if characters([messages, said, tools]) > max_characters(context_tokens):
+    if characters([messages, message, tools]) > max_characters(context_tokens):
         raise NotRenderedError(TOO_LONG)
     prompt = await client.tokenize(messages, tools=tools)
     if len(prompt) >= context_tokens:
         raise NotRenderedError(TOO_LONG)
-    rest = await _after(client, prompt, [*messages, said], tools)
-    text = _only_text(said)
+    rest = await _after(client, prompt, [*messages, message], tools)
+    text = _only_text(message)
     if text is not None:
         body, end = await _split(client, rest, text)
     else:
@@ -74,11 +74,11 @@ async def _split(client: EngineClient, rest: list[int], text: str) -> tuple[list
     return bare, rest[len(bare) :]
 
 
-def _only_text(said: Message) -> str | None:
+def _only_text(message: Message) -> str | None:
     """The text that is all of a message; None if there is more to it, or no text."""
-    if any(value for name, value in said.items() if name not in ("role", "content", "name")):
+    if any(value for name, value in message.items() if name not in ("role", "content", "name")):
         return None
-    content = said.get("content")
+    content = message.get("content")
     if isinstance(content, list):
         texts = [part.get("text") if isinstance(part, dict) else None for part in content]
         return None if any(not isinstance(text, str) for text in texts) else "".join(map(str, texts))

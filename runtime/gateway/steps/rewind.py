@@ -35,11 +35,11 @@ class Rewind:
     @classmethod
     def read(cls, state_dir: Path) -> Self | None:
         """The folder's rewind; None for a run that never lost a machine."""
-        said = files.read_json(state_dir / FILE)
-        if said is None:
+        content = files.read_json(state_dir / FILE)
+        if content is None:
             return None
-        to_step = int(said["to_step"])
-        return cls(to_step, said.get("client_state"), min(to_step, said.get("reused_after", to_step)))
+        to_step = int(content["to_step"])
+        return cls(to_step, content.get("client_state"), min(to_step, content.get("reused_after", to_step)))
 
     def check(self, groups: Iterable[Group], knows: Callable[[Member], bool], *, gone_on: bool) -> None:
         """Raise RewoundError for rewards of rollouts that were lost with the machine, by tag or by sample.

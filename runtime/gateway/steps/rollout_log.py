@@ -109,7 +109,7 @@ class RolloutLog:
 
     def _line(self, named: Named, store: Source) -> dict[str, Any]:
         member, ref = named.member, named.ref
-        said = {
+        line = {
             "rollout": member.rollout or None,
             "predictor": _words(member.predictor),
             "call": member.call,
@@ -118,30 +118,34 @@ class RolloutLog:
             "dropped": named.dropped,
         }
         if ref is None:
-            return said
+            return line
         exchange, sample = store.load(ref)
-        asked, answered = exchange.prompts[sample.prompt], sample.completion_ids
+        prompt_ids, completion_ids = exchange.prompts[sample.prompt], sample.completion_ids
         # The end of a prompt tells most: the newest turn. Of more ids than characters are kept, none is
         # decoded.
-        most, most_said = self._bounds.prompt_characters, self._bounds.completion_characters
-        prompt, completion = self._text(asked[-most:]), self._text(answered[:most_said])
-        if prompt is not None and len(asked) > most:
+        prompt_limit, completion_limit = self._bounds.prompt_characters, self._bounds.completion_characters
+        prompt, completion = (
+            self._text(prompt_ids[-prompt_limit:]),
+            self._text(completion_ids[:completion_limit]),
+        )
+        if prompt is not None and len(prompt_ids) > prompt_limit:
             prompt = _without_first_word(prompt)
-        if completion is not None and len(answered) > most_said:
+        if completion is not None and len(completion_ids) > completion_limit:
             completion = _without_last_word(completion)
-        return said | {
+        return line | {
             "rollout": ref.tags.rollout,
             "predictor": ref.tags.predictor,
             "call": ref.tags.call,
             "version": ref.version,
             "temperature": exchange.temperature,
             "finish_reason": sample.finish_reason,
-            "prompt_tokens": len(asked),
-            "tokens": len(answered),
-            "prompt": None if prompt is None else prompt[-most:],
-            "prompt_cut": len(asked) > most or len(prompt or "") > most,
-            "completion": None if completion is None else completion[:most_said],
-            "completion_cut": len(answered) > most_said or len(completion or "") > most_said,
+            "prompt_tokens": len(prompt_ids),
+            "tokens": len(completion_ids),
+            "prompt": None if prompt is None else prompt[-prompt_limit:],
+            "prompt_cut": len(prompt_ids) > prompt_limit or len(prompt or "") > prompt_limit,
+            "completion": None if completion is None else completion[:completion_limit],
+            "completion_cut": len(completion_ids) > completion_limit
+            or len(completion or "") > completion_limit,
         }
 
     def _text(self, ids: list[int]) -> str | None:

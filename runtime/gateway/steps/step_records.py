@@ -86,13 +86,13 @@ class Step:
 def request_payload(request: StepRequest) -> dict[str, Any]:
     """The request's content without its key. Absent fields are left out, so that a request that an older
     version accepted equals itself when it comes again after a resume."""
-    unsaid = {name for name in ("examples", "settings") if not getattr(request, name)}
-    said = request.model_dump(mode="json", exclude={"key", *unsaid})
-    for member in (one for group in said["groups"] for one in group["members"]):
+    absent = {name for name in ("examples", "settings") if not getattr(request, name)}
+    payload = request.model_dump(mode="json", exclude={"key", *absent})
+    for member in (one for group in payload["groups"] for one in group["members"]):
         for name in ("tool_calls", "samples"):
             if member[name] is None:
                 del member[name]
-    return said
+    return payload
 
 
 def check_size(client_state: dict[str, Any] | None) -> None:
@@ -143,8 +143,8 @@ class StepFolder:
 
     def failure(self, number: int) -> str | None:
         """The trainer's reason for failing the step."""
-        said = files.read_json(step_folder(self._root, number) / _FAILED)
-        return None if said is None else str(said.get("error"))
+        content = files.read_json(step_folder(self._root, number) / _FAILED)
+        return None if content is None else str(content.get("error"))
 
     def withdraw(self, number: int, error: str) -> None:
         """Keep the trainer from ever training a step reported as failed, and from waiting for its folder."""
@@ -188,13 +188,13 @@ class StepFolder:
     def _read(self, number: int, oldest_open: int) -> Step | None:
         path = self._queue / f"{number:06d}.json"
         try:
-            said = json.loads(path.read_text())
+            entry = json.loads(path.read_text())
             step = Step(
-                said["id"], said["key"], said["digest"], said["kind"],
-                [Group.model_validate(group) for group in said["groups"]], said["client_state"],
-                said["source"], _settings(said.get("settings")),
-                [SupervisedExample.model_validate(one) for one in said.get("examples", ())],
-                counts=StepCounts.model_validate(said["counts"]), samples=said["samples"],
+                entry["id"], entry["key"], entry["digest"], entry["kind"],
+                [Group.model_validate(group) for group in entry["groups"]], entry["client_state"],
+                entry["source"], _settings(entry.get("settings")),
+                [SupervisedExample.model_validate(one) for one in entry.get("examples", ())],
+                counts=StepCounts.model_validate(entry["counts"]), samples=entry["samples"],
             )  # fmt: skip
             outcome = files.read_json(path.with_suffix(".outcome.json"))
             if outcome is not None:
@@ -255,8 +255,8 @@ class StepFolder:
             return {}
 
 
-def _settings(said: dict[str, Any] | None) -> StepSettings | None:
-    return None if said is None else StepSettings.model_validate(said)
+def _settings(content: dict[str, Any] | None) -> StepSettings | None:
+    return None if content is None else StepSettings.model_validate(content)
 
 
 def _take_outcome(step: Step, status: StepStatus) -> None:

@@ -113,8 +113,8 @@ class ModelCheck:
         self.refusal = why
         self._write(started, admitted=False, reason=why, **({} if proof is None else _plain(asdict(proof))))
 
-    def _write(self, started: float, *, admitted: bool, **said: Any) -> None:
-        about = {"seconds": round(time.monotonic() - started, 4), "time": time.time(), **said}
+    def _write(self, started: float, *, admitted: bool, **details: Any) -> None:
+        about = {"seconds": round(time.monotonic() - started, 4), "time": time.time(), **details}
         outcome = "admitted" if admitted else "refused"
         self.record = {
             "admitted": admitted,
@@ -126,7 +126,7 @@ class ModelCheck:
         files.write_json(self._state_dir / on_disk.RECORD, self.record, durable=True)
 
 
-def _plain(said: dict[str, Any]) -> dict[str, Any]:
+def _plain(numbers: dict[str, Any]) -> dict[str, Any]:
     """Numbers as JSON has them; null for those that are not finite."""
     return {
         name: _plain(value)
@@ -134,5 +134,5 @@ def _plain(said: dict[str, Any]) -> dict[str, Any]:
         else None
         if isinstance(value, float) and not math.isfinite(value)
         else value
-        for name, value in said.items()
+        for name, value in numbers.items()
     }

@@ -53,35 +53,35 @@ class PolicyName:
             return self._alias
         return self._versions.named(int(step)) if _STEP.fullmatch(step) else None
 
-    def take(self, said: PolicyNamed) -> None:
+    def take(self, request: PolicyNamed) -> None:
         """Know the policy by this name. Raises ApiError for one that it cannot have, OSError."""
-        if not _NAME.fullmatch(said.name) or said.name != said.name.strip():
+        if not _NAME.fullmatch(request.name) or request.name != request.name.strip():
             raise ApiError(400, "a model's name has 1 to 128 characters, and no '@' in it", param="name")
-        if not self._names.has(said.base_model):
+        if not self._names.has(request.base_model):
             raise ApiError(
                 400,
-                f"this run trains {self._names.own}, not {said.base_model}: "
-                f"launch --model {said.base_model} begins one that does",
+                f"this run trains {self._names.own}, not {request.base_model}: "
+                f"launch --model {request.base_model} begins one that does",
                 param="base_model",
                 code="another_model",
             )
-        if said.name == self._own:
+        if request.name == self._own:
             return
         if self._own is not None:
             raise ApiError(
                 409,
                 f"this run trains one policy, which is {self._own}: use that name to go on, "
-                f"or begin another run for {said.name}",
+                f"or begin another run for {request.name}",
                 param="name",
                 code="another_policy",
             )
-        if said.name == BASE:
+        if request.name == BASE:
             raise ApiError(
-                400, f"{said.name} already has another meaning here: choose another name", param="name"
+                400, f"{request.name} already has another meaning here: choose another name", param="name"
             )
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        files.write_json(self._path, {"policy": said.name}, durable=True)
-        self._own = said.name
+        files.write_json(self._path, {"policy": request.name}, durable=True)
+        self._own = request.name
 
 
 def policy_name_routes(known: PolicyName) -> APIRouter:
@@ -89,12 +89,12 @@ def policy_name_routes(known: PolicyName) -> APIRouter:
     router = APIRouter(prefix="/slipway")
 
     @router.post("/policy_name")
-    async def name(said: PolicyNamed) -> PolicyNamed:
+    async def name(request: PolicyNamed) -> PolicyNamed:
         try:
-            known.take(said)
+            known.take(request)
         except OSError as error:
             message = f"the machine's disk cannot store it: {error.strerror or error}"
             raise ApiError(503, message, code="disk", retry_after_seconds=5) from error
-        return said
+        return request
 
     return router

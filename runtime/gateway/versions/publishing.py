@@ -115,13 +115,13 @@ class Publisher:
                 log.warning("version %d is no longer served: %s", version, error)
                 self._versions.forget(version)
 
-    def _write(self, checkpoint: Checkpoint, outcome: str, started: float, **said: Any) -> None:
+    def _write(self, checkpoint: Checkpoint, outcome: str, started: float, **details: Any) -> None:
         line = {
             "version": checkpoint.version,
             "step": checkpoint.step,
             "outcome": outcome,
             "time": time.time(),
             "seconds": round(time.monotonic() - started, 4),
-            **said,
+            **details,
         }
         files.append_line(self._record, line)

@@ -117,9 +117,9 @@ def _published_sha256(record: Path, version: int) -> str | None:
         return None
     for line in reversed(lines):
         try:
-            said = json.loads(line)
+            entry = json.loads(line)
         except ValueError:  # cut by a power loss
             continue
-        if isinstance(said, dict) and (said.get("version"), said.get("outcome")) == (version, "published"):
-            return said.get("sha256")
+        if isinstance(entry, dict) and (entry.get("version"), entry.get("outcome")) == (version, "published"):
+            return entry.get("sha256")
     return None

@@ -96,9 +96,9 @@ class Versions:
         self.also: Callable[[str], str | None] = lambda _: None
         self._held: Counter[int] = Counter()
         self._began = int(time.time())
-        said = files.read_json(path) or {}
-        self.current: int = said.get("version", 0)
-        self.step: int = said.get("step", 0)
+        saved = files.read_json(path) or {}
+        self.current: int = saved.get("version", 0)
+        self.step: int = saved.get("step", 0)
         self.staged: set[int] = {0, self.current}
         # Those of them that were loaded again, the one named least recently first.
         self._recalled: OrderedDict[int, None] = OrderedDict()

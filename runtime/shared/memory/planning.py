@@ -1,13 +1,17 @@
-"""Plans a run's GPU memory: chooses settings that fit, and gives each byte its reason.
+"""Plans a run's GPU memory: chooses settings of the trainer and of vLLM that fit, with a line for each use.
 
 Neighbours: the launcher asks before anything is rented and hands the chosen settings to the runtime;
 `trainer.py` and `engine.py` have the arithmetic, `fitness.py` looks for `MemoryPlan.gpu_bytes` on the
 machine. Pure: no torch.
 
-The rule of choice: every sequence that an engine can sample must be trainable, so the longest sequence comes
-first, up to 32,768 tokens. Next comes a trainer that computes nothing twice, unless the GPU is shared, where
-memory is worth more as cache. Next come rows long enough to keep a GPU busy, and last as many places as
-vLLM's own default. A cache for few sequences at a time is taken only if no shorter length has a larger one.
+The order of choice, because every sequence that an engine can sample must be trainable:
+
+1. the longest `max_model_len`, up to 32,768 tokens;
+2. no activation checkpointing, unless trainer and engine share the GPU: there the KV cache needs the memory;
+3. packed rows long enough to keep a GPU busy;
+4. vLLM's own default of `max_num_seqs`.
+
+A KV cache of fewer than 32,768 tokens is taken only if no later choice has a larger one.
 """
 
 from __future__ import annotations
@@ -22,23 +26,29 @@ from runtime.shared.memory.memory_item import MemoryLine, total
 from runtime.shared.model_shape import ModelShape
 
 CONTEXT_LENGTHS = (32768, 16384, 8192, 4096, 2048)
-# Rows of a step are dealt out to the GPUs that train: more of them, shorter rows.
-_ROW, _LEAST_ROW = 16384, 4096
+# Tokens of a packed row. A step's rows are dealt out to the GPUs that train: more GPUs, shorter rows.
+_ROW_TOKENS, _MIN_ROW_TOKENS = 16384, 4096
+# `max_num_seqs` where vLLM's default does not fit.
 _FEWER_SEQUENCES = (256, 64)
-# Of the cache: sixteen answers of 2,048 tokens at a time.
+# A KV cache of this size is large enough: sixteen answers of 2,048 tokens at a time.
 _COMFORTABLE_TOKENS = 32768
 _CENT = 100
 
 
 @dataclass(frozen=True)
 class Overrides:
-    """The settings that the user set and the plan keeps; None for the others. `number_bytes`: two or four, by
-    the dtype."""
+    """The settings that the user set and the plan keeps; None where the plan chooses.
+
+    The LoRA: `rank`, `target_modules` (None: `ModelShape.lora_names`), `scaled` (alpha is not the rank).
+    `max_loras`: adapters that the engine keeps at a time. `number_bytes`: the bytes of a weight, 2 (bf16) or
+    4 (fp32). `reference`: the loss has a KL term, and so a reference pass. `checkpointing`: activation
+    checkpointing. `memory_fraction`: vLLM's `gpu_memory_utilization`.
+    """
 
     rank: int = 16
-    names: tuple[str, ...] | None = None
+    target_modules: tuple[str, ...] | None = None
     scaled: bool = False
-    slots: int = 4
+    max_loras: int = 4
     number_bytes: int = 2
     reference: bool = False
     checkpointing: bool | None = None
@@ -51,8 +61,10 @@ class Overrides:
 
 @dataclass(frozen=True)
 class MachineGpus:
-    """`count` GPUs of a kind, `train` and `infer` of them; with one both share it. `listed_bytes`: the memory
-    of each, if it is known better than by the kind."""
+    """`count` GPUs of the kind `gpu`: `train` of them train, `infer` of them serve. A single GPU does both.
+
+    `listed_bytes`: the memory of each as its driver lists it; None: the kind's usual memory is taken.
+    """
 
     gpu: str
     count: int
@@ -67,14 +79,15 @@ class MachineGpus:
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """The plan of one GPU that trains and one that serves (or the one that does both): lines, and the chosen
-    settings.
+    """The memory of one GPU that trains and of one that serves (or of the one that does both), line by line,
+    and the chosen settings.
 
-    `engine_places`, `memory_fraction` and `kv_cache_gib` None are the engine's own. On a shared GPU the
-    engine's cache is set, because its own measurement would count the trainer's memory. `short` is the reason
-    why it does not fit, None if it does. `gpu_bytes`: the least free memory a GPU must have, with a cache for
-    one longest sequence. `instead`: GPUs that it would fit, and `in_the_way`: keys without which it would fit
-    these.
+    `engine_places` (vLLM's `max_num_seqs`), `memory_fraction` (its `gpu_memory_utilization`) and
+    `kv_cache_gib` are None where vLLM's own default stays. On a shared GPU the KV cache's size is always set,
+    because vLLM's own measurement would count the trainer's memory as well. `cache_tokens`: the tokens that
+    the KV cache holds. `gpu_bytes`: the least free memory that a GPU must have, with a cache for one sequence
+    of `max_model_len`. `short`: the reason why it does not fit, None if it does; then `in_the_way` has
+    the user's settings without which it would fit these GPUs, or else `instead` has GPUs that it would fit.
     """
 
     gpu: str
@@ -100,7 +113,8 @@ class MemoryPlan:
 
 
 def plan(shape: ModelShape, split: MachineGpus, overrides: Overrides) -> MemoryPlan | None:
-    """The first choice that fits, else the one that needs least, with `short`. None for an unknown GPU."""
+    """The first choice that fits with a large KV cache, else the fitting one with the largest, else the one
+    that needs least, with `short` set. None for an unknown GPU."""
     listed = split.listed_bytes or gpu_memory.memory_bytes(split.gpu)
     if listed is None:
         return None
@@ -115,29 +129,30 @@ def plan(shape: ModelShape, split: MachineGpus, overrides: Overrides) -> MemoryP
 
 
 def usable(listed: int) -> int:
-    """The part of a GPU's memory, as nvidia-smi lists it, that a plan may use."""
+    """The bytes that a plan may use of a GPU's memory; `listed`: its bytes by nvidia-smi."""
     return round(listed * assumptions.OF_THE_LISTED) - assumptions.RESERVE_BYTES
 
 
 def _choices(shape: ModelShape, split: MachineGpus, overrides: Overrides) -> Iterator[Overrides]:
-    """Wishes with nothing left open but the share of the GPU, best first."""
+    """The settings to try, best first: the user's, and a choice for each that was None but the engine's
+    share of the GPU (`memory_fraction`, `kv_cache_gib`)."""
     bound = min(shape.positions or CONTEXT_LENGTHS[0], CONTEXT_LENGTHS[0])
     open_lengths = [bound, *(length for length in CONTEXT_LENGTHS if length < bound)]
     lengths = [overrides.max_model_len] if overrides.max_model_len else open_lengths
-    again = [False, True] if not split.shared else [True]
-    ways = again if overrides.checkpointing is None else [overrides.checkpointing]
-    row = _LEAST_ROW if split.shared else max(_LEAST_ROW, _ROW // split.train)
+    open_checkpointing = [False, True] if not split.shared else [True]
+    ways = open_checkpointing if overrides.checkpointing is None else [overrides.checkpointing]
+    row = _MIN_ROW_TOKENS if split.shared else max(_MIN_ROW_TOKENS, _ROW_TOKENS // split.train)
     for length in lengths:
         for checkpointing in ways:
-            rows = [row, _LEAST_ROW] if overrides.pack_tokens is None else [overrides.pack_tokens]
+            rows = [row, _MIN_ROW_TOKENS] if overrides.pack_tokens is None else [overrides.pack_tokens]
             for pack_tokens in dict.fromkeys(rows):
-                for places in _sequence_counts(overrides):
+                for max_num_seqs in _sequence_counts(overrides):
                     yield replace(
                         overrides,
                         max_model_len=length,
                         checkpointing=checkpointing,
                         pack_tokens=pack_tokens,
-                        max_num_seqs=places,
+                        max_num_seqs=max_num_seqs,
                     )
 
 
@@ -146,7 +161,8 @@ def _sequence_counts(overrides: Overrides) -> list[int | None]:
 
 
 def _evaluate(shape: ModelShape, split: MachineGpus, chosen: Overrides, listed: int) -> MemoryPlan:
-    """Everything on the scales: the trainer first, the engine's share, and the cache that is left of it."""
+    """The plan with these settings: the trainer's memory, the engine's share, and the KV cache that fits into
+    this share. `listed`: the GPU's bytes by nvidia-smi."""
     assert chosen.max_model_len is not None
     assert chosen.pack_tokens is not None
     train = tuple(trainer.items(shape, _training(shape, split, chosen)))
@@ -193,7 +209,7 @@ def _training(shape: ModelShape, split: MachineGpus, chosen: Overrides) -> train
         row=_longest_row(chosen.pack_tokens or 0, chosen.max_model_len or 0),
         checkpointing=bool(chosen.checkpointing),
         rank=chosen.rank,
-        names=chosen.names or shape.lora_names,
+        names=chosen.target_modules or shape.lora_names,
         gpus=split.train,
         number_bytes=chosen.number_bytes,
         scaled=chosen.scaled,
@@ -202,7 +218,8 @@ def _training(shape: ModelShape, split: MachineGpus, chosen: Overrides) -> train
 
 
 def _longest_row(pack_tokens: int, longest: int) -> int:
-    """Rows on a GPU have the length of a pack, or for one longer sample another of the few that there are."""
+    """The longest row in tokens: `pack_tokens`, or for one longer sample the next of the few fixed lengths
+    (`fixed_row_lengths.py`)."""
     budget = fixed_row_lengths.whole_blocks(pack_tokens)
     return fixed_row_lengths.fixed_length(max(longest, budget), budget)
 
@@ -211,8 +228,8 @@ def _serving(shape: ModelShape, split: MachineGpus, chosen: Overrides, listed: i
     places, batch = engine.defaults(split.gpu, listed)
     return engine.EngineSetup(
         rank=chosen.rank,
-        names=chosen.names or shape.lora_names,
-        max_loras=chosen.slots,
+        names=chosen.target_modules or shape.lora_names,
+        max_loras=chosen.max_loras,
         max_num_seqs=chosen.max_num_seqs or places,
         max_batched_tokens=batch,
         number_bytes=chosen.number_bytes,
@@ -220,8 +237,8 @@ def _serving(shape: ModelShape, split: MachineGpus, chosen: Overrides, listed: i
 
 
 def _fraction(split: MachineGpus, chosen: Overrides, listed: int, left: int) -> float:
-    """vLLM's share of its GPU, to the cent: the user's, or the rest that the trainer leaves if both are on
-    one."""
+    """vLLM's `gpu_memory_utilization`, in steps of 0.01: the user's, the usual one, or on a shared GPU the
+    rest. `left`: the usable bytes that the trainer leaves."""
     if chosen.memory_fraction is not None:
         return chosen.memory_fraction
     if not split.shared:
@@ -231,7 +248,8 @@ def _fraction(split: MachineGpus, chosen: Overrides, listed: int, left: int) -> 
 
 
 def _cache(size: int, one: int, longest: int) -> MemoryLine:
-    """With less room than for one longest sequence, the size that this needs: no engine works without it."""
+    """The KV cache's line. `size`: the bytes there are for it; `one`: the bytes of one sequence of `longest`
+    tokens, which the line has at least, because no engine works without it."""
     tokens = longest * max(size, one) // one
     each = round(one / longest / 1000)
     least = ": the least" if size < one else ""
@@ -242,8 +260,8 @@ def _cache(size: int, one: int, longest: int) -> MemoryLine:
 def _shortfall(
     split: MachineGpus, training: int, serving: int, room: int, share: int, *, cache_short: bool
 ) -> str | None:
-    """The reason why it does not fit, by the table's sums; None if it does. `share`: the memory the engine
-    may take."""
+    """The reason why it does not fit; None if it does. In bytes: `training` and `serving` are needed, `room`
+    is usable, `share` is the part of it that the engine may take."""
     has = f"{split.gpu} has {format_gib(room)} to give"
     if split.shared and training + max(serving, 0 if cache_short else share) > room:
         return f"on one GPU training takes {format_gib(training)} and serving {format_gib(serving)}, {has}"
@@ -256,5 +274,5 @@ def _shortfall(
 
 
 def format_gib(size: float) -> str:
-    """Bytes in the unit that GPUs are listed in."""
+    """Bytes as a text in GiB, as GPUs' memory is listed: "21.5 GiB"."""
     return f"{size / assumptions.GIB:.1f} GiB"

@@ -65,10 +65,10 @@ def _other_gpus(split: MachineGpus) -> Iterator[tuple[str, int]]:
 def blocking_overrides(shape: ModelShape, split: MachineGpus, overrides: Overrides) -> list[str]:
     """The user's settings without which it would fit; [] if dropping them would not help."""
     none: dict[str, Any] = {field.name: field.default for field in fields(Overrides)}
-    said = [name for name in KEYS if getattr(overrides, name) is not None]
-    for name in said:
+    user_set = [name for name in KEYS if getattr(overrides, name) is not None]
+    for name in user_set:
         weighed = plan(shape, split, replace(overrides, **{name: none[name]}))
         if weighed is not None and weighed.fits:
             return [KEYS[name]]
-    weighed = plan(shape, split, replace(overrides, **{name: none[name] for name in said}))
-    return [KEYS[name] for name in said] if said and weighed is not None and weighed.fits else []
+    weighed = plan(shape, split, replace(overrides, **{name: none[name] for name in user_set}))
+    return [KEYS[name] for name in user_set] if user_set and weighed is not None and weighed.fits else []

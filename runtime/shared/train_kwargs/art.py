@@ -57,8 +57,8 @@ def _ppo(reading: Translation, name: str, value: Any) -> None:
 
 
 def _is_cispo(reading: Translation) -> bool:
-    said = reading.given.get("loss_fn")
-    return said == "cispo" or (said is None and reading.given.get("ppo") is False)
+    loss_fn = reading.given.get("loss_fn")
+    return loss_fn == "cispo" or (loss_fn is None and reading.given.get("ppo") is False)
 
 
 def _level(reading: Translation, name: str, value: Any) -> None:
@@ -115,8 +115,10 @@ def _off_at(*off: Any, why: str = _UNSUPPORTED) -> Handler:
 
     def act(reading: Translation, name: str, value: Any) -> None:
         if not any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in off):
-            said = " or ".join(repr(one) for one in off)
-            raise UnsupportedValueError(f"{why}; leave it out" + (f", or {said}" if said else ""))
+            alternatives = " or ".join(repr(one) for one in off)
+            raise UnsupportedValueError(
+                f"{why}; leave it out" + (f", or {alternatives}" if alternatives else "")
+            )
 
     return act
 

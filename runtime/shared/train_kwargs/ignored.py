@@ -14,7 +14,7 @@ _SAVED = "each step is a checkpoint, and so many of the last are kept as train.k
 _LOGGED = "each step is logged, in metrics.jsonl of the run's folder"
 _FOLDER = "the adapter is copied into the run's folder (LAUNCH_RUN_DIR)"
 _VALIDATED = "GRPO(num_steps_for_val=…) says when the valset is scored"
-_ASKED = "num_threads says how many rollouts are under way at once"
+_NUM_THREADS = "num_threads says how many rollouts are under way at once"
 _ENGINES = "the run has engines of its own"
 _OPTIMIZER = "the optimizer is AdamW, with PyTorch's own betas and epsilon"
 _DATA = "there is no dataset here: a step learns from its own rollouts"
@@ -46,7 +46,8 @@ _TEXTS: dict[str, str] = {
     **dict.fromkeys(
         ("eval_strategy", "evaluation_strategy", "eval_steps", "per_device_eval_batch_size"), _VALIDATED),
     **dict.fromkeys(
-        ("generation_batch_size", "max_concurrent", "max_data_workers", "async_max_queue_size"), _ASKED),
+        ("generation_batch_size", "max_concurrent", "max_data_workers", "async_max_queue_size"),
+        _NUM_THREADS),
     **dict.fromkeys(
         ("vllm_mode", "vllm_server_host", "vllm_server_port", "vllm_server_base_url", "vllm_server_timeout",
          "vllm_tensor_parallel_size", "vllm_enable_sleep_mode", "control_endpoint", "model_init_kwargs",

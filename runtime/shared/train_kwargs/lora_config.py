@@ -91,11 +91,12 @@ def _check(reading: Translation, key: str, value: Any) -> None:
             _unknown(reading, key)
 
 
-def _same(reading: Translation, asked: Any, setting: str) -> None:
+def _same(reading: Translation, requested: Any, setting: str) -> None:
     own = getattr(reading.run.config.train.lora, setting)
-    if asked != own:
+    if requested != own:
         raise UnsupportedValueError(
-            f"{_as_text(asked)} was requested, this run has {_as_text(own)}", _set(reading, setting, asked)
+            f"{_as_text(requested)} was requested, this run has {_as_text(own)}",
+            _set(reading, setting, requested),
         )
 
 
@@ -109,9 +110,9 @@ def _set(reading: Translation, setting: str, value: Any) -> str:
 
 
 def _check_targets(reading: Translation, value: Any) -> None:
-    asked = _targets(value)
+    requested = _targets(value)
     chosen, layers = reading.run.config.train.lora.target_modules, reading.run.layers
-    if asked is None:
+    if requested is None:
         if chosen is not None and set(chosen) != set(layers or ()):
             listed = ",".join(chosen)
             raise UnsupportedValueError(
@@ -119,8 +120,8 @@ def _check_targets(reading: Translation, value: Any) -> None:
             )
         return
     own = chosen or layers or PROJECTIONS
-    if set(asked) != set(own):
-        wanted = sorted(set(asked))
+    if set(requested) != set(own):
+        wanted = sorted(set(requested))
         raise UnsupportedValueError(
             f"{','.join(wanted)} was requested, this run has {','.join(own)}",
             _set(reading, "target_modules", wanted),

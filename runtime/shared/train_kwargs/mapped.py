@@ -73,8 +73,8 @@ def bounded(setting: str, value: Any) -> Any:
     try:
         return getattr(StepSettings.model_validate({setting: value}, strict=True), setting)
     except ValidationError as error:
-        said = error.errors(include_url=False)[0]["msg"]
-        raise UnsupportedValueError(said[0].lower() + said[1:]) from None
+        message = error.errors(include_url=False)[0]["msg"]
+        raise UnsupportedValueError(message[0].lower() + message[1:]) from None
 
 
 def _learning_rate(reading: Translation, name: str, value: Any) -> None:

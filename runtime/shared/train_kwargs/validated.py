@@ -39,12 +39,12 @@ def _model(reading: Translation, name: str, value: Any) -> None:
 
 def _gpus(own: Callable[[RuntimeConfig], int], what: str, option: str) -> Handler:
     def act(reading: Translation, name: str, value: Any) -> None:
-        asked, config = integer(value, 1), reading.run.config
+        requested, config = integer(value, 1), reading.run.config
         if config.device == "cpu":
-            reading.note(name, f"this run is on a CPU; on GPUs `{option} {asked}` says it")
-        elif asked != own(config):
-            launch = f"{option} {asked}" if asked <= _MAX_GPUS else ""
-            raise UnsupportedValueError(f"{asked} are asked for, this run {what} {own(config)}", launch)
+            reading.note(name, f"this run is on a CPU; on GPUs `{option} {requested}` says it")
+        elif requested != own(config):
+            launch = f"{option} {requested}" if requested <= _MAX_GPUS else ""
+            raise UnsupportedValueError(f"{requested} are asked for, this run {what} {own(config)}", launch)
 
     return act
 
@@ -69,15 +69,17 @@ def _length(what: str) -> Handler:
     """`what` is at most so many tokens: nothing is cut here, so only a larger number is a difference."""
 
     def act(reading: Translation, name: str, value: Any) -> None:
-        asked, own = integer(value, 1), reading.run.config.engine.max_model_len
+        requested, own = integer(value, 1), reading.run.config.engine.max_model_len
         limit = reading.run.context_tokens or own
         if limit is None:
             reading.note(name, "not compared: what the engines take is not known yet")
-        elif asked <= limit:
+        elif requested <= limit:
             reading.note(name, f"{what}; prompt and answer together may have {limit} tokens")
         elif own is not None and own <= limit and reading.strict:
             why = f"prompt and answer together have at most {limit} tokens in this run"
-            raise UnsupportedValueError(why, launch_option(reading.run.config, "engine.max_model_len", asked))
+            raise UnsupportedValueError(
+                why, launch_option(reading.run.config, "engine.max_model_len", requested)
+            )
         else:
             reading.note(name, f"prompt and answer together have at most {limit} tokens in this run")
 
@@ -94,19 +96,19 @@ def _checkpointing(reading: Translation, name: str, value: Any) -> None:
             name, "layers compute their insides again where memory asks for it, which changes no update"
         )
     else:
-        said = str(value).lower()
+        requested = str(value).lower()
         reading.note(
             name,
             f"train.activation_checkpointing={str(own).lower()} in this run, which changes no update "
-            f"(--set train.activation_checkpointing={said})",
+            f"(--set train.activation_checkpointing={requested})",
         )
 
 
 def _async_prefetch(reading: Translation, name: str, value: Any) -> None:
-    asked, own = integer(value), reading.run.config.max_staleness
-    if asked > own:
+    requested, own = integer(value), reading.run.config.max_staleness
+    if requested > own:
         why = f"a sample older than {own} steps is not trained in this run"
-        raise UnsupportedValueError(why, launch_option(reading.run.config, "max_staleness", asked))
+        raise UnsupportedValueError(why, launch_option(reading.run.config, "max_staleness", requested))
     reading.note(name, "GRPO(staleness=N) rolls out up to N steps ahead of the one that trains, and 0 waits")
 
 
@@ -116,12 +118,12 @@ def must_equal(
     """The same as the run has, by this option."""
 
     def act(reading: Translation, name: str, value: Any) -> None:
-        asked, has = read(value), own(reading.run.config)
-        if asked != has:
-            said = "its own choice" if has is None else f"{has:g}"
+        requested, has = read(value), own(reading.run.config)
+        if requested != has:
+            own_text = "its own choice" if has is None else f"{has:g}"
             raise UnsupportedValueError(
-                f"{asked:g} was requested, this run has {said}",
-                launch_option(reading.run.config, option, asked),
+                f"{requested:g} was requested, this run has {own_text}",
+                launch_option(reading.run.config, option, requested),
             )
 
     return act

@@ -1,6 +1,6 @@
-"""Reads the logprob probe: sequences that the trainer scored, scored again by an engine.
+"""Compares an engine's logprobs with the trainer's, on the sequences of a checkpoint's logprob probe.
 
-Neighbours: shared/probe_file.py has the file's format, trainer/logprob_probe.py makes it; version_check.py
+Neighbours: shared/probe_file.py has the file's format, trainer/probe_logprobs.py makes it; version_check.py
 judges the errors. Knows nothing of adapters, and judges no error.
 """
 
@@ -27,7 +27,7 @@ _SLOPE_ERROR = 0.1
 
 
 class ProbeError(Exception):
-    """There is nothing to compare with."""
+    """The probe's file cannot be read, or has no sampled token or no finite logprob to compare with."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,9 @@ class Scores:
 
 @dataclass(frozen=True)
 class Errors:
-    """Served minus trained over one engine's probe, and cached minus not cached."""
+    """One engine's errors in nats: the largest and the mean of |served - trainer's|, and the largest of
+    |with prefix cache - without|. `effect_share`: the slope of the engine's adapter effect on the trainer's,
+    1 if they agree; None if the effect is too small to measure."""
 
     largest: float
     mean: float
@@ -91,8 +93,8 @@ class LogprobProbe:
         """
         ends = [ids for ids in self.sequences if len(ids) > 1]
         continued = await asyncio.gather(*(engine.score_next(name, ids[:-1], ids[-1]) for ids in ends))
-        asked = [(model, ids) for model in (name, BASE_NAME) for ids in self.sequences]
-        scores = [np.array(row) for row in await asyncio.gather(*(engine.score(*one) for one in asked))]
+        requests = [(model, ids) for model in (name, BASE_NAME) for ids in self.sequences]
+        scores = [np.array(row) for row in await asyncio.gather(*(engine.score(*one) for one in requests))]
         half = len(self.sequences)
         served, base = np.concatenate(scores[:half]), np.concatenate(scores[half:])
         last = np.array([row[-1] for row in scores[:half] if len(row) > 1])
@@ -100,11 +102,11 @@ class LogprobProbe:
 
     @property
     def effect(self) -> float:
-        """How far the adapter moves a logprob, at most."""
+        """The adapter's largest change of a logprob, in nats, by the trainer."""
         return float(np.abs(self.policy - self.base).max())
 
     def errors(self, scores: Scores) -> Errors:
-        """The share is the slope of the engine's effect on the trainer's."""
+        """The errors of one engine's scores."""
         error = np.abs(scores.served - self.policy)
         trained = self.policy - self.base
         noise = 2 * np.square(scores.base - self.base).mean()  # of a difference of two logprobs

@@ -1,5 +1,5 @@
-"""Makes the logprob probe: the trainer's own logprobs of sequences of the batch, or of one that it makes
-itself where there is no batch.
+"""Makes a checkpoint's logprob probe: the trainer's logprobs of some of the batch's sequences, or of a greedy
+one where there is no batch.
 
 Neighbours: the recipe commits it with each checkpoint; shared/probe_file.py has the format; the gateway
 verifies with it that engines hold the committed adapter. Knows nothing of a tokenizer, nor of engines.
