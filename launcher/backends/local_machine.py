@@ -313,7 +313,8 @@ def make_own_folder(folder: Path, owner: Path) -> None:
                 "other users could open the run's sockets",
                 f"ls -ld {folder}",
             ) from None
-    (folder / _OWNER_FILE).write_text(os.path.realpath(owner), encoding="utf-8")
+    with contextlib.suppress(OSError):  # a full disk: without the file `launch gc` leaves the folder alone
+        (folder / _OWNER_FILE).write_text(os.path.realpath(owner), encoding="utf-8")
 
 
 def owner_of(sockets: Path) -> str | None:

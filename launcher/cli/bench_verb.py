@@ -22,7 +22,7 @@ def bench(output: Output, against: str | None, steps: int, seeds: int, staleness
         raise UsageError(
             "--against is no longer an option of launch bench",
             "the comparison with TRL's trainer is a program of the tests, in a checkout",
-            "uv run python -m tests.bench.compare_with_trl",
+            "uv run python -m tests.bench.against_trl",
         )
     found = self_bench.run_self_bench(Workload(steps, seeds, staleness), output, Home.find())
     data = found.to_dict()

@@ -28,9 +28,9 @@ from launcher.base.processes import ProcessId
 from launcher.records import heartbeat
 
 FILE = ".teardown"
-# The progress that `launch` reports while it cannot bring home the results of a machine that would take them
-# along.
-WAITING_FOR_RESULTS = "waiting for results that cannot be copied"
+# The progress that `launch` reports while it cannot copy the results of a machine that would take them along.
+# Another version of ours compares it as it stands in the file: the text stays.
+WAITING_FOR_RESULTS = "waiting for results that cannot be brought home"
 # A holder that is stopped (Ctrl-Z) is waited for so long: each of its own steps is bounded, so is no other.
 STUCK_SECONDS = 30.0
 _PROGRESS_SECONDS = 20.0

@@ -1,6 +1,6 @@
 """TRL's GRPOTrainer on the task of `launch bench`, by turns with ours, seed by seed, and compared.
 
-    uv run python -m tests.bench.compare_with_trl [--steps N] [--seeds N] [--staleness N] [--json]
+    uv run python -m tests.bench.against_trl [--steps N] [--seeds N] [--staleness N] [--json]
 
 Three seeds of 40 steps take some 20 minutes, alone on the computer. The same on both sides: the built-in
 model in fp32, LoRA on all linear layers, AdamW at a constant rate, 8 inputs by 8 answers a step, the same

@@ -37,7 +37,7 @@ _Found = TypeVar("_Found")
 _WAITS = re.compile(
     r"Condition\.wait|Condition\.__enter__|Poller\.poll|\.select \(|^_worker \(concurrent|WorkerThread\.run|"
     r"SyncStream\.read|ThreadLock\.__enter__|Queue\.get|^Runner\.run|^run \(uvloop|monitor_engine|"
-    r"Popen\._wait|NextStep\._await"
+    r"Popen\._wait|NextStep\._poll"
 )
 # By what a process is called by `launch bench`: its name here, and its kinds of work, each by a frame that is
 # on the stack. The first that fits counts.
@@ -48,11 +48,11 @@ _KINDS: dict[str, tuple[str, list[tuple[str, str]]]] = {
             ("old logprobs", r"^old_logprobs \("),
             ("backward", r"^Tensor\.backward"),
             ("forward and loss", r"^_pack_loss"),
-            ("optimizer", r"^take_step"),
+            ("optimizer", r"^optimizer_step"),
             ("probe of the version", r"^make_logprob_probe"),
             ("adapter, checkpoint, fsync", r"\._commit \("),
             ("looking for the next step", r"^NextStep"),
-            ("reading, packing", r"^gradients|^select|\._read \("),
+            ("reading, packing", r"^gradients|^select|\._read_batch \("),
         ],
     ),
     "VLLM::EngineCore": (
@@ -87,12 +87,12 @@ _KINDS: dict[str, tuple[str, list[tuple[str, str]]]] = {
         "gateway",
         [
             ("looking for a commit", r"until_committed"),
-            ("publishing, proving", r"Publisher\.|Prover\.|LogprobProbe"),
+            ("publishing, proving", r"Publisher\.|AdapterVerifier\.|LogprobProbe"),
             (
                 "steps: taken in, handed over",
-                r"StepQueue\.|Handover\.|Said\.|^build \(|^select \(|write_batch",
+                r"StepQueue\.|Handover\.|RolloutLog\.|^build \(|^select \(|write_batch",
             ),
-            ("requests", r"Completions|Door|Flight|proxy\.py|uvicorn|httptools|SampleStore|Journal"),
+            ("requests", r"Completions|Flight|proxy\.py|uvicorn|httptools|SampleStore|Journal"),
         ],
     ),
     "launcher.cli.main": (

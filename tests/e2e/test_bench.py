@@ -53,7 +53,7 @@ def test_a_short_form_measures_each_line_and_leaves_nothing(home: Path) -> None:
 
 @pytest.mark.long
 def test_both_sides_learn_the_same_task_by_turns(home: Path) -> None:
-    words = ("-m", "tests.bench.compare_with_trl", "--json", "--steps", "10", "--seeds", "2")
+    words = ("-m", "tests.bench.against_trl", "--json", "--steps", "10", "--seeds", "2")
     found = found_by(Launched(home, words, executable=[sys.executable]))
     assert [run["side"] for run in found["runs"]] == ["ours", "trl", "trl", "ours"]
     for run in found["runs"]:

@@ -116,7 +116,7 @@ def test_a_comparison_with_another_trainer_is_elsewhere_and_said_so_before_anyth
 ) -> None:
     done = Typed(tmp_path / "project", tmp_path / "home")("bench", "--against", "trl")
     assert done.returncode == 2
-    assert "Hint: uv run python -m tests.bench.compare_with_trl" in done.stderr
+    assert "Hint: uv run python -m tests.bench.against_trl" in done.stderr
     assert not (tmp_path / "home").exists()
 
 

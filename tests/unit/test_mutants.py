@@ -177,6 +177,17 @@ def test_every_mutant_of_this_tree_names_tests_that_are_there_and_applies() -> N
             assert text != symbols.text(file), mutant.name
 
 
+@pytest.mark.process
+def test_no_mutant_is_caught_for_a_name_that_is_not_there(tmp_path: Path) -> None:
+    symbols = Symbols(REPOSITORY)
+    for mutant in Mutant.all():
+        for number, text in enumerate(mutant.broken(symbols).values()):
+            (tmp_path / f"{mutant.name}-{number}.py").write_text(text)
+    checks = ("check", "--isolated", "--select", "F821", "--output-format", "concise", tmp_path)
+    done = subprocess.run([sys.executable, "-m", "ruff", *checks], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+
+
 # ------------------------------------------------------------------ the log
 
 

@@ -1,6 +1,6 @@
 """What a comparison found, as one object and as a table for people; and what keeps it from being a record.
 
-Neighbours: `tests/bench/compare_with_trl.py` fills and prints it. Knows nothing of how things were measured.
+Neighbours: `tests/bench/against_trl.py` fills and prints it. Knows nothing of how things were measured.
 """
 
 from __future__ import annotations
