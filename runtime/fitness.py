@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from runtime import bootstrap
-from runtime.nvidia_smi import Gpu, HostError, is_of_type, list_gpus
+from runtime.nvidia_smi import Gpu, UnfitMachineError, is_of_type, list_gpus
 from runtime.shared import gpu_memory
 from runtime.shared.memory.planning import format_gib, usable
 
@@ -68,7 +68,7 @@ class Needs:
 
 
 def check(needs: Needs, root: Path) -> str:
-    """All checks; a summary in one line. Raises HostError."""
+    """All checks; a summary in one line. Raises UnfitMachineError."""
     found = []
     if needs.variant == "cuda":
         gpus = list_gpus()
@@ -85,17 +85,17 @@ def check(needs: Needs, root: Path) -> str:
 
 
 def _check_gpus(gpus: list[Gpu], needs: Needs) -> None:
-    """Each is whole, of the type rented, and there are enough. Raises HostError."""
+    """Each is whole, of the type rented, and there are enough. Raises UnfitMachineError."""
     if len(gpus) < needs.count:
-        raise HostError(f"{needs.gpus} was rented, {len(gpus)} of {needs.count} GPUs are there")
+        raise UnfitMachineError(f"{needs.gpus} was rented, {len(gpus)} of {needs.count} GPUs are there")
     for index, gpu in enumerate(gpus):
         if gpu.is_mig:
-            raise HostError(f"GPU {index} ({gpu.name}) is split by MIG: whole GPUs are needed")
+            raise UnfitMachineError(f"GPU {index} ({gpu.name}) is split by MIG: whole GPUs are needed")
         if not is_of_type(gpu.name, needs.type):
-            raise HostError(f"{needs.gpus} was rented, GPU {index} is {gpu.name}")
+            raise UnfitMachineError(f"{needs.gpus} was rented, GPU {index} is {gpu.name}")
         least = gpu_memory.memory_bytes(needs.type) or 0
         if gpu.memory_bytes is not None and gpu.memory_bytes < least * _MIN_MEMORY_SHARE:
-            raise HostError(
+            raise UnfitMachineError(
                 f"{needs.gpus} was rented, GPU {index} ({gpu.name}) has {_gb(gpu.memory_bytes)} of memory"
             )
 
@@ -105,29 +105,34 @@ def cuda_version(variant: str) -> str:
     lock = (bootstrap.REQUIREMENTS / f"{variant}.txt").read_text()
     pinned = re.search(r"^cuda-toolkit==(\d+\.\d+)", lock, re.MULTILINE)
     if pinned is None:
-        raise HostError(f"requirements/{variant}.txt pins no cuda-toolkit: which driver it needs is unknown")
+        raise UnfitMachineError(
+            f"requirements/{variant}.txt pins no cuda-toolkit: which driver it needs is unknown"
+        )
     return pinned.group(1)
 
 
 def check_driver(driver: str, cuda: str) -> None:
-    """New enough for programs of that CUDA. Raises HostError."""
+    """New enough for programs of that CUDA. Raises UnfitMachineError."""
     least = NEEDED_BY_CUDA[int(cuda.partition(".")[0])][0]
     if int(driver.partition(".")[0]) < least:
-        raise HostError(f"driver {driver} is too old for CUDA {cuda}: it needs {least} or newer")
+        raise UnfitMachineError(f"driver {driver} is too old for CUDA {cuda}: it needs {least} or newer")
 
 
 def check_capability(gpu: Gpu, needs: Needs) -> None:
-    """The pinned packages have code for this GPU. Raises HostError."""
+    """The pinned packages have code for this GPU. Raises UnfitMachineError."""
     cuda = cuda_version(needs.variant)
     least, what = NEEDED_BY_CUDA[int(cuda.partition(".")[0])][1], f"CUDA {cuda}"
     if needs.dtype == "bfloat16" and least < _BFLOAT16_CAPABILITY:
         least, what = _BFLOAT16_CAPABILITY, "bfloat16"
     if gpu.capability is not None and gpu.capability < least:
-        raise HostError(f"{gpu.name} has compute capability {gpu.capability}: {what} needs {least} or newer")
+        raise UnfitMachineError(
+            f"{gpu.name} has compute capability {gpu.capability}: {what} needs {least} or newer"
+        )
 
 
 def check_weights(gpu: Gpu, needs: Needs) -> None:
-    """Each engine has the whole model on one GPU; one that is shared has it twice. Raises HostError."""
+    """Each engine has the whole model on one GPU; one that is shared has it twice.
+    Raises UnfitMachineError."""
     shared = needs.train_gpus + needs.infer_gpus > needs.count
     if needs.gpu_bytes:
         _check_planned(gpu, needs)
@@ -135,14 +140,14 @@ def check_weights(gpu: Gpu, needs: Needs) -> None:
     wanted = needs.model_bytes * (2 if shared else 1)
     if gpu.memory_bytes is not None and wanted > gpu.memory_bytes:
         twice = ", once to serve and once to train" if shared else ""
-        raise HostError(
+        raise UnfitMachineError(
             f"the model's weights take {_gb(wanted)} on a GPU{twice}; {gpu.name} has {_gb(gpu.memory_bytes)}"
         )
 
 
 def _check_planned(gpu: Gpu, needs: Needs) -> None:
     if gpu.memory_bytes is not None and needs.gpu_bytes > usable(gpu.memory_bytes):
-        raise HostError(
+        raise UnfitMachineError(
             f"the run was planned with {format_gib(needs.gpu_bytes)} of a GPU,"
             f" {gpu.name} has {format_gib(usable(gpu.memory_bytes))} to give"
         )
@@ -159,10 +164,10 @@ def memory_bytes() -> int:
 
 
 def check_memory(available: int, needs: Needs) -> None:
-    """Room for the engines and the training processes. Raises HostError."""
+    """Room for the engines and the training processes. Raises UnfitMachineError."""
     processes = needs.train_gpus + needs.infer_gpus
     if available < processes * _PROCESS_BYTES:
-        raise HostError(
+        raise UnfitMachineError(
             f"the memory is too small: {_gb(available)} are free,"
             f" {processes} processes need {_gb(processes * _PROCESS_BYTES)}"
         )
@@ -170,18 +175,20 @@ def check_memory(available: int, needs: Needs) -> None:
 
 def check_compiler() -> None:
     """Triton compiles the launchers of its kernels (in vLLM and torch) when they first run: it needs a C
-    compiler and Python's own headers. Raises HostError."""
+    compiler and Python's own headers. Raises UnfitMachineError."""
     if not (os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")):
-        raise HostError("there is no C compiler, which builds kernels: apt-get install gcc")
+        raise UnfitMachineError("there is no C compiler, which builds kernels: apt-get install gcc")
     if not (HEADERS / "Python.h").is_file():
-        raise HostError(f"Python's headers, with which kernels are built, are not in {HEADERS}: python3-dev")
+        raise UnfitMachineError(
+            f"Python's headers, with which kernels are built, are not in {HEADERS}: python3-dev"
+        )
 
 
 def check_shared_memory(needs: Needs, folder: Path = SHARED_MEMORY) -> str | None:
     """Several training processes hand each other gradients through /dev/shm wherever one GPU cannot reach the
     other's memory, and in docker's own 64 MB NCCL ends the first step with an "unhandled system error": that
     is refused. One training process, and engines of one GPU each, put nothing there: then a small one is only
-    mentioned, in the words returned. Raises HostError.
+    mentioned, in the words returned. Raises UnfitMachineError.
     """
     try:
         found = os.statvfs(folder)
@@ -192,7 +199,7 @@ def check_shared_memory(needs: Needs, folder: Path = SHARED_MEMORY) -> str | Non
         return None
     if needs.train_gpus == 1:
         return f"{_gb(free)} of /dev/shm free"
-    raise HostError(
+    raise UnfitMachineError(
         f"/dev/shm is too small: {_gb(free)} of its {_gb(size)} are free,"
         f" {needs.train_gpus} training processes need {_gb(_SHARED_MEMORY_BYTES)};"
         " start the container with --ipc=host or --shm-size=2g"
@@ -201,7 +208,7 @@ def check_shared_memory(needs: Needs, folder: Path = SHARED_MEMORY) -> str | Non
 
 def check_disk(root: Path, needs: Needs) -> int:
     """Check the room for the model, and for the environment if it is not built. Returns the free bytes.
-    Raises HostError."""
+    Raises UnfitMachineError."""
     root.mkdir(parents=True, exist_ok=True)
     built = bootstrap.is_ready(root, needs.variant)
     wanted = needs.model_bytes + _RUN_BYTES + (0 if built else bootstrap.NEEDED_BYTES[needs.variant])
@@ -209,7 +216,9 @@ def check_disk(root: Path, needs: Needs) -> int:
     if free < wanted:
         what = "the run" if built else "the runtime's environment"
         model = f", {_gb(needs.model_bytes)} of that the model" if needs.model_bytes else ""
-        raise HostError(f"the disk is too small: {_gb(free)} are free, {what} needs {_gb(wanted)}{model}")
+        raise UnfitMachineError(
+            f"the disk is too small: {_gb(free)} are free, {what} needs {_gb(wanted)}{model}"
+        )
     return free
 
 
@@ -231,7 +240,7 @@ def main() -> int:
     root = given.pop("root")
     try:
         sys.stdout.write(check(Needs(**given), root) + "\n")
-    except HostError as unfit:
+    except UnfitMachineError as unfit:
         sys.stdout.write(f"{unfit}\n")
         return 1
     return 0

@@ -1,7 +1,7 @@
 """Health checks: tell whether a child is up, and has not frozen.
 
-Neighbours: supervision.py asks twice a second. A check answers None when the child is well, else one
-sentence; it keeps its own state between two calls. No threads, standard library only.
+Neighbours: supervision.py asks twice a second. A check returns None when the child is healthy, else its
+trouble in one sentence; it keeps its own state between two calls. No threads, standard library only.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Protocol
 
 from runtime.cpu_activity import CpuActivity
-from runtime.shared import files, process_table
+from runtime.shared import json_files, process_table
 
 ANSWER_SECONDS = 5.0
 # Longer than any single engine step or trainer kernel, far shorter than a person's patience.
@@ -29,7 +29,8 @@ DISK_SECONDS = 600.0
 
 
 class HealthCheck(Protocol):
-    """One child's health. `reset` is called when the child is started again.
+    """One child's health: awaiting it returns None if the child is healthy, else its trouble in one sentence.
+    `reset` is called when the child is started again.
 
     `note`: a remark on a healthy child; `usual_seconds`: the longest answer while all was well.
     """
@@ -155,7 +156,7 @@ class TrainerHealth:
 
     async def __call__(self, pid: int) -> str | None:
         try:
-            status = files.read_json(self._path)
+            status = json_files.read_json(self._path)
         except ValueError:
             status = None
         if status is None or status.get("state") not in ("ready", "training"):

@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from runtime import autodown
-from runtime.shared import files, process_table, processes
+from runtime.shared import json_files, process_table, processes
 from runtime.shared.stdin_token import read_token
 
 # The time that the supervisor gets for an orderly end (it saves between two steps) before everything is
@@ -172,7 +172,7 @@ class Keeper:
             self._exit_code = ended[self._supervisor]
 
     def _record(self, state: str, reason: str | None, left: list[int]) -> None:
-        files.write_json(
+        json_files.write_json(
             self._state_dir / "keeper.json",
             {
                 "state": state,

@@ -19,8 +19,8 @@ _NAME_PARTS = re.compile(r"RTX|GTX|PRO|[A-Z]+|\d+", re.IGNORECASE)
 _FORMS = re.compile(r"NVIDIA|TESLA|QUADRO|GEFORCE|SXM\d*|PCIE|NVL\d*|\d+GB?", re.IGNORECASE)
 
 
-class HostError(Exception):
-    """The reason this machine will not do, in one line."""
+class UnfitMachineError(Exception):
+    """This machine is unfit for the run; the text is the reason, in one line."""
 
 
 @dataclass(frozen=True)
@@ -37,16 +37,16 @@ class Gpu:
 
 
 def list_gpus() -> list[Gpu]:
-    """The GPUs that nvidia-smi lists. Raises HostError with its error message."""
+    """The GPUs that nvidia-smi lists. Raises UnfitMachineError with its error message."""
     command = ["nvidia-smi", f"--query-gpu={','.join(_FIELDS)}", "--format=csv,noheader,nounits"]
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, errors="replace", timeout=_NVIDIA_SMI_SECONDS
         )
     except FileNotFoundError:
-        raise HostError("there is no NVIDIA driver: nvidia-smi is not installed") from None
+        raise UnfitMachineError("there is no NVIDIA driver: nvidia-smi is not installed") from None
     except subprocess.TimeoutExpired:
-        raise HostError(
+        raise UnfitMachineError(
             f"the NVIDIA driver hangs: nvidia-smi did not answer for {_NVIDIA_SMI_SECONDS} s"
         ) from None
     lines = [line.strip() for line in done.stdout.splitlines() if line.strip()]
@@ -55,7 +55,7 @@ def list_gpus() -> list[Gpu]:
     complaints += [line.strip() for line in done.stderr.splitlines() if line.strip()]
     if done.returncode or complaints or not gpus:
         detail = complaints[-1] if complaints else f"nvidia-smi ended with code {done.returncode}"
-        raise HostError(f"the NVIDIA driver failed: {detail}")
+        raise UnfitMachineError(f"the NVIDIA driver failed: {detail}")
     return gpus
 
 
@@ -74,12 +74,12 @@ def _mebibytes(text: str) -> int | None:
     return int(text) * 2**20 if text.isdigit() else None
 
 
-def is_of_type(name: str, rented: str) -> bool:
-    """Whether nvidia-smi's name ("NVIDIA H100 80GB HBM3") is SkyPilot's type `rented` ("H100-MEGA-80GB").
+def is_of_type(name: str, gpu_type: str) -> bool:
+    """Whether nvidia-smi's name ("NVIDIA H100 80GB HBM3") is SkyPilot's type `gpu_type` ("H100-MEGA-80GB").
 
     The type up to its number must stand in the name as words: A10 is no A100, L40 no L40S.
     """
-    words = [word for word in re.split(r"[-_\s]+", rented) if word and not _FORMS.fullmatch(word)]
+    words = [word for word in re.split(r"[-_\s]+", gpu_type) if word and not _FORMS.fullmatch(word)]
     numbered = next((index for index, word in enumerate(words) if re.search(r"\d", word)), len(words) - 1)
     wanted = r"[-\s]*".join(_NAME_PARTS.findall(" ".join(words[: numbered + 1])))
     return re.search(rf"(?<![A-Z0-9]){wanted}(?![A-Z0-9])", name, re.IGNORECASE) is not None

@@ -21,7 +21,7 @@ from typing import Literal
 from runtime import gpus, tether
 from runtime.cpu_activity import CpuActivity
 from runtime.health import HealthCheck
-from runtime.shared import failpoints, files, processes
+from runtime.shared import failpoints, json_files, processes
 from runtime.shared.log_errors import final_error
 from runtime.shared.statuses import ChildState
 
@@ -313,7 +313,7 @@ class Supervisor:
             "detail": "; ".join(f"{state.name} {state.detail}" for state in worth_a_word) or None,
         }
         try:
-            files.write_json(self._path, status)
+            json_files.write_json(self._path, status)
         except OSError as error:  # a full disk must not cost the children their supervisor
             log.warning("%s: %s", self._path.name, error)
 

@@ -151,7 +151,7 @@ class CloudMachine:
         return machine
 
     def describe(self) -> dict[str, Any]:
-        """See machine.py."""
+        """See launcher/types/machine.py."""
         return {
             "kind": self.kind,
             "run_id": self._run_id,
@@ -172,7 +172,7 @@ class CloudMachine:
 
     @property
     def ephemeral(self) -> bool:
-        """See machine.py."""
+        """See launcher/types/machine.py."""
         return True
 
     @property
@@ -182,17 +182,17 @@ class CloudMachine:
 
     @property
     def state_dir(self) -> str:
-        """See machine.py. Known once armed: it is below the home of the machine's user."""
+        """See launcher/types/machine.py. Known once armed: it is below the home of the machine's user."""
         return self._there.state_dir
 
     @property
     def socket_dir(self) -> str:
-        """See machine.py."""
+        """See launcher/types/machine.py."""
         return f"/tmp/{self._run_id}"
 
     @property
-    def device(self) -> str:
-        """See machine.py."""
+    def device_type(self) -> str:
+        """See launcher/types/machine.py."""
         return self._variant
 
     # -------------------------------------------------------------- up
@@ -233,20 +233,22 @@ class CloudMachine:
         failpoint("cloud.pushed")
 
     def setup(self, progress: Progress = no_progress) -> None:
-        """See machine.py. An image that has the environment needs no build. A model is uploaded after the
-        checks of the machine have passed."""
+        """See launcher/types/machine.py. An image that has the environment needs no build. A model is
+        uploaded after the checks of the machine have passed."""
         needs = self._needs or Needs(self._variant, self._order.gpus)
-        self.run_job("setup", machine_scripts.setup(self.state_dir, needs), SETUP_SECONDS, progress)
+        self.run_script("setup", machine_scripts.setup(self.state_dir, needs), SETUP_SECONDS, progress)
         if self._model is not None:
             models = RemoteFolder(self.host, self._there.model_path(str(self._model)), self._folder)
-            model_upload.upload(models, self._model, progress, self._presence.check)
+            model_upload.upload(models, self._model, progress, self._presence.raise_if_gone)
         failpoint("cloud.prepared")
 
-    def run_job(self, name: str, script: str, bound_seconds: float, progress: Progress = no_progress) -> None:
+    def run_script(
+        self, name: str, script: str, bound_seconds: float, progress: Progress = no_progress
+    ) -> None:
         """A script on the machine, to its end. Raises JobFailed with its last line."""
         job = RemoteJob(self._there.run_folder(), name)
         job.start(script, bound_seconds)
-        job.wait(bound_seconds, progress, self._presence.check)
+        job.wait(bound_seconds, progress, self._presence.raise_if_gone)
 
     def serve(self, config: RuntimeConfig, token: str, progress: Progress = no_progress) -> Path:
         """Start the keeper, wait for the gateway through the link; the link's socket here."""
@@ -269,7 +271,7 @@ class CloudMachine:
             except PreflightError:  # another machine answers there
                 raise
             except LaunchError as error:  # the runtime starts without us
-                self._presence.check()
+                self._presence.raise_if_gone()
                 progress(f"{error.message}: {error.why}")
             return remote.exit_code()
 
@@ -282,22 +284,22 @@ class CloudMachine:
         return gateway
 
     def ended(self) -> str | None:
-        """See machine.py. Raises JobFailed when the machine itself is gone, PreflightError when another one
-        answers in its place."""
+        """See launcher/types/machine.py. Raises JobFailed when the machine itself is gone, PreflightError
+        when another one answers in its place."""
         if self._link is not None and self._link.failure is not None:
             raise self._link.failure
         remote = self._there.run_folder()
         try:
             remote.refresh()
         except LaunchError:  # a machine that cannot be reached may well be running
-            self._presence.check()
+            self._presence.raise_if_gone()
             return None
         return None if remote.exit_code() is None else reason_of_end(remote.here)
 
     # -------------------------------------------------------------- results
 
     def close_wandb(self, seconds: float = CLOSE_WANDB_SECONDS) -> None:
-        """See machine.py."""
+        """See launcher/types/machine.py."""
         script = machine_scripts.close_wandb(self.state_dir, seconds)
         try:
             self._there.run_folder().shell(script, "end its W&B run", bound_seconds=2 * seconds)
@@ -307,20 +309,20 @@ class CloudMachine:
     def pull(
         self, into: Path, progress: Progress = no_progress, stopped: Stopped = never_stopped
     ) -> PullReport:
-        """See machine.py."""
+        """See launcher/types/machine.py."""
         return self._results.pull(into, progress, stopped)
 
     def committed(self) -> int | None:
-        """See machine.py. As seen last; None for a machine that is gone."""
-        return self._results.committed() if self._home.folder.exists() else None
+        """See launcher/types/machine.py. As seen last; None for a machine that is gone."""
+        return self._results.newest_copied_step() if self._home.folder.exists() else None
 
     def make_durable(self, into: Path, stopped: Stopped = never_stopped) -> DurabilityStatus:
-        """See machine.py."""
+        """See launcher/types/machine.py."""
         return self._results.make_durable(into, stopped)
 
     def upload_checkpoints(self, results: Path, progress: Progress = no_progress) -> int:
-        """See machine.py."""
-        return self._results.upload_checkpoints(results, progress, self._presence.check)
+        """See launcher/types/machine.py."""
+        return self._results.upload_checkpoints(results, progress, self._presence.raise_if_gone)
 
     def _within_limits(self) -> bool:
         """Whether no time limit and no budget is reached yet."""
@@ -330,7 +332,7 @@ class CloudMachine:
     # -------------------------------------------------------------- down
 
     def down(self) -> None:
-        """See machine.py. Also ends a launch that is in progress."""
+        """See launcher/types/machine.py. Also ends a launch that is in progress."""
         try:
             if self._link is not None:
                 self._link.close()
@@ -340,7 +342,7 @@ class CloudMachine:
                 self._teardown.down(self._cluster_status)
 
     def proof(self) -> Proof:
-        """See machine.py: `cluster_teardown.py` asks the provider."""
+        """See launcher/types/machine.py: `cluster_teardown.py` asks the provider."""
         if not self._tried:
             self._tidy_up("removing SkyPilot's home", self._home.remove)
             return Proof(True, "no provider had been asked for anything")

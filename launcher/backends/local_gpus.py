@@ -15,7 +15,7 @@ from launcher.base.errors import PreflightError
 from launcher.types.settings import LOCAL_GPUS
 from runtime import fitness, gpus, nvidia_smi
 from runtime.fitness import Needs
-from runtime.nvidia_smi import Gpu, HostError
+from runtime.nvidia_smi import Gpu, UnfitMachineError
 
 # A screen's share. A plan gives out all but about so much, and an engine does not start without its part.
 _MAX_USED_SHARE = 0.05
@@ -24,7 +24,7 @@ _ORDER = "CUDA_DEVICE_ORDER"
 _RENT = "launch plan --gpus H100:{}  # what renting costs; without --gpus a run stays on the CPU"
 
 
-class _TooFewError(HostError):
+class _TooFewError(UnfitMachineError):
     """Some will do, but not as many as are needed."""
 
     def __init__(self, why: str, enough_for: int) -> None:
@@ -43,15 +43,18 @@ def choose(needs: Needs, environ: Mapping[str, str]) -> list[Gpu]:
         raise _refused(
             needs, few, f"run the same command with --gpus {LOCAL_GPUS}:{few.enough_for}"
         ) from None
-    except HostError as unfit:
+    except UnfitMachineError as unfit:
         raise _refused(needs, unfit, _RENT.format(needs.count)) from None
     return found[: needs.count]
 
 
 def usable(needs: Needs, environ: Mapping[str, str]) -> list[Gpu]:
-    """All usable GPUs. Raises HostError if they are too few, with the reason for one of the others."""
+    """All usable GPUs. Raises UnfitMachineError if they are too few, with the reason of one
+    of the others."""
     if platform.machine() not in {"x86_64", "AMD64"}:
-        raise HostError(f"the runtime's CUDA build needs an x86-64 processor, this is {platform.machine()}")
+        raise UnfitMachineError(
+            f"the runtime's CUDA build needs an x86-64 processor, this is {platform.machine()}"
+        )
     seen = _visible(nvidia_smi.list_gpus(), environ)
     fitness.check_driver(seen[0][1].driver, fitness.cuda_version(needs.variant))
     troubles = [_why_unfit(index, gpu, needs) for index, gpu in seen]
@@ -61,7 +64,7 @@ def usable(needs: Needs, environ: Mapping[str, str]) -> list[Gpu]:
     first = next(filter(None, troubles), None)
     here = f"{len(found)} of the {len(seen)} here usable: {first}" if first else f"{len(found)} here"
     why = f"{needs.count} needed, {here}"
-    raise _TooFewError(why, len(found)) if found else HostError(first or why)
+    raise _TooFewError(why, len(found)) if found else UnfitMachineError(first or why)
 
 
 def variables(chosen: list[Gpu]) -> dict[str, str]:
@@ -73,7 +76,7 @@ def _visible(listed: list[Gpu], environ: Mapping[str, str]) -> list[tuple[int, G
     """The GPUs this user may use, with nvidia-smi's numbers; CUDA's own variable names them by number or
     UUID.
 
-    Raises HostError if it leaves none.
+    Raises UnfitMachineError if it leaves none.
     """
     numbered = list(enumerate(listed))
     if environ.get(gpus.VISIBLE) is None:
@@ -81,7 +84,9 @@ def _visible(listed: list[Gpu], environ: Mapping[str, str]) -> list[tuple[int, G
     names = gpus.visible_gpus(environ)
     found = [one for name in names for one in numbered if _is_named(name, *one)]
     if not found:
-        raise HostError(f"{gpus.VISIBLE}={environ[gpus.VISIBLE]} names none of the {len(listed)} GPUs here")
+        raise UnfitMachineError(
+            f"{gpus.VISIBLE}={environ[gpus.VISIBLE]} names none of the {len(listed)} GPUs here"
+        )
     return found
 
 
@@ -97,7 +102,7 @@ def _why_unfit(index: int, gpu: Gpu, needs: Needs) -> str | None:
     try:
         fitness.check_capability(gpu, needs)
         fitness.check_weights(gpu, needs)
-    except HostError as unfit:
+    except UnfitMachineError as unfit:
         return str(unfit)
     if gpu.memory_bytes and gpu.used_bytes and gpu.used_bytes > _MAX_USED_SHARE * gpu.memory_bytes:
         used, all_of_it = disk.format_bytes(gpu.used_bytes), disk.format_bytes(gpu.memory_bytes)
@@ -105,5 +110,5 @@ def _why_unfit(index: int, gpu: Gpu, needs: Needs) -> str | None:
     return None
 
 
-def _refused(needs: Needs, why: HostError, hint: str) -> PreflightError:
+def _refused(needs: Needs, why: UnfitMachineError, hint: str) -> PreflightError:
     return PreflightError(f"--gpus {needs.gpus}: not with this computer's GPUs", str(why), hint)

@@ -111,7 +111,7 @@ class LocalMachine:
         return machine
 
     def describe(self) -> dict[str, Any]:
-        """See machine.py."""
+        """See launcher/types/machine.py."""
         return {
             "kind": self.kind,
             "run_id": self._run_id,
@@ -124,27 +124,28 @@ class LocalMachine:
 
     @property
     def state_dir(self) -> str:
-        """See machine.py."""
+        """See launcher/types/machine.py."""
         return str(self._folder)
 
     @property
     def socket_dir(self) -> str:
-        """See machine.py."""
+        """See launcher/types/machine.py."""
         return str(self._sockets)
 
     @property
-    def device(self) -> str:
-        """See machine.py."""
+    def device_type(self) -> str:
+        """See launcher/types/machine.py."""
         return self._variant
 
     @property
     def price_per_hour(self) -> float:
-        """See machine.py."""
+        """See launcher/types/machine.py."""
         return 0.0
 
     @property
     def ephemeral(self) -> bool:
-        """See machine.py. Its folder stays: `launch pull` and `launch --resume` find it there."""
+        """See launcher/types/machine.py. Its folder stays: `launch pull` and `launch --resume` find it
+        there."""
         return False
 
     def provision(self, progress: Progress = no_progress) -> None:
@@ -204,7 +205,7 @@ class LocalMachine:
         return reason_of_end(self._folder)
 
     def close_wandb(self, seconds: float = CLOSE_WANDB_SECONDS) -> None:
-        """See machine.py."""
+        """See launcher/types/machine.py."""
         opened = self._folder / wandb_signals.OPEN
         if self._keeper is None or not self._keeper.alive() or not opened.exists():
             return
@@ -218,19 +219,19 @@ class LocalMachine:
     def pull(
         self, into: Path, progress: Progress = no_progress, stopped: Stopped = never_stopped
     ) -> PullReport:
-        """See machine.py. On one disk it is done at once."""
+        """See launcher/types/machine.py. On one disk it is done at once."""
         return results_copy.pull(self._folder, into)
 
     def committed(self) -> int | None:
-        """See machine.py."""
+        """See launcher/types/machine.py."""
         return whole_checkpoints.newest_whole_step(self._folder / "checkpoints")
 
     def make_durable(self, into: Path, stopped: Stopped = never_stopped) -> DurabilityStatus:
-        """See machine.py. Linked if the disk can: the same bytes under a second name."""
+        """See launcher/types/machine.py. Linked if the disk can: the same bytes under a second name."""
         return self._securing.look(into)
 
     def upload_checkpoints(self, results: Path, progress: Progress = no_progress) -> int:
-        """See machine.py."""
+        """See launcher/types/machine.py."""
         return durable.restore(results, self._folder)
 
     def down(self) -> None:

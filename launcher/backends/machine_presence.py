@@ -39,7 +39,7 @@ class MachinePresence:
         self._polled_at = time.monotonic()
         return self._gone
 
-    def check(self) -> None:
+    def raise_if_gone(self) -> None:
         """Raises JobFailed when it is gone."""
         if self.is_gone():
             raise JobFailed(

@@ -27,7 +27,7 @@ def refuse_unable_computer(home: Home) -> None:
             "it trains a DSPy program",
             "pip install 'slipway-rl[dspy]'",
         )
-    preflight.check_environment(home)
+    preflight.check_runtime_environment(home)
     if trouble := disk.why_unwritable(home.data):
         raise PreflightError(f"cannot write {home.data}", trouble, f"ls -ld {home.data}")
     if (free := disk.free_bytes(home.data)) < _RUN_BYTES:

@@ -121,37 +121,38 @@ class Log:
         return found[0]
 
 
-def side_run(
+def build_side_run(
     side: str,
     seed: int,
-    lived: ProcessLifetime,
+    lifetime: ProcessLifetime,
     log: Log,
     steps: Sequence[Step],
     folder: Path,
     staleness: int = 0,
 ) -> SideRun:
-    """One run out of its stretches: before the first evaluation it starts, after its last line it ends."""
+    """Build one run from its process's lifetime and its program's log: it starts before the first
+    evaluation, and ends after the log's last line."""
     evaluations, training, last = log.of("evaluation"), log.one("training"), log.one("settings")
     spans = {
-        "start": [(lived.began, evaluations[0]["began"])],
+        "start": [(lifetime.began, evaluations[0]["began"])],
         "evaluation": [(it["began"], it["time"]) for it in evaluations],
         "training": [(training["began"], training["time"])],
-        "end": [(last["time"], lived.ended)],
+        "end": [(last["time"], lifetime.ended)],
     }
     return SideRun(
         side=side,
         seed=seed,
-        seconds=lived.ended - lived.began,
-        start_seconds=evaluations[0]["began"] - lived.began,
+        seconds=lifetime.ended - lifetime.began,
+        start_seconds=evaluations[0]["began"] - lifetime.began,
         evaluation_seconds=sum(it["time"] - it["began"] for it in evaluations),
         training_seconds=training["time"] - training["began"],
-        end_seconds=lived.ended - last["time"],
+        end_seconds=lifetime.ended - last["time"],
         scores=tuple(it["score"] for it in evaluations),
         steps=tuple(steps),
         settings=last["settings"],
         staleness=staleness,
         folder=str(folder),
-        cpu_seconds={name: _computed(lived.cpu, stretches) for name, stretches in spans.items()},
+        cpu_seconds={name: _computed(lifetime.cpu, stretches) for name, stretches in spans.items()},
     )
 
 

@@ -21,7 +21,7 @@ from launcher.base.errors import JobFailed
 from launcher.base.home import Home
 from launcher.base.module_command import module_command
 from launcher.bench import child
-from launcher.bench.side_run import Log, SideRun, Step, lines_of, side_run
+from launcher.bench.side_run import Log, SideRun, Step, build_side_run, lines_of
 from launcher.config import runtime_config
 
 NAME = "ours"
@@ -41,7 +41,7 @@ def run(
     task_file.write_text(json.dumps(task), encoding="utf-8")
     options = [word for key, value in bench_settings(task).items() for word in ("--set", f"{key}={value}")]
     program = [sys.executable, str(_PROGRAM), str(task_file), str(log)]
-    lived = child.run(
+    lifetime = child.run(
         "the run of the bench",
         [*module_command("launcher.cli.main"), "--json", "--model", "tiny", *options, "--", *program],
         folder=folder,
@@ -54,7 +54,7 @@ def run(
     training = found.one("training")
     results = _run_folder(own) / _RESULTS
     steps = _steps(results, training["began"], task["steps"])
-    seen = side_run(NAME, task["seed"], lived, found, steps, folder, training["staleness"])
+    seen = build_side_run(NAME, task["seed"], lifetime, found, steps, folder, training["staleness"])
     requests = [line["measured"] for line in found.of("requests")]
     publications = _publication_seconds(results)
     measured = {"publication_seconds": publications, "requests": requests[0] if requests else None}

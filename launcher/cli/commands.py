@@ -34,7 +34,7 @@ results to this computer, then stops everything it started and verifies that not
 _PLAN_OPTIONS = frozenset({*RUN_OPTIONS, "settings", "env_file", "as_json", "debug"} - {"resume"})
 
 
-class PlanCommand(help_text.VerbHelp):
+class PlanCommand(help_text.CommandHelp):
     """A verb with the options of a run: those of `launch` itself, so that they cannot differ."""
 
     def get_params(self, ctx: Any) -> Any:
@@ -178,5 +178,5 @@ for _verb in (
     run_commands.pull, results_commands.export, results_commands.report, results_commands.open,
     run_commands.down, run_commands.gc, doctor, bench_command.bench, run_commands.env, config,
 ):  # fmt: skip
-    _class = PlanCommand if _verb in (plan, config) else help_text.VerbHelp
+    _class = PlanCommand if _verb in (plan, config) else help_text.CommandHelp
     app.command(cls=_class, context_settings=help_text.SETTINGS)(_verb)

@@ -193,11 +193,11 @@ def _gpus() -> Check:
     """Only `--gpus local` needs them; its plan tells whether a model fits on them."""
     from launcher.backends import local_gpus
     from runtime.fitness import Needs
-    from runtime.nvidia_smi import HostError
+    from runtime.nvidia_smi import UnfitMachineError
 
     try:
         found = local_gpus.usable(Needs("cuda", f"{LOCAL_GPUS}:1"), os.environ)
-    except HostError as unfit:
+    except UnfitMachineError as unfit:
         return Check("gpus", "info", f"{unfit}; needed only for --gpus {LOCAL_GPUS}")
     names = ", ".join(f"{count}×{name}" for name, count in Counter(gpu.name for gpu in found).items())
     return Check("gpus", "ok", f"{names} will do: launch --gpus {LOCAL_GPUS}:{len(found)}")
@@ -290,7 +290,7 @@ def _accounts(env_file: Path | None) -> Check:
     read = credentials.read_dotenv(env_file, Path.cwd()).variables
     known = {name for name in ("HF_TOKEN", "WANDB_API_KEY") if os.environ.get(name) or read.get(name)}
     hub = "Hugging Face: HF_TOKEN" if "HF_TOKEN" in known else "Hugging Face: none (gated models need one)"
-    wandb = preflight.wandb_account(dict.fromkeys(known, True), os.environ)
+    wandb = preflight.has_wandb_account(dict.fromkeys(known, True), os.environ)
     board = "Weights & Biases: known" if wandb else "Weights & Biases: none (--wandb online needs one)"
     return Check("accounts", "info", f"{hub}; {board}")
 

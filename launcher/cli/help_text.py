@@ -30,7 +30,7 @@ class GroupedHelp(TyperGroup):
             formatter.write_dl(verbs)
 
 
-class VerbHelp(TyperCommand):
+class CommandHelp(TyperCommand):
     """A verb: its arguments, then its options."""
 
     def format_options(self, ctx: Any, formatter: Any) -> None:

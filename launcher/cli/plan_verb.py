@@ -57,7 +57,7 @@ def show(
 
 def _show_without_prices(output: Output, settings: Settings) -> None:
     """Show the model's memory. Anything that a run would refuse is reported before the missing prices."""
-    gpus = pricing.without_prices(settings, output.note)
+    gpus = pricing.plan_gpus_without_prices(settings, output.note)
     memory = [memory_table.text(gpus.memory)] if gpus.memory else []
     shown = [f"{settings.model} on {gpus.gpus}, prices not known", *price_agreement.gpu_usage(gpus), *memory]
     output.result({"model": settings.model, "rented": asdict(gpus)}, "\n".join(shown))

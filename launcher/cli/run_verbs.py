@@ -71,7 +71,7 @@ def logs(output: Output, name: str, which: str | None, follow: bool) -> int:
         now = store.load(record.id)
         return follow and now.live and now.is_attended and not (now.elsewhere and now.silent)
 
-    with output.log() as write:
+    with output.stream_log() as write:
         if rotated(path).exists():
             _show(write, rotated(path), lambda: False)
         _show(write, path, going_on)

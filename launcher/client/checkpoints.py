@@ -22,7 +22,8 @@ def list_checkpoints(connection: Connection) -> list[CheckpointInfo]:
 
 
 def pin(connection: Connection, name: str, best_of: str | None) -> CheckpointInfo:
-    """See `Session.pin`."""
+    """Pin a checkpoint: it is kept, and with `best_of` it replaces the one pinned as the best of that name.
+    See `Session.pin`."""
     named = f"?best_of={quote(best_of, safe='')}" if best_of is not None else ""
     answer = connection.request("POST", f"/slipway/checkpoints/{name}/pin{named}")
     pinned = CheckpointInfo.model_validate(parse_json(answer))

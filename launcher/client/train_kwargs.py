@@ -45,8 +45,8 @@ Trainer = Literal["trl", "art"]
 _SOURCES: dict[Trainer, str] = {"trl": "train_kwargs", "art": "train()"}
 
 
-class TrainKwargs(RequestBody):
-    """The question, as the runtime has it."""
+class TrainKwargsRequest(RequestBody):
+    """The request's body: the keywords to resolve, as in the runtime."""
 
     train_kwargs: dict[str, Any]
     strict: bool = False
@@ -62,8 +62,8 @@ class Refusal(ResponseBody):
     launch: str = ""
 
 
-class TrainKwargsRead(ResponseBody):
-    """The answer, as the runtime has it."""
+class TrainKwargsResponse(ResponseBody):
+    """The response's body: the meaning of the keywords on this run, as in the runtime."""
 
     settings: StepSettings = StepSettings()
     sampling: dict[str, Any] = {}
@@ -108,12 +108,14 @@ def resolve(
     """
     if not train_kwargs:
         return ResolvedTrainKwargs()
-    request = TrainKwargs(train_kwargs=to_json(train_kwargs), strict=strict, steps=steps, trainer=trainer)
+    request = TrainKwargsRequest(
+        train_kwargs=to_json(train_kwargs), strict=strict, steps=steps, trainer=trainer
+    )
     content = json.dumps(request.model_dump()).encode()
     headers = {REQUEST_HEADER: new_request_id(), "content-type": "application/json"}
     response = connection.wire.send("POST", _PATH, content, headers)
     try:
-        answer = TrainKwargsRead.model_validate_json(response.content if response.is_success else b"")
+        answer = TrainKwargsResponse.model_validate_json(response.content if response.is_success else b"")
     except ValidationError:
         what = "The run does not say what train_kwargs mean"
         raise Refused(what, response.status_code, why=response.text[:300]) from None

@@ -59,7 +59,9 @@ def check_command(command: Sequence[str], folder: Path | None = None) -> None:
         raise PreflightError(f"cannot run {script}", f"no such file in {place}", "ls *.py")
 
 
-def check_names(command: Sequence[str], folder: Path | None = None, *, arbor: bool = False) -> None:
+def check_import_shadowing(
+    command: Sequence[str], folder: Path | None = None, *, arbor: bool = False
+) -> None:
     """Raises PreflightError if a file beside the program would be imported instead of ours."""
     import_shadowing.refuse(command, folder or Path.cwd(), os.environ, arbor=arbor)
 
@@ -175,7 +177,7 @@ def checkpoints_bytes(settings: Settings, model_path: str) -> int:
     return one * (int(settings.values["train.keep_checkpoints"].value) + 2)
 
 
-def check_environment(home: Home, variant: str = "cpu") -> None:
+def check_runtime_environment(home: Home, variant: str = "cpu") -> None:
     """The runtime's environment is built, or can be: disk, and a package index that answers."""
     from launcher.backends import environments
     from runtime import bootstrap
@@ -206,7 +208,7 @@ def check_environment(home: Home, variant: str = "cpu") -> None:
 
 def check_wandb(settings: Settings, environ: Mapping[str, str]) -> None:
     """Online logging has an account to log to."""
-    if settings.wandb != "online" or wandb_account(settings.secrets, environ):
+    if settings.wandb != "online" or has_wandb_account(settings.secrets, environ):
         return
     raise PreflightError(
         "--wandb online: no account",
@@ -215,7 +217,7 @@ def check_wandb(settings: Settings, environ: Mapping[str, str]) -> None:
     )
 
 
-def wandb_account(secrets: Mapping[str, object], environ: Mapping[str, str]) -> bool:
+def has_wandb_account(secrets: Mapping[str, object], environ: Mapping[str, str]) -> bool:
     """Whether there is a key for Weights & Biases, or a server of the user's own that may need none."""
     if "WANDB_API_KEY" in secrets or environ.get("WANDB_BASE_URL"):
         return True

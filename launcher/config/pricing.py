@@ -72,7 +72,7 @@ def subtract_earlier_cost(plan: Plan, record: RunRecord) -> Plan:
     return replace(plan, spent=spent)
 
 
-def without_prices(settings: Settings, say: Callable[[str], None]) -> RentedGpus:
+def plan_gpus_without_prices(settings: Settings, say: Callable[[str], None]) -> RentedGpus:
     """The part of a plan that needs no prices: the split of the GPUs, and their memory.
 
     `say` gets the same notes as for a plan with prices.

@@ -58,7 +58,7 @@ def validate(parsed: ParsedRequest, home: Home, say: Callable[[str], None] = lam
     else:
         resume_source.check_same_kind(settings, earlier)
     preflight.check_command(_relative_to(parsed.folder, parsed.command), parsed.folder)
-    preflight.check_names(parsed.command, parsed.folder, arbor=settings.arbor)
+    preflight.check_import_shadowing(parsed.command, parsed.folder, arbor=settings.arbor)
     if doubt := program_check.check(parsed.command, parsed.folder, os.environ, arbor=settings.arbor):
         say(doubt)
     secrets = secret_values(settings)
@@ -73,7 +73,7 @@ def validate(parsed: ParsedRequest, home: Home, say: Callable[[str], None] = lam
     preflight.check_disk(settings, model_path, home)
     if not rented:
         # Last, because only this may ask the network.
-        preflight.check_environment(home, "cuda" if settings.own_gpus else "cpu")
+        preflight.check_runtime_environment(home, "cuda" if settings.own_gpus else "cpu")
     return model_path
 
 

@@ -105,7 +105,7 @@ class Output:
         self._print_line(text)
 
     @contextlib.contextmanager
-    def log(self) -> Iterator[Callable[[str], None]]:
+    def stream_log(self) -> Iterator[Callable[[str], None]]:
         """A log, to stdout; yields the function that takes its pieces."""
         shown = sanitize.LogStream()
 
@@ -233,19 +233,19 @@ class Output:
         finally:
             self.release_terminal()
 
-    def live(self, live: LiveStatus) -> None:
+    def update_status(self, status: LiveStatus) -> None:
         """The run's current status. Without a terminal: printed at a new step or problem, else now and
         then."""
         if self._line:
-            self._draw(live.line(), _YELLOW if live.trouble else _DIM)
+            self._draw(status.line(), _YELLOW if status.trouble else _DIM)
             return
         now = time.monotonic()
         if self._last_status is not None:
             then, step, trouble = self._last_status
-            if now - then < QUIET_SECONDS and (step, trouble) == (live.step, live.trouble):
+            if now - then < QUIET_SECONDS and (step, trouble) == (status.step, status.trouble):
                 return
-        self._last_status = (now, live.step, live.trouble)
-        self.event("status", live.line(), **asdict(live))
+        self._last_status = (now, status.step, status.trouble)
+        self.event("status", status.line(), **asdict(status))
 
     def release_terminal(self) -> None:
         """Remove the live line."""

@@ -28,7 +28,7 @@ from launcher.results import checked_files, checkpoints, whole_checkpoints
 from launcher.results.checked_files import IncompleteFileError
 from launcher.results.checkpoints import Best
 from launcher.types.durability import DurabilityStatus
-from runtime.shared.start_adapter import FILES, START
+from runtime.shared.start_adapter_layout import FILES, START
 
 FOLDER = "durable"
 REWOUND = "rewound.json"

@@ -50,20 +50,20 @@ class Ending:
 
     def __init__(
         self,
-        ended: EndingRun,
-        parts: RunComponents,
+        run: EndingRun,
+        components: RunComponents,
         store: RecordStore,
         output: Output,
         signals: Signals,
         timings: PhaseTimes,
     ) -> None:
-        self._ended = ended
-        self._parts = parts
+        self._run = run
+        self._components = components
         self._store = store
         self._output = output
         self._signals = signals
         self._timings = timings
-        self._run_id = ended.record.id
+        self._run_id = run.record.id
         self._folder = store.folder(self._run_id)
         self._results = self._folder / RESULTS
         self._by_name = abandon_results.was_requested(store, self._run_id)
@@ -77,9 +77,9 @@ class Ending:
 
     def end(self, failure: BaseException | None) -> int:
         """Do all of it; `failure` ended the run's life, None if that went well. Returns the exit code."""
-        machine = self._parts.machine
+        machine = self._components.machine
         # By the run's life: the result of its end changes nothing about the program.
-        self._program_code = program_code_of(failure, self._ended.command)
+        self._program_code = program_code_of(failure, self._run.command)
         if machine is None:
             return self._finish(failure, Proof(True, "nothing was started"))
         if isinstance(failure, LaunchError):
@@ -105,16 +105,16 @@ class Ending:
         """Download the results, if there is a runtime that may have any; the reason, if they stay on the
         machine."""
         lock.report("copying results")
-        if self._parts.background_copy is not None:
-            self._try("ending the copies", self._parts.background_copy.stop)
-        if self._parts.monitor is not None:
-            self._try("asking the runtime for its last status", self._parts.monitor.poll_now)
-        if not self._parts.served:
+        if self._components.background_copy is not None:
+            self._try("ending the copies", self._components.background_copy.stop)
+        if self._components.monitor is not None:
+            self._try("asking the runtime for its last status", self._components.monitor.poll_now)
+        if not self._components.served:
             return
         try:
             stopped = abandon_results.after_grace(take_down.TRIES_SECONDS, self._by_name)
             with self._shown(machine, "pull") as progress:
-                if self._ended.record.logs_to_wandb:
+                if self._run.record.logs_to_wandb:
                     self._try("ending its Weights & Biases run", machine.close_wandb)
                 self._pulled = machine.pull(
                     self._results, lock.reporting("copying results", progress), stopped
@@ -133,20 +133,20 @@ class Ending:
         """Report results that a lost machine took with it: such an end is no success."""
         for missing in pulled.missing:
             self._warn(f"not copied: {missing}")
-        if pulled.lost is not None and self._parts.background_copy is not None:  # it was ready once
+        if pulled.lost is not None and self._components.background_copy is not None:  # it was ready once
             self._unpulled = NotPulled("the newest results are lost", pulled.lost, None)
 
     def _keep_machine(self, machine: Machine, lock: LockHandle) -> None:
         """Keep a machine whose disk would go with it, as long as the plan allows."""
-        if self._parts.background_copy is None:  # it was never ready: no program ever used it
+        if self._components.background_copy is None:  # it was never ready: no program ever used it
             return
         given_up = self._results_abandoned()
-        seconds = rented_run.keep_seconds(machine, self._ended.limits, self._ended.lease_seconds)
+        seconds = rented_run.keep_seconds(machine, self._run.limits, self._run.lease_seconds)
         if seconds <= 0 or given_up():
             return
         lock.report(teardown_lock.WAITING_FOR_RESULTS)
         self._signals.consequence = _WAITING_FOR_RESULTS
-        keep = (self._warn, machine, self._results, seconds, self._ended.label, given_up)
+        keep = (self._warn, machine, self._results, seconds, self._run.label, given_up)
         try:
             self._pulled = rented_run.pull_while_kept(*keep)
         finally:
@@ -175,10 +175,10 @@ class Ending:
 
     def _close_endpoint(self) -> None:
         """After this there is no renewal, no request and no token; harmless when repeated."""
-        if self._parts.monitor is not None:
-            self._try("ending the heartbeat", self._parts.monitor.stop)
-        if self._parts.relay is not None:
-            self._try("closing the relay", self._parts.relay.stop)
+        if self._components.monitor is not None:
+            self._try("ending the heartbeat", self._components.monitor.stop)
+        if self._components.relay is not None:
+            self._try("closing the relay", self._components.relay.stop)
         self._try("forgetting the token", lambda: delete_token(self._folder))
 
     def _proven_by_another(self) -> Proof | None:
@@ -186,7 +186,7 @@ class Ending:
         now = self._try("reading the record", lambda: self._store.load(self._run_id))
         if now is None:
             return None
-        if now.launch != self._ended.record.launch:  # we stood still, and it was ended and taken up meanwhile
+        if now.launch != self._run.record.launch:  # we stood still, and it was ended and taken up meanwhile
             self._ours = False
             return Proof(True, "another launch has resumed it")
         if now.live or now.proof is None:
@@ -202,15 +202,15 @@ class Ending:
         """Finish the record, release the guardian, and print the summary."""
         if not proof.verified:
             # The guardian is not released: when this process ends it tries again.
-            hint = proof.hint or f"launch down {self._ended.label}"
+            hint = proof.hint or f"launch down {self._run.label}"
             failure = TeardownUnverified("could not verify that everything is down", proof.detail, hint)
         if failure is None and self._signals.received is not None:
             failure = Interrupted(self._signals.received)
         failpoint("cli.downed")  # not caught, as above
         unwritten = self._write_final_record(failure, proof)
         failure = failure or unwritten
-        if self._parts.guardian is not None and proof.verified and unwritten is None:
-            self._try("letting the guardian go", self._parts.guardian.release)
+        if self._components.guardian is not None and proof.verified and unwritten is None:
+            self._try("letting the guardian go", self._components.guardian.release)
         code = exit_code_of(failure)
         self._try("showing the summary", lambda: self._print_summary(failure, proof, code))
         return code
@@ -238,7 +238,8 @@ class Ending:
             "exit_code": self._program_code,
             "troubles": tuple(self._troubles),
         }
-        if self._proof is None and self._parts.machine is not None:  # another one's end, and so its record
+        if self._proof is None and self._components.machine is not None:
+            # Another process ended the run, and the record's rest is its own.
             return fields
         return fields | {
             "state": "verified" if proof.verified else "unverified",
@@ -254,10 +255,10 @@ class Ending:
         self._summary(failure, proof, code).say(self._output)
 
     def _summary(self, failure: BaseException | None, proof: Proof, code: int) -> Summary:
-        now, limits, monitor = clock.boot_seconds(), self._ended.limits, self._parts.monitor
+        now, limits, monitor = clock.boot_seconds(), self._run.limits, self._components.monitor
         return Summary(
             run_id=self._run_id,
-            name=self._ended.record.name,
+            name=self._run.record.name,
             seconds=now - limits.begun_at,
             cost=limits.cost(now) if self._try("asking its price", self._was_rented) else 0.0,
             status=monitor.latest().status if monitor is not None else None,
@@ -268,26 +269,26 @@ class Ending:
             exit_code=code,
             program_exit_code=self._program_code,
             durability=self._try("asking how far it got", self._durability) or DurabilityStatus(),
-            cost_before=lives.cost(self._ended.record.earlier_lives, time.time()),
+            cost_before=lives.cost(self._run.record.earlier_lives, time.time()),
             unpulled=self._why_unpulled(),
             unarmed_seconds=self._try("asking when it was armed", self._unarmed_seconds),
             troubles=tuple(self._troubles),
         )
 
     def _unarmed_seconds(self) -> float | None:
-        machine = self._parts.machine
+        machine = self._components.machine
         return None if machine is None else machine.unarmed_seconds
 
     def _was_rented(self) -> bool:
         """Whether a machine came up that costs something."""
-        machine = self._parts.machine
+        machine = self._components.machine
         return machine is not None and machine.price_per_hour is not None
 
     def _durability(self) -> DurabilityStatus:
         """The run's durability at its end."""
-        if self._parts.machine is None:
+        if self._components.machine is None:
             return DurabilityStatus()
-        committed = self._parts.machine.committed()
+        committed = self._components.machine.committed()
         if committed is None and self._pulled is not None:  # a rented machine is gone with its results
             committed = self._pulled.step
         return DurabilityStatus(committed, durable.newest_step(self._results))
@@ -334,5 +335,5 @@ class Ending:
         if isinstance(error, NotPulled):
             return error
         LOGGER.debug("traceback", exc_info=True)
-        hint = f"launch pull {self._ended.label}"
+        hint = f"launch pull {self._run.label}"
         return NotPulled("the results could not be copied", described(error), hint)

@@ -19,7 +19,7 @@ from launcher.config.request_parsing import ParsedRequest, parse_request
 from launcher.console.output import Output
 from launcher.records.records import RecordStore, RunRecord
 from launcher.run import machine_from_plan, rented_run
-from launcher.run.resume_point import ResumePoint, find_resume_point
+from launcher.run.resume_point import ResumePoint, prepare_resume
 from launcher.run.run import Run
 from launcher.run.run_request import RunRequest
 from launcher.types.machine import Machine
@@ -71,4 +71,4 @@ def _resume_point(parsed: ParsedRequest, home: Home, output: Output) -> ResumePo
     def machine_of(record: RunRecord) -> Machine:
         return machine_from_plan.machine_of(record, store, home)
 
-    return find_resume_point(store, parsed.earlier, machine_of, output.note)
+    return prepare_resume(store, parsed.earlier, machine_of, output.note)

@@ -16,7 +16,7 @@ from launcher.records.records import LiveRunError, RecordStore, RunRecord
 from launcher.results import durable, whole_checkpoints
 from launcher.teardown import take_down
 from launcher.types.machine import Machine
-from runtime.shared.start_adapter import START
+from runtime.shared.start_adapter_layout import START
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class ResumePoint:
         return f"resuming after step {self.step}{how}"
 
 
-def find_resume_point(
+def prepare_resume(
     store: RecordStore,
     record: RunRecord,
     machine_of: Callable[[RunRecord], Machine],

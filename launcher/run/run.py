@@ -304,14 +304,14 @@ class Run:
 
         settings, gpus = self._request.settings, self._request.plan.gpus
         model_path, overrides = self._request.model_path, settings.runtime
-        if gpus is not None and machine.device == "cuda":
+        if gpus is not None and machine.device_type == "cuda":
             overrides = rented_run.runtime_overrides(gpus) | overrides
         return runtime_config.build(
             overrides,
             run_id=self._record.id,
             model_path=model_path,
             model_name=TINY_MODEL if settings.model == TINY_MODEL else portable_name(model_path),
-            device=machine.device,
+            device=machine.device_type,
             state_dir=machine.state_dir,
             socket_dir=machine.socket_dir,
             lease_seconds=settings.lease_seconds,

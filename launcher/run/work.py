@@ -91,7 +91,7 @@ class Work:
             now = clock.boot_seconds()
             snapshot = self._watched.monitor.latest()
             if now - drawn_at >= _DRAW_EVERY_SECONDS:
-                self._output.live(self._live(snapshot, now))
+                self._output.update_status(self._live(snapshot, now))
                 drawn_at = now
             if over():
                 return

@@ -99,7 +99,7 @@ class Machine(Protocol):
         ...
 
     @property
-    def device(self) -> str:
+    def device_type(self) -> str:
         """The device that the runtime computes on: "cpu" or "cuda"."""
         ...
 

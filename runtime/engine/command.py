@@ -13,7 +13,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from runtime.engine.parsers import Parsers, parsers_of
+from runtime.engine.parsers import Parsers, select_parsers
 from runtime.shared.architectures import check_on_cpu, checked_context
 from runtime.shared.memory.engine import cache_bytes
 from runtime.shared.model_shape import shape
@@ -176,7 +176,9 @@ def _kv_cache_bytes(config: RuntimeConfig) -> int:
 def model_parsers(model: str) -> Parsers:
     """vLLM's parsers of this model's tool calls and thoughts."""
     tokenizer = _text(model, "tokenizer.json")
-    return parsers_of(_chat_template(model), lambda token: json.dumps(token, ensure_ascii=False) in tokenizer)
+    return select_parsers(
+        _chat_template(model), lambda token: json.dumps(token, ensure_ascii=False) in tokenizer
+    )
 
 
 def _chat_template(model: str) -> str:

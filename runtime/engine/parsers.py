@@ -34,7 +34,7 @@ class ParserRule:
     tokens: tuple[str, ...] = ()
     without: str | None = None
 
-    def fits(self, template: str, has_token: Callable[[str], bool]) -> bool:
+    def matches(self, template: str, has_token: Callable[[str], bool]) -> bool:
         has_marks = all(mark in template for mark in self.marks) and (self.without or "\0") not in template
         return has_marks and all(has_token(token) for token in self.tokens)
 
@@ -75,10 +75,10 @@ REASONING = (
 )
 
 
-def parsers_of(template: str, has_token: Callable[[str], bool]) -> Parsers:
+def select_parsers(template: str, has_token: Callable[[str], bool]) -> Parsers:
     """The parsers of a model with this chat template. `has_token`: whether a text is one of its tokens."""
 
     def first(rules: tuple[ParserRule, ...]) -> str | None:
-        return next((rule.parser for rule in rules if rule.fits(template, has_token)), None)
+        return next((rule.parser for rule in rules if rule.matches(template, has_token)), None)
 
     return Parsers(first(TOOL_CALLS), first(REASONING))

@@ -36,13 +36,13 @@ from runtime.gateway.http.auth import BearerAuth
 from runtime.gateway.http.bodies import BodyReader
 from runtime.gateway.http.error_handlers import install_error_handlers
 from runtime.gateway.http.openai_errors import ApiError
-from runtime.gateway.readiness import Readiness
 from runtime.gateway.requests import request_fields
 from runtime.gateway.requests.answer_limit import limit_answer
 from runtime.gateway.routes import slipway_routes
 from runtime.gateway.samples.lookup import lookup_routes
 from runtime.gateway.samples.rollout_samples import sample_routes
 from runtime.gateway.samples.samples import SampleStore
+from runtime.gateway.status_reader import StatusReader
 from runtime.gateway.steps.examples import Examples
 from runtime.gateway.steps.queue import StepQueue
 from runtime.gateway.steps.rewind import Rewind
@@ -79,7 +79,7 @@ class Components:
     versions: Versions
     steps: StepQueue
     model_check: ModelCheck
-    readiness: Readiness
+    status_reader: StatusReader
     validations: Validations
     policy_name: PolicyName
     fine_tuning: FineTuning
@@ -160,7 +160,7 @@ def build_components(config: RuntimeConfig) -> Components:
     steps.taken = lambda groups: pool.router.forget(
         member.rollout for group in groups for member in group.members
     )
-    readiness = Readiness(config, supervisor_status, pool, versions, samples, model_check)
+    status_reader = StatusReader(config, supervisor_status, pool, versions, samples, model_check)
     validations = Validations(state_dir, newest_step(checkpoints))
     policy_name = PolicyName(state_dir, versions, config.served_name, ModelNames.of(config))
     versions.also = policy_name.meaning
@@ -172,7 +172,7 @@ def build_components(config: RuntimeConfig) -> Components:
         versions=versions,
         steps=steps,
         model_check=model_check,
-        readiness=readiness,
+        status_reader=status_reader,
         validations=validations,
         policy_name=policy_name,
         fine_tuning=FineTuning(
@@ -205,7 +205,7 @@ def build_app(parts: Components) -> FastAPI:
     app = FastAPI(lifespan=life, openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
     app.router.routes += _openai_routes(parts)
     metrics = parts.state_dir / "metrics.jsonl"
-    app.include_router(slipway_routes(parts.steps, parts.readiness, metrics, parts.versions.checkpoint))
+    app.include_router(slipway_routes(parts.steps, parts.status_reader, metrics, parts.versions.checkpoint))
     app.include_router(sample_routes(parts.samples))
     app.include_router(lookup_routes(parts.samples.of_content, parts.steps.has))
     app.include_router(policy_name_routes(parts.policy_name))

@@ -25,7 +25,7 @@ from runtime.gateway.http.step_errors import (
     UnknownCheckpointError,
     UnknownStepError,
 )
-from runtime.gateway.readiness import Readiness
+from runtime.gateway.status_reader import StatusReader
 from runtime.gateway.steps.queue import StepQueue
 from runtime.shared.schema import RestoreRequest, StepRequest
 from runtime.shared.statuses import CheckpointInfo, RuntimeStatus, StepStatus
@@ -37,7 +37,7 @@ METRICS_LINES = 10_000
 
 
 def slipway_routes(
-    steps: StepQueue, readiness: Readiness, metrics_path: Path, checkpoint: Callable[[str], str]
+    steps: StepQueue, status_reader: StatusReader, metrics_path: Path, checkpoint: Callable[[str], str]
 ) -> APIRouter:
     """The router; every route answers one of statuses.py's bodies.
 
@@ -47,11 +47,11 @@ def slipway_routes(
 
     @router.get("/status")
     async def status() -> RuntimeStatus:
-        return readiness.status(steps)
+        return status_reader.status(steps)
 
     @router.put("/lease")
     async def lease() -> dict[str, float]:
-        return {"lease_left_seconds": readiness.supervisor_status.renew_lease()}
+        return {"lease_left_seconds": status_reader.supervisor_status.renew_lease()}
 
     @router.post("/steps", status_code=202)
     async def post_step(request: StepRequest) -> StepStatus:

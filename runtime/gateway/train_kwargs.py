@@ -13,7 +13,7 @@ from fastapi import APIRouter
 
 from runtime.shared.projections import lora_targets
 from runtime.shared.runtime_config import RuntimeConfig
-from runtime.shared.train_kwargs import RunContext, TrainKwargs, TrainKwargsRead, read
+from runtime.shared.train_kwargs import RunContext, TrainKwargsRequest, TrainKwargsResponse, read
 
 
 def train_kwargs_routes(config: RuntimeConfig, context_tokens: Callable[[], int | None]) -> APIRouter:
@@ -22,7 +22,7 @@ def train_kwargs_routes(config: RuntimeConfig, context_tokens: Callable[[], int 
 
     # Not async: the model's config.json is read from the disk.
     @router.post("/train_kwargs")
-    def train_kwargs(body: TrainKwargs) -> TrainKwargsRead:
+    def train_kwargs(body: TrainKwargsRequest) -> TrainKwargsResponse:
         run = RunContext(config, context_tokens(), _layers(config.model_path))
         return read(body.train_kwargs, run, strict=body.strict, steps=body.steps, trainer=body.trainer)
 

@@ -20,7 +20,7 @@ from typing import Any
 from fastapi import APIRouter, Response
 
 from runtime.gateway.http.openai_errors import ApiError
-from runtime.shared import files, validations
+from runtime.shared import json_files, validations
 from runtime.shared.schema import Validation
 
 # More than any training validates; a program gone wrong must not fill the disk.
@@ -61,7 +61,7 @@ class Validations:
                     409, f"this run has {MAX_VALIDATIONS} validations, which is the maximum", code="too_many"
                 )
             line["time"] = round(time.time(), 3)
-            files.append_line(self._path, line)
+            json_files.append_line(self._path, line)
             self._newest[validations.key_of(line)] = line
 
     def list(self) -> Sequence[dict[str, Any]]:

@@ -31,11 +31,11 @@ from runtime.shared.checkpoint import (
     checkpoint_name,
     served_checkpoint_names,
 )
-from runtime.shared.files import write_json
+from runtime.shared.json_files import write_json
 from runtime.shared.metrics import MetricsLog, line_of
 from runtime.shared.peft_format import portable_name
 from runtime.shared.probe_file import PROBE_FILE
-from runtime.shared.start_adapter import START
+from runtime.shared.start_adapter_layout import START
 from runtime.shared.wandb_log import WandbLog
 from runtime.trainer import optimizer_state, parity_export
 from runtime.trainer import policy as policies
@@ -43,7 +43,7 @@ from runtime.trainer.crash_counter import CrashCounter, TooManyCrashesError
 from runtime.trainer.disk_retry import retry_while_disk_full
 from runtime.trainer.next_step import NextStep
 from runtime.trainer.old_logprobs import PolicyHistory
-from runtime.trainer.probe_logprobs import fallback_probe_batch, make_logprob_probe
+from runtime.trainer.probe_logprobs import compute_probe_logprobs, fallback_probe_batch
 from runtime.trainer.ranks import RankLostError, Ranks, thread_count
 from runtime.trainer.settings import SettingsError, UpdateSettings
 from runtime.trainer.sft import sft_step
@@ -73,7 +73,11 @@ class GRPOLoRARecipe(FTRecipeInterface):
         self.settings = UpdateSettings.of(cfg)
         self.stopping = False
         self.next = NextStep(
-            self.steps, self.ranks, cfg.follow, lambda: self.stopping, lambda: self.wandb.catch_up()
+            self.steps,
+            self.ranks,
+            cfg.follow,
+            lambda: self.stopping,
+            lambda: self.wandb.log_new_validations(),
         )
         # A run has its pins; a replay has none, and knows the steps it will go back to.
         self.restore_sources = set[str]() if cfg.follow else restored_from(self.steps)
@@ -90,7 +94,7 @@ class GRPOLoRARecipe(FTRecipeInterface):
     def setup(self, **_: Any) -> None:
         """Build the policy and its optimizer, and go back to the last committed step."""
         signal.signal(signal.SIGTERM, self._stop)
-        if self.ranks.is_first:
+        if self.ranks.is_rank_zero:
             self.output.mkdir(parents=True, exist_ok=True)
             OmegaConf.save(self.cfg, self.output / "recipe.yaml")  # a replay begins with it
         self._report_state("loading")
@@ -111,7 +115,7 @@ class GRPOLoRARecipe(FTRecipeInterface):
             seed=self.cfg.seed,
             recompute=bool(self.cfg.activation_checkpointing),
         )
-        if self.cfg.follow and self.cfg.admit and self.ranks.is_first:
+        if self.cfg.follow and self.cfg.admit and self.ranks.is_rank_zero:
             parity_export.export_parity_check(
                 self.policy, self.output, str(self.cfg.admit), model, self._base_name()
             )
@@ -148,7 +152,7 @@ class GRPOLoRARecipe(FTRecipeInterface):
             if done is None:
                 self._release_memory()
                 continue
-            if self.ranks.is_first:
+            if self.ranks.is_rank_zero:
                 self._commit(batch, *done)
             self.is_at_commit = True
             self.step = step
@@ -208,7 +212,7 @@ class GRPOLoRARecipe(FTRecipeInterface):
             torch.cuda.empty_cache()
 
     def _update(self, batch: Batch) -> tuple[StepResult, dict[str, Tensor]]:
-        if not self.ranks.is_first:
+        if not self.ranks.is_rank_zero:
             failpoints.failpoint("rank.training")
         settings = UpdateSettings.of(self.cfg, batch.meta)
         optimizer_state.apply_settings(self.optimizer, settings)
@@ -217,7 +221,7 @@ class GRPOLoRARecipe(FTRecipeInterface):
         else:
             history = PolicyHistory(self.step, self._adapter_of)
             trained = update(self.policy, self.optimizer, batch, settings, self.ranks, history)
-        return trained, make_logprob_probe(self.policy, batch) if self.ranks.is_first else {}
+        return trained, compute_probe_logprobs(self.policy, batch) if self.ranks.is_rank_zero else {}
 
     def _adapter_of(self, version: int) -> Path | None:
         """Where a version's adapter is, of those kept by number alone: a replay knows no pins."""
@@ -236,7 +240,7 @@ class GRPOLoRARecipe(FTRecipeInterface):
             self.is_at_commit = False
             self.policy.import_adapter(self._initial_adapter())
             self.optimizer.state.clear()
-            return StepResult({"updated": 0.0}, {}), make_logprob_probe(
+            return StepResult({"updated": 0.0}, {}), compute_probe_logprobs(
                 self.policy, fallback_probe_batch(self.policy)
             )
         source = self.store.load(batch.meta["from"])
@@ -308,10 +312,10 @@ class GRPOLoRARecipe(FTRecipeInterface):
             self.step,
             self.cfg.wandb_completions,
             self.cfg.wandb_name,
-            is_first=self.ranks.is_first,
+            is_rank_zero=self.ranks.is_rank_zero,
         )
         line = None if last is None else line_of(last.manifest, last.state)
-        if self.ranks.is_first and self.metrics.reconcile(line) and line is not None:
+        if self.ranks.is_rank_zero and self.metrics.reconcile(line) and line is not None:
             self.wandb.append(line, maybe_logged=True)
 
     def _stop(self, *_: object) -> None:
@@ -330,7 +334,7 @@ class GRPOLoRARecipe(FTRecipeInterface):
             )
 
     def _report_state(self, state: str, *, step: int | None = None, error: str | None = None) -> None:
-        if self.ranks.is_first:
+        if self.ranks.is_rank_zero:
             step = self.step if step is None else step
             status = {"state": state, "pid": os.getpid(), "step": step, "error": error}
             with contextlib.suppress(OSError):  # a full disk: a missing report must not fail the step

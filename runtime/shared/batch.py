@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
-from runtime.shared import files
+from runtime.shared import json_files
 
 SCHEMA = 1
 _TENSORS = "batch.safetensors"
@@ -163,9 +163,9 @@ def write_batch(folder: Path, batch: Batch) -> None:
         )
     (partial / META).write_text(json.dumps(batch.meta))
     for path in (*partial.iterdir(), partial):
-        files.sync(path)
+        json_files.fsync(path)
     os.rename(partial, folder)
-    files.sync(folder.parent)
+    json_files.fsync(folder.parent)
 
 
 def restored_from(steps: Path) -> set[str]:

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from runtime.shared import failpoints, files
+from runtime.shared import failpoints, json_files
 from runtime.shared import manifest as manifests
 from runtime.shared.manifest import ADAPTER_WEIGHTS, STATE, ManifestError
 from runtime.shared.statuses import CheckpointInfo
@@ -94,7 +94,7 @@ def served_checkpoint_names(state_dir: Path) -> set[str]:
     """The name of the served checkpoint; empty if none is. A restarted engine loads it, however far the
     trainer is."""
     try:
-        serving = files.read_json(state_dir / SERVING)
+        serving = json_files.read_json(state_dir / SERVING)
         return set() if serving is None else {checkpoint_name(serving["version"])}
     except (OSError, ValueError, TypeError, KeyError) as error:
         _log.warning("%s does not say which checkpoint is served: %s", SERVING, error)
@@ -140,7 +140,7 @@ class CheckpointStore:
             shutil.rmtree(partial, ignore_errors=True)
             raise
         failpoints.failpoint("checkpoint.renamed")
-        files.sync(self.root)
+        json_files.fsync(self.root)
         return Checkpoint(folder, manifest, state)
 
     def _is_whole(self, name: str) -> bool:
@@ -221,9 +221,9 @@ class CheckpointStore:
                 pins.insert(0 if of == best_of else len(pins), best)
             pins.append(name)
             let_go, pins = pins[:-MAX_PINNED], pins[-MAX_PINNED:]
-            files.write_json(self.root / _PINNED, pins, durable=True)
+            json_files.write_json(self.root / _PINNED, pins, durable=True)
             if best_of is not None:
-                files.write_json(self.root / _BEST, {"checkpoint": name, "of": best_of}, durable=True)
+                json_files.write_json(self.root / _BEST, {"checkpoint": name, "of": best_of}, durable=True)
         if let_go:
             _log.warning("no longer pinned, because %d newer ones are: %s", MAX_PINNED, ", ".join(let_go))
         return _info(checkpoint, pinned=True).model_copy(update={"let_go": let_go})
@@ -253,7 +253,7 @@ class CheckpointStore:
     def _best(self) -> tuple[str, str] | tuple[None, None]:
         """The checkpoint that was named best last, and its work."""
         try:
-            best = files.read_json(self.root / _BEST) or {}
+            best = json_files.read_json(self.root / _BEST) or {}
             return str(best["checkpoint"]), str(best["of"])
         except (ValueError, TypeError, KeyError):
             return None, None
@@ -261,7 +261,7 @@ class CheckpointStore:
     def _pins(self) -> Sequence[str] | None:
         """None: there are pins, and they cannot be read."""
         try:
-            return list(files.read_json(self.root / _PINNED) or ())
+            return list(json_files.read_json(self.root / _PINNED) or ())
         except (ValueError, TypeError) as error:
             _log.warning("%s cannot be read, so no checkpoint is removed: %s", _PINNED, error)
             return None

@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from runtime.shared import failpoints, files
+from runtime.shared import failpoints, json_files
 
 SCHEMA = 1
 MANIFEST = "manifest.json"
@@ -32,7 +32,7 @@ def write(folder: Path, step: int, version: int) -> dict[str, Any]:
     described: dict[str, Any] = {}
     for name in sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()):
         described[name] = _describe(folder / name)
-        files.sync(folder / name)
+        json_files.fsync(folder / name)
         failpoints.failpoint("checkpoint.file")
     manifest = {
         "schema": SCHEMA,
@@ -46,7 +46,7 @@ def write(folder: Path, step: int, version: int) -> dict[str, Any]:
     failpoints.failpoint("checkpoint.described")
     (folder / MANIFEST).write_text(text)
     for path in (folder / MANIFEST, *(path for path in folder.rglob("*") if path.is_dir()), folder):
-        files.sync(path)
+        json_files.fsync(path)
     return json.loads(text)
 
 

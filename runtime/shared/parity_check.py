@@ -19,7 +19,7 @@ from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 
-from runtime.shared import failpoints, files
+from runtime.shared import failpoints, json_files
 from runtime.shared import manifest as manifests
 from runtime.shared.checkpoint import Checkpoint
 from runtime.shared.manifest import STATE, ManifestError
@@ -48,7 +48,7 @@ def fingerprint(config: RuntimeConfig) -> str:
 def is_admitted(state_dir: Path, subject: str) -> bool:
     """Whether an earlier process has seen engine and trainer agree on this."""
     try:
-        record = files.read_json(state_dir / RECORD) or {}
+        record = json_files.read_json(state_dir / RECORD) or {}
     except ValueError:
         return False
     return record.get("admitted") is True and record.get("subject") == subject
@@ -65,7 +65,7 @@ def export(state_dir: Path, subject: str, write: Callable[[Path], None]) -> None
     manifests.write(partial, step=0, version=0)
     failpoints.failpoint("admission.written")
     os.rename(partial, folder)
-    files.sync(state_dir)
+    json_files.fsync(state_dir)
 
 
 def find(state_dir: Path, subject: str) -> Checkpoint | None:

@@ -16,7 +16,7 @@ from typing import Any
 
 from runtime.shared.architectures import PolicyError
 from runtime.shared.model_shape import ModelShape
-from runtime.shared.start_adapter import FILES
+from runtime.shared.start_adapter_layout import FILES
 
 CONFIG, WEIGHTS = FILES
 PREFIX = "base_model.model."
@@ -40,7 +40,7 @@ class Lora:
         """The update is this times B A."""
         return self.alpha / (math.sqrt(self.rank) if self.use_rslora else self.rank)
 
-    def on(self, target_modules: Sequence[str]) -> Lora:
+    def with_target_modules(self, target_modules: Sequence[str]) -> Lora:
         """The same on these layers."""
         return replace(self, target_modules=tuple(target_modules))
 

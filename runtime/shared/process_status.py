@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from runtime.shared import files
+from runtime.shared import json_files
 from runtime.shared.statuses import ChildState
 
 # The supervisor touches its file every few seconds (supervision.py).
@@ -36,7 +36,7 @@ class SupervisorStatus:
         except FileNotFoundError:
             return {}
         if stamp != self._stamp:
-            self._status = files.read_json(path) or {}
+            self._status = json_files.read_json(path) or {}
             self._stamp = stamp
             self._changed_at = time.monotonic()
         return self._status

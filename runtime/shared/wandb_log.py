@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from runtime.shared import files, validations
+from runtime.shared import json_files, validations
 from runtime.shared.redaction import HIDDEN, hide
 from runtime.shared.wandb_signals import CLOSE, OPEN
 
@@ -37,9 +37,9 @@ class WandbLog:
     The run's id is ours, so a resumed run goes on in the same one. A service that cannot be reached at the
     start costs the live page, not the training: the run is then kept offline, and the log reports it. It ends
     with the trainer, or as soon as the file CLOSE is there. `name`: the run's name for people. `output`: the
-    run's folder. `committed`: its newest step. `completions`: the number shown for each step. `is_first`:
-    whether this is the first of the trainer's processes; the others log nothing, and do not handle OPEN and
-    CLOSE.
+    run's folder. `committed`: its newest step. `num_completions`: the number shown for each step.
+    `is_rank_zero`: whether this is the first of the trainer's processes; the others log nothing, and do not
+    handle OPEN and CLOSE.
     """
 
     def __init__(
@@ -50,12 +50,12 @@ class WandbLog:
         output: Path,
         config: dict[str, Any],
         committed: int = 0,
-        completions: int = 0,
+        num_completions: int = 0,
         name: str | None = None,
-        is_first: bool = True,
+        is_rank_zero: bool = True,
     ) -> None:
         self._run: Any = None
-        if not is_first:
+        if not is_rank_zero:
             return
         self._open, self._close = output / OPEN, output / CLOSE
         for left in (self._open, self._close):
@@ -91,7 +91,7 @@ class WandbLog:
             _log.warning("Weights & Biases refused (%s); the run is kept offline in %s", error, folder)
             run = start("offline")
         self._run = run
-        self._table, self._completions, self._output = wandb.Table, completions, output
+        self._table, self._completions, self._output = wandb.Table, num_completions, output
         self._validations = _UnloggedValidations(output, committed)
         for kind in ("train", "val"):
             run.define_metric(f"{kind}/step")
@@ -111,7 +111,7 @@ class WandbLog:
             row["train/completions"] = self._table(columns=list(_COLUMNS), data=rows)
         self._run.log(row)
 
-    def catch_up(self) -> None:
+    def log_new_validations(self) -> None:
         """Log new validations; called often, and cheap if there are none."""
         if self._run is None:
             return
@@ -179,7 +179,7 @@ class _UnloggedValidations:
         self._memory = output / "wandb_validations.json"
         remembered = None
         try:
-            remembered = files.read_json(self._memory)
+            remembered = json_files.read_json(self._memory)
         except (OSError, ValueError):
             _log.warning("%s cannot be read: it is begun anew", self._memory.name)
         if isinstance(remembered, list):
@@ -210,7 +210,7 @@ class _UnloggedValidations:
         self._known.add(_mark(line))
         self._logged.append(_mark(line))
         try:
-            files.write_json(self._memory, self._logged)
+            json_files.write_json(self._memory, self._logged)
         except OSError as error:  # a full disk costs no step: one may be logged twice
             _log.warning("%s is not written: %s", self._memory.name, error)
 

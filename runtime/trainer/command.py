@@ -13,7 +13,7 @@ from pathlib import Path
 from runtime.shared import parity_check
 from runtime.shared.peft_format import portable_name
 from runtime.shared.runtime_config import RuntimeConfig
-from runtime.shared.start_adapter import START
+from runtime.shared.start_adapter_layout import START
 
 # `tune run` makes a module of the path (it drops the suffix, dots or not), found on PYTHONPATH.
 _RECIPE = "runtime/recipes/grpo_lora.py"

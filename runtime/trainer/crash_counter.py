@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 from pathlib import Path
 
-from runtime.shared.files import read_json, write_json
+from runtime.shared.json_files import read_json, write_json
 from runtime.trainer.ranks import Ranks
 
 MAX_CRASHES = 3
@@ -29,7 +29,7 @@ class CrashCounter:
 
     def begin(self, step: int) -> None:
         """Count a try. Raises TooManyCrashesError, in every process, when there were enough."""
-        before = self._ranks.broadcast(self._count(step) if self._ranks.is_first else 0)
+        before = self._ranks.broadcast(self._count(step) if self._ranks.is_rank_zero else 0)
         if before >= MAX_CRASHES:
             raise TooManyCrashesError(
                 f"the trainer was ended {before} times while it computed this step, without a message: most "
@@ -58,6 +58,6 @@ class CrashCounter:
         return int(saved["tries"]) if saved.get("step") == step else 0
 
     def _write(self, value: dict[str, int]) -> None:
-        if self._ranks.is_first:
+        if self._ranks.is_rank_zero:
             with contextlib.suppress(OSError):  # a full disk: a missing count must not fail the step
                 write_json(self._path, value)

@@ -39,7 +39,7 @@ class NextStep:
         """
         step = _NOTHING_YET
         while step == _NOTHING_YET:
-            step = self.ranks.broadcast(self._poll(last) if self.ranks.is_first else _NOTHING_YET)
+            step = self.ranks.broadcast(self._poll(last) if self.ranks.is_rank_zero else _NOTHING_YET)
         return None if step == _NOTHING_MORE else step
 
     def _poll(self, last: int) -> int:

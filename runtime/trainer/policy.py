@@ -215,7 +215,7 @@ def build(folder: Path, lora: Lora, *, dtype: str, device: str, seed: int, recom
     """
     config = _read_config(folder)
     check_trainable(config)
-    lora = lora.on(lora_targets(config, lora.target_modules))
+    lora = lora.with_target_modules(lora_targets(config, lora.target_modules))
     model = load_model(folder, config, DTYPES[dtype], device)
     add_lora(model, lora.target_modules, lora.rank, seed)
     if recompute:

@@ -1,5 +1,5 @@
-"""Makes a checkpoint's logprob probe: the trainer's logprobs of some of the batch's sequences, or of a greedy
-one where there is no batch.
+"""Computes a checkpoint's logprob probe: the trainer's logprobs of some of the batch's sequences, or of a
+greedy one where there is no batch.
 
 Neighbours: the recipe commits it with each checkpoint; shared/probe_file.py has the format; the gateway
 verifies with it that engines hold the committed adapter. Knows nothing of a tokenizer, nor of engines.
@@ -26,7 +26,7 @@ _TOKENS = 64
 
 
 @torch.no_grad()
-def make_logprob_probe(policy: Policy, batch: Batch, count: int = 2) -> dict[str, Tensor]:
+def compute_probe_logprobs(policy: Policy, batch: Batch, count: int = 2) -> dict[str, Tensor]:
     """The batch's longest sampled sequences, up to the compared length, with the logprob of each token: fp32,
     0 at a first token."""
     # The longest sampled sequences test the most; ties go to the first.

@@ -48,7 +48,7 @@ class Ranks:
         return cls(dist.get_rank(), size, local)
 
     @property
-    def is_first(self) -> bool:
+    def is_rank_zero(self) -> bool:
         """Whether this process writes."""
         return self.rank == 0
 

@@ -49,7 +49,7 @@ _KINDS: dict[str, tuple[str, list[tuple[str, str]]]] = {
             ("backward", r"^Tensor\.backward"),
             ("forward and loss", r"^_pack_loss"),
             ("optimizer", r"^optimizer_step"),
-            ("probe of the version", r"^make_logprob_probe"),
+            ("probe of the version", r"^compute_probe_logprobs"),
             ("adapter, checkpoint, fsync", r"\._commit \("),
             ("looking for the next step", r"^NextStep"),
             ("reading, packing", r"^gradients|^select|\._read_batch \("),

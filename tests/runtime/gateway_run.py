@@ -19,7 +19,7 @@ from safetensors.numpy import save_file
 
 from runtime.shared.batch import read_batch
 from runtime.shared.checkpoint import CheckpointStore, checkpoint_name
-from runtime.shared.files import write_json
+from runtime.shared.json_files import write_json
 from tests.runtime.gateway_process import Gateway
 from tests.runtime.pretend_engine import PretendEngine
 

@@ -41,7 +41,7 @@ def _one(rank: int, size: int, port: int, work: Callable[[Ranks], None]) -> None
         "GLOO_SOCKET_IFNAME": "lo",
     }
     ranks = Ranks.join("cpu")
-    assert (ranks.rank, ranks.size, ranks.is_first) == (rank, size, rank == 0)
+    assert (ranks.rank, ranks.size, ranks.is_rank_zero) == (rank, size, rank == 0)
     assert ranks.broadcast(7 + rank) == 7
     work(ranks)
     ranks.leave()

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from runtime.engine.adapter_check import Pair, compare
 from runtime.shared.projections import PROJECTIONS
 from runtime.trainer.policy import Policy, PolicyError
-from runtime.trainer.probe_logprobs import make_logprob_probe
+from runtime.trainer.probe_logprobs import compute_probe_logprobs
 from runtime.trainer.update import update
 from tests.runtime.trainer_fixtures import (
     ALONE,
@@ -80,7 +80,7 @@ def test_c26_no_step_probe_or_swap_moves_a_bit_of_the_base(dtype: str, tmp_path:
     optimizer = torch.optim.AdamW(policy.master_weights.values(), lr=1e-2)
     for step in range(1, 9):
         update(policy, optimizer, make_batch(random_samples(step)), settings_of(kl_beta=0.1), ALONE)
-        make_logprob_probe(policy, make_batch(random_samples(step)))
+        compute_probe_logprobs(policy, make_batch(random_samples(step)))
         if step % 3 == 0:
             policy.import_adapter(tmp_path)
     after = base_tensors(policy)
@@ -95,7 +95,7 @@ def test_c29_what_is_scored_for_the_ratio_is_scored_without_dropout(tmp_path: Pa
     policy.model.train()
     batch = make_batch(random_samples(29, groups=1, members=2))
     batch.temperature[:] = 1
-    evidence = make_logprob_probe(policy, batch)
+    evidence = compute_probe_logprobs(policy, batch)
     order = sorted(range(batch.sequences), key=lambda sample: -int(batch.sampled[batch.span(sample)].sum()))
     for sample, start, end in zip(order, evidence["offsets"], evidence["offsets"][1:], strict=False):
         batch.logprobs[batch.span(sample)] = evidence["logprobs_policy"][start:end].numpy()

@@ -22,7 +22,7 @@ from runtime.gateway.engines.probe_comparison import LogprobProbe, Scores
 from runtime.gateway.engines.version_check import Measured
 from runtime.shared import failpoints, parity_check
 from runtime.shared.runtime_config import RuntimeConfig
-from runtime.shared.start_adapter import START
+from runtime.shared.start_adapter_layout import START
 from runtime.trainer.parity_export import export_parity_check
 from tests.runtime.failpoints import arm
 from tests.runtime.gateway_process import Gateway

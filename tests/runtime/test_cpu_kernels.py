@@ -10,7 +10,7 @@ import pytest
 
 from runtime.engine.command import arguments
 from runtime.shared.architectures import CPU_HEAD_SIZES, PolicyError
-from runtime.shared.files import write_json
+from runtime.shared.json_files import write_json
 from runtime.shared.runtime_config import RuntimeConfig
 
 

@@ -20,7 +20,7 @@ from runtime.gateway.engines.version_check import AdapterVerifier, VersionCheck
 from runtime.shared.batch import Batch
 from runtime.shared.checkpoint import Checkpoint, CheckpointStore
 from runtime.trainer.policy import Policy
-from runtime.trainer.probe_logprobs import make_logprob_probe
+from runtime.trainer.probe_logprobs import compute_probe_logprobs
 from runtime.trainer.update import update
 from tests.runtime.engines import Engine
 from tests.runtime.families import FAMILIES, HYBRIDS, WINDOW, served_folder
@@ -168,7 +168,7 @@ def committed(policy: Policy, batch: Batch, model: Path, root: Path) -> Checkpoi
 
     def write(folder: Path) -> None:
         policy.export_adapter(folder / "adapter", str(model))
-        save_file(make_logprob_probe(policy, batch), folder / "probe.safetensors")
+        save_file(compute_probe_logprobs(policy, batch), folder / "probe.safetensors")
 
     return CheckpointStore(root).commit(batch.step, batch.step, {}, write)
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from runtime.shared.batch import Batch, read_batch
-from runtime.shared.files import write_json
+from runtime.shared.json_files import write_json
 from tests.runtime.conftest import RunningEngine
 from tests.runtime.gateway_process import MESSAGES, Gateway
 from tests.support.waiting import wait_until

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from runtime.engine.command import model_parsers
-from runtime.engine.parsers import REASONING, TOOL_CALLS, Parsers, parsers_of
+from runtime.engine.parsers import REASONING, TOOL_CALLS, Parsers, select_parsers
 from tests.runtime.conftest import TINY_MODEL
 
 CHATML = "<|im_start|>user\n"
@@ -78,7 +78,7 @@ MODELS: dict[str, tuple[str, set[str], Parsers]] = {
 @pytest.mark.parametrize("model", MODELS)
 def test_the_template_and_its_tokens_choose_the_parsers(model: str) -> None:
     template, tokens, parsers = MODELS[model]
-    assert parsers_of(template, tokens.__contains__) == parsers
+    assert select_parsers(template, tokens.__contains__) == parsers
 
 
 @pytest.mark.parametrize(

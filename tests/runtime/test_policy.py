@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from runtime.gateway.engines.probe_comparison import LogprobProbe
 from runtime.trainer import optimizer_state
 from runtime.trainer.policy import Lora, Policy, PolicyError, build
-from runtime.trainer.probe_logprobs import make_logprob_probe
+from runtime.trainer.probe_logprobs import compute_probe_logprobs
 from runtime.trainer.update import update
 from tests.runtime.trainer_fixtures import (
     ALONE,
@@ -219,7 +219,7 @@ def test_c43_a_run_of_the_first_versions_goes_on_with_its_moments(tmp_path: Path
 def test_the_probe_holds_whole_sequences_and_logprobs_of_both_policies() -> None:
     policy = trained_policy()
     batch = make_batch(random_samples(9, groups=2, completion=12))
-    found = make_logprob_probe(policy, batch)
+    found = compute_probe_logprobs(policy, batch)
     starts = found["offsets"].tolist()
     assert len(starts) == 3 and starts[-1] == len(found["tokens"])
     for start, end in itertools.pairwise(starts):
@@ -234,9 +234,9 @@ def test_the_probe_ends_where_an_engine_is_asked_no_further(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     policy, batch = trained_policy(), make_batch(random_samples(9, groups=1, completion=300))
-    cut = make_logprob_probe(policy, batch)
+    cut = compute_probe_logprobs(policy, batch)
     monkeypatch.setattr("runtime.trainer.probe_logprobs.PROBE_TOKENS", 10_000)
-    whole = make_logprob_probe(policy, batch)
+    whole = compute_probe_logprobs(policy, batch)
     assert len(cut["tokens"]) < len(whole["tokens"]) - 50
     read = []
     for name, found in (("cut", cut), ("whole", whole)):

@@ -42,7 +42,7 @@ def step_twice(folder: Path, ranks: Ranks) -> None:
             said.append("equal")
         except RanksDifferError:
             said.append("differ")
-        if not ranks.is_first:
+        if not ranks.is_rank_zero:
             with torch.no_grad():
                 list(policy.master_weights.values())[-1][0, 0] += 1e-3
     (folder / str(ranks.rank)).write_text(", ".join(said))
@@ -56,7 +56,7 @@ def test_the_probe_is_computed_by_the_first_rank_alone(
     batch = make_batch(random_samples(1), step=1)
     with recipe_here.set_up(recipe_here.configured(tmp_path)) as recipe:
         monkeypatch.setattr(grpo_lora, "update", lambda *_: None)
-        monkeypatch.setattr(grpo_lora, "make_logprob_probe", lambda *_: asked.append(recipe.ranks.rank))
+        monkeypatch.setattr(grpo_lora, "compute_probe_logprobs", lambda *_: asked.append(recipe.ranks.rank))
         for rank in (0, 1):
             monkeypatch.setattr(recipe, "ranks", replace(recipe.ranks, rank=rank, size=2))
             recipe._update(batch)
@@ -70,7 +70,7 @@ def test_g19_a_rank_that_is_gone_is_told_from_a_step_that_fails(tmp_path: Path) 
 
 
 def lose_one(folder: Path, ranks: Ranks) -> None:
-    if not ranks.is_first:
+    if not ranks.is_rank_zero:
         os._exit(0)
     try:
         ranks.all_reduce_sum([torch.ones(3)])
@@ -94,7 +94,7 @@ def refuse_one(config: RuntimeConfig, ranks: Ranks) -> None:
 
     def read(folder: Path) -> Batch:
         batch = read_batch(folder)
-        if batch.step == 2 and not ranks.is_first:
+        if batch.step == 2 and not ranks.is_rank_zero:
             raise BatchError("torn, as rank 1 reads it")
         return batch
 

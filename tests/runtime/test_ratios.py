@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from runtime.recipes import grpo_lora
-from runtime.shared import files
+from runtime.shared import json_files
 from runtime.shared.batch import Batch
 from runtime.shared.checkpoint import SERVING, checkpoint_name
 from runtime.shared.runtime_config import RuntimeConfig
@@ -238,10 +238,10 @@ def test_g20_what_is_served_is_kept_however_far_ahead_the_trainer_is(tmp_path: P
     config = recipe_here.configured(tmp_path, {"keep_checkpoints": 2}, max_staleness=1)
     recipe_here.give(config, *batches[:2])
     recipe_here.train(config)
-    files.write_json(tmp_path / SERVING, {"version": 1, "step": 1, "name": "policy@v1"})
+    json_files.write_json(tmp_path / SERVING, {"version": 1, "step": 1, "name": "policy@v1"})
     recipe_here.give(config, *batches[2:4])
     assert recipe_here.train(config).store.names() == [checkpoint_name(step) for step in (1, 3, 4)]
-    files.write_json(tmp_path / SERVING, {"version": 4, "step": 4, "name": "policy@v4"})
+    json_files.write_json(tmp_path / SERVING, {"version": 4, "step": 4, "name": "policy@v4"})
     recipe_here.give(config, batches[4])
     assert recipe_here.train(config).store.names() == [checkpoint_name(step) for step in (4, 5)]
 

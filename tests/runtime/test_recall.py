@@ -27,7 +27,7 @@ from runtime.gateway.gateway import build_components
 from runtime.gateway.http.openai_errors import ApiError
 from runtime.gateway.steps.text_members import TextMembers
 from runtime.gateway.versions.versions import MAX_RELOADED, Versions
-from runtime.shared import files
+from runtime.shared import json_files
 from runtime.shared.checkpoint import MAX_PINNED, CheckpointStore, checkpoint_name
 from runtime.shared.runtime_config import RuntimeConfig
 from runtime.shared.schema import Group, Member
@@ -114,7 +114,7 @@ def world(tmp_path: Path) -> Iterator[World]:
 
 def said_of(folder: Path, version: int, sha256: str) -> None:
     """What an earlier process wrote of a version that it served."""
-    files.append_line(
+    json_files.append_line(
         folder / "publications.jsonl", {"version": version, "outcome": "published", "sha256": sha256}
     )
 

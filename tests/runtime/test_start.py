@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from runtime.shared.batch import read_batch
-from runtime.shared.start_adapter import START, StartError
+from runtime.shared.start_adapter_layout import START, StartAdapterError
 from tests.runtime.steps_run import SOON_SECONDS, Run, Running, drive
 from tests.support.waiting import wait_until_async
 
@@ -67,7 +67,7 @@ def test_an_adapter_that_the_trainer_cannot_take_ends_the_gateway_and_says_why(t
     async def work(run: Run) -> None:
         queue = run.queue()
         run.trainer_failure = "the adapter has rank 8"
-        with pytest.raises(StartError, match="rank 8"):
+        with pytest.raises(StartAdapterError, match="rank 8"):
             await queue.run()
         assert "rank 8" in str(run.queue().start_failure), "the next process of the gateway knows as well"
 

@@ -21,9 +21,9 @@ from runtime.shared.batch import empty_batch, step_folder, write_batch
 from runtime.shared.model_shape import shape
 from runtime.shared.peft_format import portable_name, tensor_shapes
 from runtime.shared.projections import PROJECTIONS
-from runtime.shared.start_adapter import START
+from runtime.shared.start_adapter_layout import START
 from runtime.trainer.policy import PolicyError
-from runtime.trainer.probe_logprobs import fallback_probe_batch, make_logprob_probe
+from runtime.trainer.probe_logprobs import compute_probe_logprobs, fallback_probe_batch
 from runtime.trainer.settings import UpdateSettings
 from tests.runtime.recipe_here import configured, train
 from tests.runtime.trainer_fixtures import LORA, make_batch, random_samples, tiny_model, trained_policy
@@ -111,7 +111,7 @@ def test_its_proof_is_what_the_policy_itself_finds_most_likely() -> None:
     policy.refresh_working_copy()
     batch = fallback_probe_batch(policy)
     assert batch.tokens.tolist() == fallback_probe_batch(policy).tokens.tolist()
-    found = make_logprob_probe(policy, batch)
+    found = compute_probe_logprobs(policy, batch)
     said = batch.sampled.astype(bool)
     assert len(found["tokens"]) == len(batch.tokens) and said.sum() == 64
     with policy.reference():

@@ -26,7 +26,7 @@ from runtime.gateway.steps.step_records import Step, StepFolder
 from runtime.gateway.steps.step_registry import MAX_QUEUED
 from runtime.shared import failpoints
 from runtime.shared.batch import read_batch
-from runtime.shared.files import write_json
+from runtime.shared.json_files import write_json
 from runtime.shared.schema import Group, Member, StepRequest, StepSettings
 from runtime.shared.statuses import StepStatus
 from runtime.shared.train_config import TrainConfig

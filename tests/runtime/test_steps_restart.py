@@ -19,7 +19,7 @@ from runtime.gateway.samples.samples import SampleStore
 from runtime.gateway.steps.queue import StepQueue
 from runtime.gateway.steps.step_records import StepFolder
 from runtime.shared.batch import read_batch
-from runtime.shared.files import write_json
+from runtime.shared.json_files import write_json
 from runtime.shared.schema import Group, Member, StepRequest, StepSettings
 from tests.runtime.recorded import sampled
 from tests.runtime.steps_run import SOON_SECONDS, Run, Running, drive, write_weights

@@ -144,7 +144,7 @@ def test_c15_packs_and_ranks_change_nothing_of_what_examples_teach(tmp_path: Pat
 def part_of(folder: Path, ranks: Ranks) -> None:
     batch = examples_of(learnable(5, examples=9))
     found = measure(trained_policy(), batch, replace(settings_of(kl_beta=0.2), pack_tokens=64), ranks)
-    if ranks.is_first:
+    if ranks.is_rank_zero:
         torch.save(found.gradient, folder / "gradient")
 
 

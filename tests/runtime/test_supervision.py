@@ -16,7 +16,7 @@ import pytest
 
 from runtime import health
 from runtime.health import TrainerHealth
-from runtime.shared import files, process_table
+from runtime.shared import json_files, process_table
 from runtime.shared.process_status import SupervisorStatus
 from runtime.supervision import ChildSpec, RestartPolicy, Supervisor
 from tests.support.waiting import wait_until, wait_until_async
@@ -142,17 +142,17 @@ def test_a_full_disk_costs_the_children_no_supervisor(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def work(check: Scripted, said: Callable[[], dict[str, Any]]) -> None:
-        before, written = said()["pid"], files.write_json
+        before, written = said()["pid"], json_files.write_json
         refused: list[str] = []
 
         def full(path: Path, value: Any, *, durable: bool = False) -> None:
             refused.append(path.name)
             raise OSError(28, "No space left on device")
 
-        monkeypatch.setattr(files, "write_json", full)
+        monkeypatch.setattr(json_files, "write_json", full)
         check.note = "something"
         await wait_until_async(lambda: refused)
-        monkeypatch.setattr(files, "write_json", written)
+        monkeypatch.setattr(json_files, "write_json", written)
         check.note = "something else"
         await wait_until_async(lambda: said()["detail"] == "something else")
         assert said()["pid"] == before and said()["restarts"] == 0
@@ -194,7 +194,7 @@ def test_g23_a_trainer_without_a_sign_of_life_is_not_well(
     ):
         try:
             assert asked(still) == "loading"
-            files.write_json(said, {"state": "training", "error": "not committed yet: full"})
+            json_files.write_json(said, {"state": "training", "error": "not committed yet: full"})
             trouble = wait_until(lambda: asked(still))
             assert "no sign of life" in (trouble or "") and check.note == "not committed yet: full"
             assert asked(busy) is None, "processor time is a sign of life"
@@ -232,7 +232,7 @@ def test_g23_a_trainer_in_a_long_write_is_well_until_a_bound(
             return time.monotonic() - began > 3 * health.IDLE_CPU_SECONDS
 
         try:
-            files.write_json(said, {"state": "training"})
+            json_files.write_json(said, {"state": "training"})
             wait_until(lambda: process_table.is_waiting_for_disk([writing.pid]))
             began = time.monotonic()
             wait_until(longer_than_still_seconds)

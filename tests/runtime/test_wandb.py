@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from runtime.shared import files, validations
+from runtime.shared import json_files, validations
 from runtime.shared.metrics import MetricsLog
 from runtime.shared.wandb_log import WandbLog
 from runtime.shared.wandb_signals import CLOSE, OPEN
@@ -61,13 +61,13 @@ def _log(folder: Path, committed: int, does: list[int | dict[str, Any]], mode: s
         folder,
         {"learning_rate": 1e-3},
         committed=committed,
-        completions=texts,
+        num_completions=texts,
     )
     if metrics.reconcile(line(committed) if committed else None):
         wandb.append(line(committed), maybe_logged=True)
     for it in does:
         if isinstance(it, dict):
-            files.append_line(folder / validations.FILE, it)
+            json_files.append_line(folder / validations.FILE, it)
             continue
         wandb.append(line(it))
         metrics.append(line(it))
@@ -77,9 +77,9 @@ def _log(folder: Path, committed: int, does: list[int | dict[str, Any]], mode: s
 def _close_when_told(folder: Path, told: Any, closed: Any) -> None:
     wandb = WandbLog("offline", "slipway-test", "run-1", folder, {}, name="demo")
     wandb.append(line(1))
-    files.append_line(folder / validations.FILE, validation(1))
+    json_files.append_line(folder / validations.FILE, validation(1))
     told.wait(60)
-    wandb.catch_up()
+    wandb.log_new_validations()
     wandb.append(line(2))
     closed.set()
     told.clear()
@@ -110,9 +110,9 @@ def test_s01_a_process_that_is_not_the_trainers_first_leaves_the_firsts_run_open
     """It starts as late as it likes, and is closed as the first is."""
     (tmp_path / OPEN).touch()
     (tmp_path / CLOSE).touch()
-    other = WandbLog("offline", "slipway-test", "run-1", tmp_path, {}, is_first=False)
+    other = WandbLog("offline", "slipway-test", "run-1", tmp_path, {}, is_rank_zero=False)
     other.append(line(1))
-    other.catch_up()
+    other.log_new_validations()
     other.close()
     assert sorted(it.name for it in tmp_path.iterdir()) == [CLOSE, OPEN]
 
@@ -164,7 +164,7 @@ def test_a19_wandb_has_each_validation_once_over_several_lives_in_their_order(tm
 
 def test_a19_a_machine_begun_anew_logs_no_validation_of_the_lost_one_again(tmp_path: Path) -> None:
     for it in (validation(0), validation(2)):
-        files.append_line(tmp_path / validations.FILE, it)
+        json_files.append_line(tmp_path / validations.FILE, it)
     life(tmp_path, 3, [4, validation(4)])
     assert [it["val/step"] for it in logged(tmp_path) if "val/score" in it] == [4]
 
@@ -176,7 +176,7 @@ def test_a19_completions_are_a_table_where_that_is_asked_for_without_secrets(
     said = tmp_path / "logs" / "rollouts"
     said.mkdir(parents=True)
     for index in range(6):
-        files.append_line(
+        json_files.append_line(
             said / "step-000001.jsonl",
             {
                 "step": 1,
@@ -202,7 +202,7 @@ def test_a19_completions_are_a_table_where_that_is_asked_for_without_secrets(
 def test_a19_no_text_goes_there_unless_it_is_asked_for(tmp_path: Path) -> None:
     said = tmp_path / "logs" / "rollouts"
     said.mkdir(parents=True)
-    files.append_line(said / "step-000001.jsonl", {"step": 1, "completion": "a text of somebody's"})
+    json_files.append_line(said / "step-000001.jsonl", {"step": 1, "completion": "a text of somebody's"})
     life(tmp_path, 0, [1])
     (row,) = logged(tmp_path)
     assert not [name for name in row if name.startswith("train/completions")]

@@ -30,7 +30,10 @@ _SLOWEST_UNITS = (
     "relay_door", "results_download", "run.py", "sky_server",
 )  # fmt: skip
 _RENTED = ("forgotten", "launch", "leaving", "losses", "rig", "timers")
-_KILLED_RUNS = ("ahead_killed", "interrupted_door", "killed", "leaving", "resume", "stopped_launch")
+# These take no part in the endpoints that the other runs share.
+_OWN_RUNS = (
+    "ahead_killed", "bench", "exact_samples", "interrupted_door", "killed", "leaving", "resume", "stopped_launch",
+)  # fmt: skip
 # These take no part in the engine that the runtime's other tests share.
 _OWN_PROCESSES = (
     "admission_life", "checkpoint", "crash_", "engine_families", "families", "processes",
@@ -41,7 +44,7 @@ LANES: dict[str, tuple[str, ...]] = {
     "rented": tuple(f"tests/cloud/test_{name}.py" for name in _RENTED),
     "machines": ("tests/cloud/",),
     "mutants": ("tests/mutations/",),
-    "killed-runs": tuple(f"tests/e2e/test_{name}.py" for name in _KILLED_RUNS),
+    "own-runs": tuple(f"tests/e2e/test_{name}.py" for name in _OWN_RUNS),
     "runs": ("tests/e2e/",),
     "runtime-processes": tuple(f"{RUNTIME}test_{name}" for name in _OWN_PROCESSES),
     "runtime": (RUNTIME,),

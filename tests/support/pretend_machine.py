@@ -79,8 +79,8 @@ class PretendMachine:
         return str(self.sockets)
 
     @property
-    def device(self) -> str:
-        self._act("device")
+    def device_type(self) -> str:
+        self._act("device_type")
         return "cpu"
 
     @property

@@ -30,5 +30,5 @@ class SmallMachine(local_machine.LocalMachine):
 
 if __name__ == "__main__":
     local_machine.LocalMachine = SmallMachine  # that is the point
-    preflight.check_environment = lambda home, variant="cpu": None  # it needs none
+    preflight.check_runtime_environment = lambda home, variant="cpu": None  # it needs none
     sys.exit(main.main())

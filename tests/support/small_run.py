@@ -19,7 +19,7 @@ from launcher.client.session import Session, connect
 from launcher.client.wire import Patience
 from runtime.shared.runtime_config import RuntimeConfig
 from runtime.shared.schema import RestoreRequest, StepRequest, Validation
-from runtime.shared.train_kwargs import RunContext, TrainKwargs, read
+from runtime.shared.train_kwargs import RunContext, TrainKwargsRequest, read
 from tests.support.played_text import Matched
 from tests.support.small_counts import FLAT, counts_of
 from tests.support.small_door import Door, Reply, Request, error
@@ -243,7 +243,7 @@ class SmallRun(SmallVersions):
             return 200, {"id": name, "object": "model"}
         return error(404, f"this run trains {self.hub_name}", "model_not_found")
 
-    def read_train_kwargs(self, body: TrainKwargs) -> tuple[int, dict[str, Any]]:
+    def read_train_kwargs(self, body: TrainKwargsRequest) -> tuple[int, dict[str, Any]]:
         """By the runtime's own table."""
         self.train_kwargs.append(body.train_kwargs)
         if self.meaning:
@@ -302,7 +302,7 @@ class SmallRun(SmallVersions):
                 self.validations.append(Validation.model_validate_json(content))
                 return (200, {}) if self.keeps_validations else error(409, "it keeps no more")
             case ["slipway", "train_kwargs"]:
-                return self.read_train_kwargs(TrainKwargs.model_validate_json(content))
+                return self.read_train_kwargs(TrainKwargsRequest.model_validate_json(content))
             case ["v1", "fine_tuning", "jobs", name, *what] if name in self.tuned:
                 job, events = self.tuned[name]
                 if what == ["cancel"]:

@@ -27,7 +27,7 @@ import uuid
 from pathlib import Path
 from typing import Any
 
-from runtime.shared import files, processes
+from runtime.shared import json_files, processes
 from runtime.shared.checkpoint import CheckpointStore
 from runtime.shared.stdin_token import read_token
 
@@ -47,7 +47,9 @@ def supervise(config_path: Path, state_dir: Path, token: bytes) -> int:
             if part not in children or children[part].poll() is not None:
                 children[part] = _start(part, config_path, state_dir, token)
         said = [{"name": part, "state": "ready", "restarts": 0} for part in PARTS]
-        files.write_json(state_dir / "supervisor.json", {"phase": "ready", "children": said, "detail": None})
+        json_files.write_json(
+            state_dir / "supervisor.json", {"phase": "ready", "children": said, "detail": None}
+        )
         received = signal.sigtimedwait(_SIGNALS, _BEAT_SECONDS)
         if received is not None and received.si_signo != signal.SIGCHLD:
             break
@@ -98,13 +100,13 @@ class Gateway(socketserver.ThreadingUnixStreamServer):
             known = self.answers.get(request)
             if known is None:
                 self.answers[request] = uuid.uuid4().hex
-                files.append_line(self._journal, {"request": request, "answer": self.answers[request]})
+                json_files.append_line(self._journal, {"request": request, "answer": self.answers[request]})
             return self.answers[request], known is None
 
     def hold(self, request: str) -> None:
         """Note that it was asked; until it is released."""
         with self.lock:
-            files.append_line(self.state_dir / "held.jsonl", {"request": request})
+            json_files.append_line(self.state_dir / "held.jsonl", {"request": request})
         while not (self.state_dir / "released").exists():
             time.sleep(_HELD_SECONDS)
 
@@ -120,7 +122,7 @@ class Gateway(socketserver.ThreadingUnixStreamServer):
             state = {"step": number, "key": body["key"], "client_state": body.get("client_state")}
             size = (state["client_state"] or {}).get("bytes", _FILE_BYTES)
             self.store.commit(number, number, state, functools.partial(_write, size))
-            files.append_line(self.state_dir / "metrics.jsonl", {"step": number})
+            json_files.append_line(self.state_dir / "metrics.jsonl", {"step": number})
             return _status(state)
 
     def status(self) -> dict[str, Any]:

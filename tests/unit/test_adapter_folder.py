@@ -32,7 +32,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "project"
     folder.mkdir()
     monkeypatch.chdir(folder)
-    monkeypatch.setattr(preflight, "check_environment", lambda *_: None)
+    monkeypatch.setattr(preflight, "check_runtime_environment", lambda *_: None)
     return folder
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from runtime.shared.runtime_config import RuntimeConfig
-from runtime.shared.train_kwargs import TABLES, RunContext, TrainKwargsRead, read
+from runtime.shared.train_kwargs import TABLES, RunContext, TrainKwargsResponse, read
 
 # `LocalBackend.train` of openpipe-art 0.5.18, in its order: each by a value that is not its default, and what
 # that is here.
@@ -59,7 +59,7 @@ PPO = {"loss": "grpo", "normaliser": "token"}
 GSPO = {"loss": "gspo", "normaliser": "sequence"}
 
 
-def asked(said: dict[str, Any], **config: Any) -> TrainKwargsRead:
+def asked(said: dict[str, Any], **config: Any) -> TrainKwargsResponse:
     places = {"run_id": "r", "state_dir": "none", "socket_dir": "none", "model_path": "Qwen/Qwen3-8B"}
     return read(said, RunContext(RuntimeConfig.model_validate(places | config)), strict=True, trainer="art")
 
@@ -95,7 +95,7 @@ def test_b09_arts_own_defaults_are_all_taken_and_what_changes_nothing_is_silent(
         "learning_rate": 5e-6, "loss": "cispo", "scale_rewards": True, "kl_beta": 0.0,
     }  # fmt: skip
     assert len(answer.notes) == 1 and answer.notes[0].startswith("learning_rate=5e-06: used as it is.")
-    assert asked(dict.fromkeys(DEFAULTS)) == TrainKwargsRead()
+    assert asked(dict.fromkeys(DEFAULTS)) == TrainKwargsResponse()
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,7 @@ def test_b09_where_a_run_could_follow_the_option_is_named(said: dict[str, Any], 
 def test_b09_a_run_that_has_it_already_says_nothing() -> None:
     said = {"truncated_importance_sampling": 5.0, "max_negative_advantage_importance_sampling_weight": 4.0}
     answer = asked(said, train={"mismatch_cap": 5.0, "dual_clip": 4.0})
-    assert answer == TrainKwargsRead()
+    assert answer == TrainKwargsResponse()
 
 
 @pytest.mark.parametrize(

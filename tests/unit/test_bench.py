@@ -16,7 +16,7 @@ from launcher.bench import slipway_side
 from launcher.bench.child import ProcessLifetime
 from launcher.bench.cpu_seconds import ALL
 from launcher.bench.runs import run_supervised
-from launcher.bench.side_run import Log, SideRun, Step, side_run
+from launcher.bench.side_run import Log, SideRun, Step, build_side_run
 from launcher.bench.table_footnotes import reasons_not_to_quote
 from launcher.bench.workload import Workload
 from launcher.client.staleness import check_staleness
@@ -61,7 +61,9 @@ STRETCHES = (
 
 def test_start_evaluations_training_and_end_are_apart(tmp_path: Path) -> None:
     log = side_log(tmp_path / "side.jsonl", *STRETCHES)
-    seen = side_run("ours", 0, ProcessLifetime(100.0, 140.0), log, [Step(20.0, 1.0, 1.0, 1.0)], tmp_path, 1)
+    seen = build_side_run(
+        "ours", 0, ProcessLifetime(100.0, 140.0), log, [Step(20.0, 1.0, 1.0, 1.0)], tmp_path, 1
+    )
     stretches = (seen.start_seconds, seen.evaluation_seconds, seen.training_seconds, seen.end_seconds)
     assert stretches == (10.0, 5.0, 20.0, 3.0)
     assert (seen.seconds, seen.scores, seen.staleness) == (40.0, (11.0, 20.0), 1)
@@ -70,7 +72,7 @@ def test_start_evaluations_training_and_end_are_apart(tmp_path: Path) -> None:
 def test_a_program_that_left_half_a_log_is_said_so(tmp_path: Path) -> None:
     log = side_log(tmp_path / "side.jsonl", *STRETCHES[:2])
     with pytest.raises(JobFailed, match="did not log everything"):
-        side_run("ours", 0, ProcessLifetime(100.0, 140.0), log, [], tmp_path)
+        build_side_run("ours", 0, ProcessLifetime(100.0, 140.0), log, [], tmp_path)
 
 
 def test_our_steps_end_when_their_version_is_served(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ from launcher.run.resume_point import ResumePoint
 from launcher.run.run import Run
 from launcher.run.run_request import RunRequest
 from launcher.types.plan import make_plan
-from runtime.shared.start_adapter import FILES
+from runtime.shared.start_adapter_layout import FILES
 from tests.support.committed import commit, pin
 from tests.support.environment import REPOSITORY
 from tests.support.own_sshd import OwnSshd

@@ -43,7 +43,7 @@ def sent(run: SmallRun) -> list[dict[str, Any] | None]:
 
 
 def test_the_clients_bodies_are_the_runtimes() -> None:
-    for name in ("TrainKwargs", "Refusal", "TrainKwargsRead"):
+    for name in ("TrainKwargsRequest", "Refusal", "TrainKwargsResponse"):
         ours, theirs = getattr(client, name), getattr(bodies, name)
         assert list(ours.model_fields) == list(theirs.model_fields)
         assert ours.model_config == theirs.model_config

@@ -20,7 +20,7 @@ from launcher.results.background_copy import BackgroundCopy
 from launcher.types.durability import MAX_STEPS_BEHIND, DurabilityStatus
 from launcher.types.machine import Stopped, never_stopped
 from runtime.gateway.steps.rewind import Rewind
-from runtime.shared.start_adapter import FILES
+from runtime.shared.start_adapter_layout import FILES
 from tests.support.committed import commit, name_best, pin
 from tests.support.environment import PROGRAMS, REPOSITORY
 from tests.support.pretend_machine import PretendMachine

@@ -49,7 +49,7 @@ MADE: dict[str, dict[str, str]] = {
         "arm": "record.update machine.kind machine.arm machine.price_per_hour machine.describe",
         "push": "record.update machine.kind machine.push",
         "setup": "record.update machine.kind machine.setup",
-        "serve": "record.update machine.kind machine.device machine.state_dir machine.socket_dir "
+        "serve": "record.update machine.kind machine.device_type machine.state_dir machine.socket_dir "
         "machine.serve",
         "connect": "record.update machine.kind token.keep machine.make_durable",
         "work": "record.update machine.make_durable record.load",

@@ -123,7 +123,7 @@ def test_what_was_planned_of_a_gpu_is_what_is_looked_for_on_it() -> None:
 
 def test_each_engine_and_training_process_has_its_memory() -> None:
     fitness.check_memory(12 * 10**9, FOUR)
-    with pytest.raises(nvidia_smi.HostError) as unfit:
+    with pytest.raises(nvidia_smi.UnfitMachineError) as unfit:
         fitness.check_memory(12 * 10**9 - 1, FOUR)
     assert str(unfit.value) == "the memory is too small: 12.0 GB are free, 4 processes need 12.0 GB"
     assert fitness.memory_bytes() < 10**15
@@ -137,7 +137,7 @@ from runtime import fitness, nvidia_smi
 needs = fitness.Needs("cuda", "H100:4", train_gpus=int(sys.argv[2]))
 try:
     print(fitness.check_shared_memory(needs, Path(sys.argv[1])))
-except nvidia_smi.HostError as unfit:
+except nvidia_smi.UnfitMachineError as unfit:
     print(unfit)
 ' "$1" "$4"
 """
@@ -177,11 +177,13 @@ def test_shared_memory_that_is_full_or_not_there_is_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     several = replace(FOUR, train_gpus=2)
-    with pytest.raises(nvidia_smi.HostError, match=r"0\.0 GB of its 0\.0 GB are free"):
+    with pytest.raises(nvidia_smi.UnfitMachineError, match=r"0\.0 GB of its 0\.0 GB are free"):
         fitness.check_shared_memory(several, tmp_path / "shm")
     full = os.statvfs_result((4096, 4096, 2**22, 5000, 5000, 0, 0, 0, 0, 255))
     monkeypatch.setattr(os, "statvfs", lambda folder: full)
-    with pytest.raises(nvidia_smi.HostError, match=r"0\.0 GB of its 17\.2 GB are free, 2 training processes"):
+    with pytest.raises(
+        nvidia_smi.UnfitMachineError, match=r"0\.0 GB of its 17\.2 GB are free, 2 training processes"
+    ):
         fitness.check_shared_memory(several)
     assert fitness.check_shared_memory(FOUR) == "0.0 GB of /dev/shm free"
 
@@ -189,11 +191,11 @@ def test_shared_memory_that_is_full_or_not_there_is_none(
 def test_kernels_need_a_compiler_and_pythons_headers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CC", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(nvidia_smi.HostError, match="there is no C compiler"):
+    with pytest.raises(nvidia_smi.UnfitMachineError, match="there is no C compiler"):
         fitness.check_compiler()
     monkeypatch.setenv("CC", "/opt/cc")
     monkeypatch.setattr(fitness, "HEADERS", tmp_path)
-    with pytest.raises(nvidia_smi.HostError, match=f"are not in {tmp_path}: python3-dev"):
+    with pytest.raises(nvidia_smi.UnfitMachineError, match=f"are not in {tmp_path}: python3-dev"):
         fitness.check_compiler()
     (tmp_path / "Python.h").touch()
     fitness.check_compiler()
@@ -216,7 +218,7 @@ def test_a_python_without_headers_is_left_for_one_of_uvs(machine: Machine) -> No
 
 def test_the_disk_must_hold_the_environment_where_it_is_not_built(tmp_path: Path) -> None:
     enormous = Needs("cuda", "H100:4", model_bytes=10**15)
-    with pytest.raises(nvidia_smi.HostError) as unfit:
+    with pytest.raises(nvidia_smi.UnfitMachineError) as unfit:
         fitness.check_disk(tmp_path, enormous)
     needed = (10**15 + 2 * 10**9 + bootstrap.NEEDED_BYTES["cuda"]) / 1e9
     assert f"the runtime's environment needs {needed:.1f} GB, 1000000.0 GB of that the model" in str(

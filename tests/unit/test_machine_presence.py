@@ -39,7 +39,7 @@ def test_a_machine_that_its_provider_lists_no_more_is_gone_for_good(provider: Pr
     there = MachinePresence("slip-0123abcd", provider.listed)
     provider.answers = [[], []]
     with pytest.raises(JobFailed) as failed:
-        there.check()
+        there.raise_if_gone()
     assert failed.value.exit_code == 6
     assert "launch --resume slip-0123abcd" in (failed.value.hint or "")
     assert there.is_gone() and provider.asked == 2
@@ -57,10 +57,10 @@ def test_a_laptop_without_a_network_gives_no_machine_up_and_does_not_ask_all_the
     there = MachinePresence("slip-0123abcd", provider.listed)
     provider.answers = [None, ["i-0"], [], []]
     for _ in range(5):
-        there.check()
+        there.raise_if_gone()
     assert provider.asked == 1
     provider.wait(machine_presence._POLL_SECONDS)
-    there.check()
+    there.raise_if_gone()
     assert provider.asked == 2
     provider.wait(machine_presence._POLL_SECONDS)
     assert there.is_gone()

@@ -163,7 +163,7 @@ WORDS = st.one_of(
 def test_whatever_is_typed_is_never_a_bug_of_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Random words: the exit code is never 1, and an error is always three lines or one object."""
     monkeypatch.setattr("launcher.run.run.Run.execute", lambda self: 0)
-    monkeypatch.setattr(preflight, "check_environment", lambda *_: None)
+    monkeypatch.setattr(preflight, "check_runtime_environment", lambda *_: None)
     monkeypatch.setattr("launcher.teardown.leftovers.find_leftovers", lambda *options: [])
     monkeypatch.setattr("launcher.console.output.Output.claim_stdout", lambda self: None)
     typed = Typed(tmp_path / "project", tmp_path / "home")

@@ -24,13 +24,13 @@ from launcher.records.records import RecordStore, RunRecord
 from launcher.results import durable, results_copy
 from launcher.run import launching
 from launcher.run.launching import launch_run
-from launcher.run.resume_point import ResumePoint, find_resume_point
+from launcher.run.resume_point import ResumePoint, prepare_resume
 from launcher.run.run import Run
 from launcher.run.run_request import RunRequest
 from launcher.teardown import take_down
 from launcher.types.plan import make_plan
 from launcher.types.settings import SETTINGS, Settings
-from runtime.shared.start_adapter import FILES
+from runtime.shared.start_adapter_layout import FILES
 from tests.support.committed import commit
 from tests.support.pretend_machine import PretendMachine
 from tests.support.waiting import wait_until
@@ -66,7 +66,7 @@ def find(store: RecordStore, word: str = "dev", said: list[str] | None = None) -
         return LocalMachine(record.id, store.folder(record.id) / "machine", store.runs)
 
     record = resume_source.find(store, word)
-    return find_resume_point(store, record, machine, (said if said is not None else []).append)
+    return prepare_resume(store, record, machine, (said if said is not None else []).append)
 
 
 # ----------------------------------------------------------------- which run, which step
@@ -162,7 +162,7 @@ def test_a_guardian_that_is_at_work_is_waited_for(store: RecordStore) -> None:
     def machine(record: RunRecord) -> LocalMachine:
         return LocalMachine(record.id, store.folder(record.id) / "machine", store.runs)
 
-    assert find_resume_point(store, store.load("dev"), machine, finish).step == 1
+    assert prepare_resume(store, store.load("dev"), machine, finish).step == 1
     assert said == ["dev: its guardian is still taking it down"]
 
 
@@ -260,7 +260,7 @@ def test_a_run_that_another_launch_has_taken_up_meanwhile_is_left_alone(store: R
     store.update(record.id, state="verified")
     store.reopen(record.id, command=("true",), details={})
     with pytest.raises(UsageError, match="dev is live"):
-        find_resume_point(store, read, lambda _: pytest.fail("not asked"), lambda _: None)
+        prepare_resume(store, read, lambda _: pytest.fail("not asked"), lambda _: None)
     assert store.load(record.id).live
 
 

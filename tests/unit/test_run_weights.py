@@ -25,7 +25,7 @@ from tests.support.adapters import write
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
-    monkeypatch.setattr(preflight, "check_environment", lambda *_: None)
+    monkeypatch.setattr(preflight, "check_runtime_environment", lambda *_: None)
     monkeypatch.setenv("LAUNCH_HOME", str(tmp_path / "home"))
     monkeypatch.chdir(tmp_path)
     return Home.find()

@@ -118,7 +118,7 @@ SAID: dict[str, Callable[[Output], None]] = {
     "a warning of the runtime's": lambda output: output.warn(HOSTILE),
     "an event": lambda output: output.event("served", HOSTILE, detail=HOSTILE),
     "a phase's progress": _phase,
-    "a live line": lambda output: output.live(LiveStatus(HOSTILE, 1.0, 0.0, trouble=HOSTILE)),
+    "a live line": lambda output: output.update_status(LiveStatus(HOSTILE, 1.0, 0.0, trouble=HOSTILE)),
     "an error": lambda output: output.error(JobFailed(HOSTILE, f"{HOSTILE}\n{HOSTILE}", HOSTILE)),
     "what a machine said last": lambda output: output.error(JobFailed("x", last_lines=[HOSTILE])),
     "a traceback": _traceback,

@@ -118,7 +118,7 @@ def test_g14_a_command_that_crashes_shows_no_secret(
 
     for name in ("result", "log"):
         monkeypatch.setattr(f"launcher.console.output.Output.{name}", crash)
-    monkeypatch.setattr(preflight, "check_environment", crash)
+    monkeypatch.setattr(preflight, "check_runtime_environment", crash)
     monkeypatch.setattr("launcher.backends.cloud_machine.CloudMachine.from_description", crash)
     monkeypatch.setattr("launcher.backends.skypilot.prices.market", crash)
     monkeypatch.setattr("launcher.backends.skypilot.price_snapshot.market", crash)

@@ -15,7 +15,7 @@ from launcher.base.errors import NotPulled
 from launcher.cli import teardown_verbs
 from launcher.records.records import RecordStore
 from launcher.results import background_copy
-from launcher.run.resume_point import find_resume_point
+from launcher.run.resume_point import prepare_resume
 from launcher.teardown import abandon_results, take_down
 from tests.support import recorded_machine
 from tests.support.left_alone import left_alone, store, there, typed
@@ -182,6 +182,4 @@ def test_g29_a_run_whose_results_are_still_out_there_is_not_taken_up(
     left_alone(store, there)
     (there / "pull-fails").touch()
     with pytest.raises(NotPulled, match="dev is kept"):
-        find_resume_point(
-            store, store.load("dev"), lambda record: pytest.fail("not asked"), lambda line: None
-        )
+        prepare_resume(store, store.load("dev"), lambda record: pytest.fail("not asked"), lambda line: None)

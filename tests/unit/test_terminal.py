@@ -120,10 +120,12 @@ def test_the_live_line_says_what_was_promised() -> None:
 
 
 def test_a_terminal_gets_the_live_line_and_a_dumb_or_plain_one_does_not(terminal: Terminal) -> None:
-    Output(stderr=terminal.stream, environ={"TERM": "xterm"}).live(live(1))
+    Output(stderr=terminal.stream, environ={"TERM": "xterm"}).update_status(live(1))
     assert "\x1b[2K" in terminal.read()
     for plain, term in ((True, "xterm"), (False, "dumb")):
-        Output(stderr=terminal.stream, plain=plain, environ={"TERM": term, "NO_COLOR": "1"}).live(live(1))
+        Output(stderr=terminal.stream, plain=plain, environ={"TERM": term, "NO_COLOR": "1"}).update_status(
+            live(1)
+        )
         assert terminal.read() == live(1).line() + "\r\n"
 
 
@@ -131,7 +133,7 @@ def test_without_a_terminal_a_step_is_one_line_and_standing_still_is_none() -> N
     stderr = io.StringIO()
     output = Output(stderr=stderr, environ={})
     for step in (1, 1, 1, 2, 2):
-        output.live(live(step))
+        output.update_status(live(step))
     assert stderr.getvalue().splitlines() == [live(1).line(), live(2).line()]
 
 

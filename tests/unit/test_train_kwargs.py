@@ -18,7 +18,7 @@ from launcher.client.train_kwargs import to_json
 from launcher.config import runtime_config
 from runtime.shared.runtime_config import RuntimeConfig
 from runtime.shared.train_config import Loss
-from runtime.shared.train_kwargs import TABLE, RunContext, TrainKwargsRead, read
+from runtime.shared.train_kwargs import TABLE, RunContext, TrainKwargsResponse, read
 from runtime.shared.train_kwargs.table import NEUTRAL
 from tests.support import readme_commands
 
@@ -73,7 +73,7 @@ CLIP = {"clip_low": 0.2, "clip_high": 0.2}
 
 def asked(
     train_kwargs: dict[str, Any], of: RuntimeConfig | None = None, strict: bool = True, steps: int = 20
-) -> TrainKwargsRead:
+) -> TrainKwargsResponse:
     return read(train_kwargs, RunContext(of or config(), 4096, tuple(SEVEN)), strict=strict, steps=steps)
 
 
@@ -119,7 +119,7 @@ def test_a04_every_keyword_is_applied_or_checked_or_said(name: str) -> None:
 
 def test_a04_what_says_nothing_is_silent() -> None:
     answer = asked(dict.fromkeys(TABLE))
-    assert answer == TrainKwargsRead()
+    assert answer == TrainKwargsResponse()
 
 
 @pytest.mark.parametrize(
@@ -279,8 +279,8 @@ def test_a04_what_the_run_has_is_silent() -> None:
     lora = {"r": 8, "lora_alpha": 16, "target_modules": SEVEN[::-1], "bias": "none", "use_rslora": False}
     kwargs = {"lora_config": lora, "bf16": True, "num_training_gpus": 3, "num_inference_gpus": 1, "seed": 0,
               "model": "openai/arbor:Qwen/Qwen2.5-1.5B-Instruct", "num_iterations": 1}  # fmt: skip
-    assert asked(kwargs, FITS) == TrainKwargsRead()
-    assert asked({"lora_config": {"target_modules": "all-linear"}}, FITS) == TrainKwargsRead()
+    assert asked(kwargs, FITS) == TrainKwargsResponse()
+    assert asked({"lora_config": {"target_modules": "all-linear"}}, FITS) == TrainKwargsResponse()
 
 
 def test_a04_on_a_cpu_numbers_of_gpus_are_said_and_not_refused() -> None:
@@ -357,7 +357,7 @@ def test_c60_every_keyword_of_the_table_names_only_what_exists(name: str) -> Non
             _check_texts(read({name: value, "max_completion_length": 600}, RunContext(of, 512), strict=True))
 
 
-def _check_texts(answer: TrainKwargsRead) -> None:
+def _check_texts(answer: TrainKwargsResponse) -> None:
     known = runtime_config.defaults()
     for text in [*answer.notes, *(f"{it.why} {it.launch}" for it in answer.refusals)]:
         assert set(re.findall(r"--set ([\w.]+)=", text)) <= set(known)

@@ -27,7 +27,9 @@ TOP_LEVEL = {
 IMPORTERS = {
     "sky": {
         f"launcher/backends/skypilot/sky_{part}.py"
-        for part in ("calls", "identity", "machines_by_name", "permissions", "prices", "providers", "server")
+        for part in (
+            "aws_permissions", "calls", "identity", "machines_by_name", "prices", "providers", "server"
+        )
     },
     "vllm": {
         f"runtime/engine/{part}.py"
@@ -238,7 +240,11 @@ def test_the_two_halves_share_only_the_light_modules() -> None:
         "runtime.fitness",
         "runtime.shared.redaction",
     }
-    shared |= {"runtime.shared.peft_format", "runtime.shared.start_adapter", "runtime.shared.architectures"}
+    shared |= {
+        "runtime.shared.peft_format",
+        "runtime.shared.start_adapter_layout",
+        "runtime.shared.architectures",
+    }
     shared |= {"runtime.shared.runtime_config", "runtime.shared.statuses"}
     shared |= {"runtime.shared.model_shape", "runtime.shared.gpu_memory", "runtime.shared.open_files"}
     shared |= {"runtime.shared.log_errors", "runtime.shared.wandb_signals", "runtime.nvidia_smi"}

@@ -6,7 +6,7 @@ counts as no answer. A place that cannot be asked counts as empty if the cluster
 a policy denies the account the list and this very cluster's request, both now and when it was tried. Any
 other place has to answer: its silence proves nothing.
 Neighbours: `cluster_teardown.py` ends and proves by these, `sky_providers.py` asks for the lists,
-`sky_permissions.py` makes the request; `cluster_request.py` has the request. Knows nothing of SkyPilot's
+`sky_aws_permissions.py` makes the request; `cluster_request.py` has the request. Knows nothing of SkyPilot's
 books.
 """
 
@@ -146,12 +146,12 @@ class ProviderListings:
 
     def _refused(self, sky: SkyProcess, region: str) -> bool:
         try:
-            return rent_refused(sky, self._order, region) is not None
+            return find_rent_refusal(sky, self._order, region) is not None
         except LaunchError:  # then its list is missing, and the others' count all the same
             return False
 
 
-def rent_refused(sky: SkyProcess, order: ClusterRequest, region: str) -> str | None:
+def find_rent_refusal(sky: SkyProcess, order: ClusterRequest, region: str) -> str | None:
     """AWS's error if the account may not have this machine in a region; None if that is not certain.
     Raises LaunchError."""
     request = {"gpus": order.gpus, "disk_gb": order.disk_gb, "labels": order.labels}

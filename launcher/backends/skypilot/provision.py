@@ -15,7 +15,7 @@ from typing import Any
 
 from launcher.backends.skypilot import boot_timer
 from launcher.backends.skypilot.cluster_request import ClusterRequest
-from launcher.backends.skypilot.provider_listings import rent_refused
+from launcher.backends.skypilot.provider_listings import find_rent_refusal
 from launcher.backends.skypilot.sky_home import SkyHome
 from launcher.backends.skypilot.sky_process import NoAccessError, SkyCallError, SkyProcess
 from launcher.backends.skypilot.task_file import task_file
@@ -145,7 +145,7 @@ class Provisioning:
         word = None
         if step.instance_type is not None:
             with contextlib.suppress(LaunchError):  # then it is SkyPilot's own trouble that counts
-                word = rent_refused(self.sky, self.order, step.places[0].split("/")[1])
+                word = find_rent_refusal(self.sky, self.order, step.places[0].split("/")[1])
         if word is not None:
             hint = "ask who manages the account, or name other places in --infra"
             raise _DeniedError("the account may not have this machine there", word, hint)

@@ -7,8 +7,8 @@
 A process of its own, because SkyPilot reads HOME and its variables when it is imported, and its home is not
 ours; because importing it takes 2 to 4 s; and because a call of it that hangs can then be left behind.
 SkyPilot's output goes to stderr. Neighbours: `sky_prices.py`, `sky_providers.py`,
-`sky_machines_by_name.py`, `sky_permissions.py` and `sky_identity.py` have its other calls; `sky_process.py`
-is the other end, `cloud_machine.py` uses that. Only these and `sky_server.py` import `sky`.
+`sky_machines_by_name.py`, `sky_aws_permissions.py` and `sky_identity.py` have its other calls;
+`sky_process.py` is the other end, `cloud_machine.py` uses that. Only these and `sky_server.py` import `sky`.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
+from launcher.backends.skypilot.sky_aws_permissions import rent_refused
 from launcher.backends.skypilot.sky_identity import account
 from launcher.backends.skypilot.sky_machines_by_name import machines_named
-from launcher.backends.skypilot.sky_permissions import rent_refused
 from launcher.backends.skypilot.sky_prices import fetch, machines_with, offers, offers_at
 from launcher.backends.skypilot.sky_providers import LISTED_BY_NAME, candidates, instances, terminate
 

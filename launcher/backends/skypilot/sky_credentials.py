@@ -33,7 +33,7 @@ _CREDENTIAL_VARIABLES = {
 }
 
 
-def aws_config(user_home: Path, environ: Mapping[str, str]) -> str | None:
+def aws_config_with_user_home(user_home: Path, environ: Mapping[str, str]) -> str | None:
     """The user's AWS configuration for a home that is not the user's: each `credential_process` is started
     with the user's own HOME, where its files are. None if there is no such program, or if the file has keys
     as well, because keys are not copied.
@@ -49,7 +49,7 @@ def aws_config(user_home: Path, environ: Mapping[str, str]) -> str | None:
     return _PROGRAM.sub(lambda line: f"{line[1]}{own} {line[2]}", text)
 
 
-def plugins(user_home: Path, environ: Mapping[str, str]) -> set[str]:
+def clouds_of_kubeconfig(user_home: Path, environ: Mapping[str, str]) -> set[str]:
     """The clouds whose programs the user's kubeconfig starts: EKS, GKE and AKS let in by them."""
     found: set[str] = set()
     for name in (environ.get("KUBECONFIG") or "~/.kube/config").split(os.pathsep):
@@ -58,7 +58,7 @@ def plugins(user_home: Path, environ: Mapping[str, str]) -> set[str]:
     return found
 
 
-def variables(clouds: set[str], user_home: Path, environ: Mapping[str, str]) -> dict[str, str]:
+def credential_variables(clouds: set[str], user_home: Path, environ: Mapping[str, str]) -> dict[str, str]:
     """The variables that tell such plugins where the user's own credentials are."""
     told = [_CREDENTIAL_VARIABLES[cloud] for cloud in clouds if cloud in _CREDENTIAL_VARIABLES]
     return {name: environ.get(name) or str(user_home / place) for name, place in told}

@@ -78,7 +78,7 @@ class SkyHome:
         for cloud in clouds:
             self._link_credentials(cloud, user_home)
         self._user_home = user_home
-        aws = sky_credentials.aws_config(user_home, os.environ) if "aws" in clouds else None
+        aws = sky_credentials.aws_config_with_user_home(user_home, os.environ) if "aws" in clouds else None
         if aws is not None:
             _write_if_missing(self.folder / sky_credentials.AWS_CONFIG, aws)
         plugins = self._plugins(clouds)
@@ -111,7 +111,11 @@ class SkyHome:
 
     def _plugins(self, clouds: list[str]) -> set[str]:
         """The clouds whose programs let in to a cluster of the user's own, where that is meant."""
-        return sky_credentials.plugins(self._user_home, os.environ) if "kubernetes" in clouds else set()
+        return (
+            sky_credentials.clouds_of_kubeconfig(self._user_home, os.environ)
+            if "kubernetes" in clouds
+            else set()
+        )
 
     def environ(self, environ: Mapping[str, str] | None = None) -> dict[str, str]:
         """The environment of SkyPilot's processes: of the user's own variables only those that the target
@@ -125,7 +129,7 @@ class SkyHome:
             or name.lower() in _PROXIES
             or any(is_variable_of(cloud, name) for cloud in (*self._clouds, *plugins))
         }
-        kept |= sky_credentials.variables(plugins, self._user_home, environ)
+        kept |= sky_credentials.credential_variables(plugins, self._user_home, environ)
         if (config := self.folder / sky_credentials.AWS_CONFIG).exists():
             kept["AWS_CONFIG_FILE"] = str(config)
         for name in ("no_proxy", "NO_PROXY"):  # its API server is on this computer and needs no proxy

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from launcher.backends.skypilot import sky_permissions
+from launcher.backends.skypilot import sky_aws_permissions
 from launcher.backends.skypilot.sky_providers import (
     AT_ONCE,
     GONE,
@@ -43,7 +43,7 @@ def _on_aws(name: str, label: str) -> Json:
     # All threads share one session, whose data about EC2 is read once; making a session is not safe in
     # threads.
     session: Any = aws.session(profile=aws.get_workspace_profile())
-    regions = sorted(sky_permissions.regions() or session.get_available_regions("ec2"))
+    regions = sorted(sky_aws_permissions.account_regions() or session.get_available_regions("ec2"))
     clients = [session.client("ec2", region_name=region) for region in regions]
     found: Json = {"machines": [], "answered": [], "denied": {}, "silent": {}, "labels": True}
 
@@ -57,7 +57,7 @@ def _on_aws(name: str, label: str) -> Json:
         for region, outcome in zip(regions, pool.map(listed, regions, clients), strict=True):
             where = f"AWS {region}"
             if isinstance(outcome, Exception):
-                kind = "denied" if sky_permissions.denied(outcome) else "silent"
+                kind = "denied" if sky_aws_permissions.is_denial(outcome) else "silent"
                 found[kind][where] = f"{type(outcome).__name__}: {outcome}"
             else:
                 found["answered"].append(where)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from launcher.backends.skypilot import sky_identity, sky_permissions
+from launcher.backends.skypilot import sky_aws_permissions, sky_identity
 from launcher.backends.skypilot.sky_prices import machines_with, offers_at
 
 Json = dict[str, Any]
@@ -72,7 +72,9 @@ def _provider_configs(place: str, gpu: str, count: int, accounts: Json) -> list[
     regions = {region} if region else {str(offer["infra"]).partition("/")[2] for offer in offers}
     if cloud == "aws":
         near = [region] if region else sorted(regions)
-        had = None if sky_identity.other_account(cloud, accounts) else sky_permissions.regions(near)
+        had = (
+            None if sky_identity.other_account(cloud, accounts) else sky_aws_permissions.account_regions(near)
+        )
         regions = regions if had is None else regions & had
     return [{"region": one} for one in sorted(regions)]
 
@@ -116,7 +118,7 @@ def _answer(provider: Json) -> tuple[list[str] | None, str | None, bool]:
     try:
         return _listed(provider), None, False
     except Exception as error:  # noqa: BLE001 - after any error there is no list of this one
-        return None, f"{type(error).__name__}: {error}", sky_permissions.denied(error)
+        return None, f"{type(error).__name__}: {error}", sky_aws_permissions.is_denial(error)
 
 
 def _listed(provider: Json) -> list[str]:

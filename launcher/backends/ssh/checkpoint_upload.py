@@ -25,12 +25,12 @@ _MAKE_SECONDS = 60.0
 
 def upload(
     remote: RemoteFolder,
-    seed: durable.CheckpointUpload,
+    checkpoints: durable.CheckpointUpload,
     progress: Progress,
     on_disconnect: Callable[[], object],
 ) -> int:
-    """Upload `seed` to a machine that has nothing of the run; returns its step. Other steps in its folder are
-    removed.
+    """Upload `checkpoints` to a machine that has nothing of the run; returns its step. Other steps in its
+    folder are removed.
 
     `on_disconnect` is called whenever the connection breaks, and may raise. Raises JobFailed, LaunchError.
     """
@@ -38,29 +38,29 @@ def upload(
     old = shlex.join([*durable.STEP_STATE, durable.UPLOADING])
     make = f"umask 077 && cd {there} && rm -rf -- {old} && mkdir {durable.UPLOADING}"
     remote.shell(make, "make room for its checkpoints", bound_seconds=_MAKE_SECONDS)
-    _send_files(remote, seed, progress, on_disconnect)
-    for name, text in seed.texts.items():
+    _send_files(remote, checkpoints, progress, on_disconnect)
+    for name, text in checkpoints.texts.items():
         remote.write(f"{durable.UPLOADING}/{name}", text.encode())
-    if seed.rewound is not None:
-        remote.write(durable.REWOUND, seed.rewound.encode())
+    if checkpoints.rewound is not None:
+        remote.write(durable.REWOUND, checkpoints.rewound.encode())
     failpoint("cloud.seeding")
-    place = shlex.quote("checkpoints" if seed.step else seed.folders[0].name)
-    come = durable.UPLOADING if seed.step else f"{durable.UPLOADING}/{place}"
+    place = shlex.quote("checkpoints" if checkpoints.step else checkpoints.folders[0].name)
+    come = durable.UPLOADING if checkpoints.step else f"{durable.UPLOADING}/{place}"
     begin = f"cd {there} && rm -rf -- {place} && mv {come} {place} && rm -rf -- {durable.UPLOADING}"
     remote.shell(begin, "begin with its checkpoints", bound_seconds=_MAKE_SECONDS)
-    return seed.step
+    return checkpoints.step
 
 
 def _send_files(
     remote: RemoteFolder,
-    seed: durable.CheckpointUpload,
+    checkpoints: durable.CheckpointUpload,
     progress: Progress,
     on_disconnect: Callable[[], object],
 ) -> None:
-    parts = [([folder], durable.UPLOADING) for folder in seed.folders]
-    parts += [([*seed.journals], ".")] if seed.journals else []
+    parts = [([folder], durable.UPLOADING) for folder in checkpoints.folders]
+    parts += [([*checkpoints.journals], ".")] if checkpoints.journals else []
     sizes = [sum(map(_size, paths)) for paths, _ in parts]
-    what = f"step {seed.step}" if seed.step else "the adapter"
+    what = f"step {checkpoints.step}" if checkpoints.step else "the adapter"
     upload = Upload(what, "launch status")
     for at, (paths, into) in enumerate(parts):
         before = sum(sizes[:at])

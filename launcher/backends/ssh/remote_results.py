@@ -60,9 +60,9 @@ class RemoteResults:
         self.token: str | None = None
 
     def pull(self, into: Path, progress: Progress, stopped: Stopped) -> PullReport:
-        """See machine.py. Results go first to the run's folder here, then home as from a run on this
-        computer. Of a machine that is gone, the copy here is used. Meanwhile the machine does not end itself,
-        even if nothing else of the run is alive.
+        """See launcher/types/machine.py. Results go first to the run's folder here, then home as from a run
+        on this computer. Of a machine that is gone, the copy here is used. Meanwhile the machine does not end
+        itself, even if nothing else of the run is alive.
         """
 
         def bring(remote: RemoteFolder) -> None:
@@ -82,21 +82,21 @@ class RemoteResults:
     def upload_checkpoints(
         self, results: Path, progress: Progress, on_disconnect: Callable[[], object]
     ) -> int:
-        """Send the checkpoints at home to the new machine of a resumed run; see machine.py. Meanwhile the
-        machine does not end itself: no runtime is there to keep it."""
+        """Send the checkpoints at home to the new machine of a resumed run; see launcher/types/machine.py.
+        Meanwhile the machine does not end itself: no runtime is there to keep it."""
         remote = self._remote()
         with resetting_timer(remote.reset_timer, self._within_limits):
             return checkpoint_upload.upload(
                 remote, durable.checkpoints_to_upload(results), progress, on_disconnect
             )
 
-    def committed(self) -> int | None:
+    def newest_copied_step(self) -> int | None:
         """The newest whole step, as it was seen last."""
         return whole_checkpoints.newest_whole_step(self._here / "checkpoints")
 
     def make_durable(self, into: Path, stopped: Stopped) -> DurabilityStatus:
-        """See machine.py. The runtime is asked for its step through the link; a new one is copied beside the
-        link, no faster than leaves the line to the rollouts."""
+        """See launcher/types/machine.py. The runtime is asked for its step through the link; a new one is
+        copied beside the link, no faster than leaves the line to the rollouts."""
         if time.monotonic() - self._looked_at < _POLL_SECONDS:
             return self._seen
         self._looked_at = time.monotonic()

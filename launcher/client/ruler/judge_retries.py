@@ -21,7 +21,8 @@ _Read = TypeVar("_Read")
 
 @dataclass(frozen=True)
 class Tries:
-    """So many requests for one question, with pauses that double; a judge may ask for longer ones."""
+    """A judge's retry policy: at most `most` requests for one question, with pauses that double; a judge may
+    ask for longer ones."""
 
     most: int = 5
     first_pause_seconds: float = 1.0

@@ -7,8 +7,8 @@
 
 Which block a request is in is a context variable: it goes with tasks, with `asyncio.to_thread`, with threads
 that are given a copied context (`contextvars.copy_context().run`), and with no others.
-Neighbours: `Session.rollout` makes these, `http_patch.py` shows the requests, `match_endpoint.py` finds their
-run. Knows nothing of DSPy, whose own `launcher.client.rollout` also tells a program's predictors apart.
+Neighbours: `Session.rollout` makes these, `http_patch.py` shows the requests, `sampling_request.py` finds
+their run. Knows nothing of DSPy, whose own `launcher.client.rollout` also tells a program's predictors apart.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from launcher.client.schema import (
     Member,
 )
 from launcher.client.tracing.http_patch import HttpPatch, HttpRequest
-from launcher.client.tracing.match_endpoint import match_endpoint
+from launcher.client.tracing.sampling_request import match_sampling_request
 
 # "refuse": a request whose answer could not be trained is refused, and not answered and counted.
 _UNTRAINABLE_HEADER = "x-slipway-untrainable"
@@ -279,7 +279,7 @@ def _tag_request(request: HttpRequest) -> Iterator[None]:
 
 def _headers_for(request: HttpRequest) -> dict[str, str]:
     for rollout in _rollouts_in_force():
-        match = match_endpoint(rollout.run.root, request)
+        match = match_sampling_request(rollout.run.root, request)
         if match is None:
             continue
         named = match.rollout or request.headers.get(ROLLOUT_HEADER)
@@ -295,7 +295,7 @@ def _headers_for(request: HttpRequest) -> dict[str, str]:
 
 def _is_untagged(request: HttpRequest, run: TracedRun) -> bool:
     """Whether it goes to this run, without a rollout and without the mark of an evaluation."""
-    match = match_endpoint(run.root, request)
+    match = match_sampling_request(run.root, request)
     if match is None or match.rollout is not None:
         return False
     return ROLLOUT_HEADER not in request.headers and PURPOSE_HEADER not in request.headers

@@ -55,5 +55,5 @@ class TrainabilityCheck:
         if request.tags.rollout is None:
             return None
         line = f"rollout {request.tags.rollout}: samples with {why} are not trained: {advice}"
-        self._warnings.say(f"untrainable: {why}", line)
+        self._warnings.warn_once(f"untrainable: {why}", line)
         return why

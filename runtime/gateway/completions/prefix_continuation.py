@@ -23,7 +23,7 @@ from runtime.gateway.engines.engine_client import EngineClient, EngineError
 from runtime.gateway.requests import distribution
 from runtime.gateway.samples import conversation_names
 from runtime.gateway.samples.content_key import Call
-from runtime.gateway.samples.conversation_names import ConversationPrefix, NotConversationError
+from runtime.gateway.samples.conversation_names import NotConversationError, PrefixNames
 from runtime.gateway.samples.journal import Conversation, Exchange, Sample
 from runtime.gateway.samples.sample_ref import SampleRef
 from runtime.gateway.samples.samples import SampleStore
@@ -58,7 +58,7 @@ _STOPS = ("stop", "stop_token_ids")
 class ChatTurn:
     """A chat request among others. `fields`: further fields for the engine, so that it goes on."""
 
-    question: ConversationPrefix
+    question: PrefixNames
     conversation: Conversation
     fields: dict[str, Any] | None = None
 
@@ -95,7 +95,7 @@ class PrefixContinuation:
             return None
         messages = request.body["messages"]
         try:
-            begun = conversation_names.prefixes(request.tags, messages)
+            begun = conversation_names.prefix_names(request.tags, messages)
             tools = conversation_names.digest_of(request.body.get("tools") or [])
         except NotConversationError:
             return None
@@ -105,7 +105,7 @@ class PrefixContinuation:
             return turn.plainly(found)
         return turn if found is None else await self._after(found, turn, request, body, client)
 
-    def _found(self, messages: list[Any], begun: list[ConversationPrefix]) -> _Found | str | None:
+    def _found(self, messages: list[Any], begun: list[PrefixNames]) -> _Found | str | None:
         """The latest answer that this conversation has as it was given, or why it has none of them."""
         index = self._store.turns
         answers = [place for place, message in enumerate(messages) if conversation_names.is_answer(message)]

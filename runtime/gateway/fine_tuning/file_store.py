@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from runtime.gateway.http.openai_errors import ApiError
-from runtime.shared import files
+from runtime.shared import json_files
 
 FINE_TUNE = "fine-tune"
 RESULTS = "fine-tune-results"
@@ -50,7 +50,7 @@ class FileStore:
         self._files: dict[str, StoredFile] = {}
         self._adding = asyncio.Lock()
         for path in sorted(folder.glob("file-*.json")):
-            stored = files.read_json(path)
+            stored = json_files.read_json(path)
             if isinstance(stored, dict):
                 self._files[stored["id"]] = StoredFile(**stored)
         for path in folder.glob("file-*.data"):
@@ -79,8 +79,8 @@ class FileStore:
         """Raises OSError, and then leaves nothing."""
         try:
             (self._folder / f"{one.id}.data").write_bytes(content)
-            files.sync(self._folder / f"{one.id}.data")
-            files.write_json(self._folder / f"{one.id}.json", asdict(one), durable=True)
+            json_files.fsync(self._folder / f"{one.id}.data")
+            json_files.write_json(self._folder / f"{one.id}.json", asdict(one), durable=True)
         except OSError:
             (self._folder / f"{one.id}.data").unlink(missing_ok=True)
             raise

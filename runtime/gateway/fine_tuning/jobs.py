@@ -20,7 +20,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from runtime.gateway.http.openai_errors import ApiError
-from runtime.shared import files
+from runtime.shared import json_files
 from runtime.shared.schema import StepSettings
 
 Status = Literal["validating_files", "queued", "running", "succeeded", "failed", "cancelled"]
@@ -125,7 +125,7 @@ class JobStore:
 
     def save(self, job: Job) -> None:
         """Write it down as it is now. Raises OSError."""
-        files.write_json(self._folder / f"{job.id}.json", job.model_dump(mode="json"), durable=True)
+        json_files.write_json(self._folder / f"{job.id}.json", job.model_dump(mode="json"), durable=True)
 
     def get(self, job_id: str) -> Job:
         """Raises ApiError(404)."""
@@ -159,7 +159,7 @@ class JobStore:
             "created_at": int(time.time()), "message": message, "data": metrics or {},
             "type": "metrics" if metrics else "message",
         }  # fmt: skip
-        files.append_line(self._folder / f"{job.id}.events.jsonl", event)
+        json_files.append_line(self._folder / f"{job.id}.events.jsonl", event)
 
     def events(self, job: Job) -> Sequence[dict[str, Any]]:
         """The events, the newest first."""

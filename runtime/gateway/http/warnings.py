@@ -1,6 +1,6 @@
 """Warnings for a run's owner: each is shown once, in the log and in the status.
 
-Neighbours: completions and steps add them, readiness.py shows them. Kept while this process lives.
+Neighbours: completions and steps add them, status_reader.py shows them. Kept while this process lives.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Warnings:
         """The warnings, in order."""
         return [*self._by_kind.values()]
 
-    def say(self, kind: str, line: str) -> None:
+    def warn_once(self, kind: str, line: str) -> None:
         """Add it, unless there is one of this kind."""
         if kind not in self._by_kind:
             self._by_kind[kind] = line

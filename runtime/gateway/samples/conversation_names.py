@@ -39,26 +39,26 @@ class NotConversationError(ValueError):
 
 
 @dataclass(frozen=True)
-class ConversationPrefix:
-    """A conversation up to a message: its name, and its name without the system prompt."""
+class PrefixNames:
+    """The names of a conversation up to a message: with its system prompt, and without."""
 
     name: str
     bare: str
 
 
-def prefixes(tags: Tags, messages: Sequence[Any]) -> list[ConversationPrefix]:
-    """The beginnings of a conversation: before its first message, after it, after the second, …
+def prefix_names(tags: Tags, messages: Sequence[Any]) -> list[PrefixNames]:
+    """The names of each prefix of a conversation: before its first message, after it, after the second, …
 
     Those of a rollout's are its own, by predictor and purpose. Raises NotConversationError.
     """
     scope = _named("", [tags.rollout, tags.predictor, tags.purpose])
-    found = [ConversationPrefix(scope, scope)]
+    found = [PrefixNames(scope, scope)]
     for message in messages:
         found.append(_after(found[-1], _form(message)))
     return found
 
 
-def name_with_answer(question: ConversationPrefix, text: str, calls: Iterable[Call]) -> str:
+def name_with_answer(question: PrefixNames, text: str, calls: Iterable[Call]) -> str:
     """The name of a question with this answer to it."""
     message = {"role": _ASSISTANT, "content": text, "tool_calls": content_key.normalised_calls(calls)}
     return _named(question.name, _without_empty_fields(message))
@@ -89,11 +89,9 @@ def _without_empty_fields(message: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in message.items() if value not in (None, "", [], {})}
 
 
-def _after(before: ConversationPrefix, message: Mapping[str, Any]) -> ConversationPrefix:
+def _after(before: PrefixNames, message: Mapping[str, Any]) -> PrefixNames:
     name = _named(before.name, message)
-    return ConversationPrefix(
-        name, before.bare if message.get("role") in _SYSTEM else _named(before.bare, message)
-    )
+    return PrefixNames(name, before.bare if message.get("role") in _SYSTEM else _named(before.bare, message))
 
 
 def _named(before: str, message: Any) -> str:

@@ -36,7 +36,7 @@ class SampledTurn:
     completion: list[int]
     logprobs: list[float | None]
     temperature: float
-    cut_off: bool
+    truncated: bool
     # Why its request was not made to go on from an earlier turn.
     apart: str | None = None
 
@@ -52,7 +52,7 @@ class SampledTurn:
         """
         return (
             len(self.prompt) >= before.end
-            and not (self.cut_off or before.cut_off)
+            and not (self.truncated or before.truncated)
             and self.temperature == before.temperature
             and self._has_all_of(before)
         )
@@ -60,7 +60,7 @@ class SampledTurn:
     def split_reason(self, before: SampledTurn) -> str:
         """The reason this turn does not extend the other."""
         if self._has_all_of(before):
-            return CUT_OFF if self.cut_off or before.cut_off else OTHER_TEMPERATURE
+            return CUT_OFF if self.truncated or before.truncated else OTHER_TEMPERATURE
         if self.apart is not None:
             return self.apart
         return REWRITTEN if self.prompt[: len(before.prompt)] == before.prompt else ANOTHER

@@ -27,7 +27,7 @@ class _Row:
     logprobs: NDArray[np.float32]
     temperature: float
     version: int
-    cut_off: bool
+    truncated: bool
     described: dict[str, Any]
 
 
@@ -43,7 +43,7 @@ def build(selection: Selection, store: Source, meta: dict[str, Any]) -> Batch:
         offsets=np.cumsum([0, *(len(row.tokens) for row in rows)], dtype=np.int64),
         temperature=np.asarray([row.temperature for row in rows], np.float32),
         version=np.asarray([row.version for row in rows], np.int64),
-        truncated=np.asarray([row.cut_off for row in rows], np.uint8),
+        truncated=np.asarray([row.truncated for row in rows], np.uint8),
         member=np.asarray([member for _, member in selection.sequences], np.int64),
         reward=np.asarray([member.reward for _, member in selection.members], np.float32),
         group=np.asarray([group for group, _ in selection.members], np.int64),
@@ -69,7 +69,7 @@ def _row(turns: list[SampledTurn]) -> _Row:
         "turns": [_segment(turn) for turn in turns],
     }
     oldest = min(turn.ref.version for turn in turns)
-    return _Row(tokens, sampled, logprobs, last.temperature, oldest, last.cut_off, described)
+    return _Row(tokens, sampled, logprobs, last.temperature, oldest, last.truncated, described)
 
 
 def _meta(selection: Selection, rows: list[_Row], counts: StepCounts) -> dict[str, Any]:

@@ -36,7 +36,7 @@ from runtime.shared import failpoints
 from runtime.shared.checkpoint import Checkpoint, CheckpointError, CheckpointStore, checkpoint_name
 from runtime.shared.metrics import line_of
 from runtime.shared.schema import Group, StepRequest
-from runtime.shared.start_adapter import KEY, START, StartError
+from runtime.shared.start_adapter_layout import KEY, START, StartAdapterError
 from runtime.shared.statuses import CheckpointInfo, StepCounts, StepStatus
 from runtime.shared.step_settings import SettingsError, resolve
 from runtime.shared.train_config import TrainConfig
@@ -116,7 +116,7 @@ class StepQueue:
             self._rewind.check(
                 request.groups,
                 lambda member: is_known(member, self._samples),
-                gone_on=self._steps.next_id > self._rewind.to_step + 1,
+                steps_taken_since=self._steps.next_id > self._rewind.to_step + 1,
             )
         groups = list(request.groups)
         if self._resolve is not None:
@@ -178,11 +178,11 @@ class StepQueue:
         return step.status
 
     async def run(self) -> None:
-        """Drive the steps to their ends, in order, for ever. Raises StartError."""
+        """Drive the steps to their ends, in order, for ever. Raises StartAdapterError."""
         await self._catch_up()
         while True:
             if why := self.start_failure:
-                raise StartError(why)
+                raise StartAdapterError(why)
             step = self._steps.next()
             if step is None:
                 await self._idle()

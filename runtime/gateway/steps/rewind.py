@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from runtime.gateway.http.step_errors import RewoundError
-from runtime.shared import files
+from runtime.shared import json_files
 from runtime.shared.schema import Group, Member
 
 FILE = "rewound.json"
@@ -35,27 +35,29 @@ class Rewind:
     @classmethod
     def read(cls, state_dir: Path) -> Self | None:
         """The folder's rewind; None for a run that never lost a machine."""
-        content = files.read_json(state_dir / FILE)
+        content = json_files.read_json(state_dir / FILE)
         if content is None:
             return None
         to_step = int(content["to_step"])
         return cls(to_step, content.get("client_state"), min(to_step, content.get("reused_after", to_step)))
 
-    def check(self, groups: Iterable[Group], knows: Callable[[Member], bool], *, gone_on: bool) -> None:
+    def check(
+        self, groups: Iterable[Group], is_known: Callable[[Member], bool], *, steps_taken_since: bool
+    ) -> None:
         """Raise RewoundError for rewards of rollouts that were lost with the machine, by tag or by sample.
 
-        `gone_on`: steps were taken in since. Then a step is refused only if all its rewards are of unknown
-        rollouts: a program that has gone back may still reward a rollout that never got an answer, and must
-        not be sent back for ever.
+        `steps_taken_since`: steps were taken in since. Then a step is refused only if all its rewards are of
+        unknown rollouts: a program that has gone back may still reward a rollout that never got an answer,
+        and must not be sent back for ever.
         """
         rewarded = {
-            (member.rollout, member.sample, *(member.samples or ())): knows(member)
+            (member.rollout, member.sample, *(member.samples or ())): is_known(member)
             for group in groups
             for member in group.members
             if member.reward is not None and member.messages is None
         }
         lost = sum(not known for known in rewarded.values())
-        if lost and (lost == len(rewarded) or not gone_on):
+        if lost and (lost == len(rewarded) or not steps_taken_since):
             raise self.error(f"{lost} of its {len(rewarded)} rollouts are")
 
     def error(self, what: str) -> RewoundError:

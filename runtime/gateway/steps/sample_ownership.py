@@ -50,7 +50,7 @@ class SampleOwnership:
             max_staleness=self._max_lag,
         )
         if line := split_warning(selection.counts):
-            self.warnings.say("sealed", line)
+            self.warnings.warn_once("sealed", line)
         return selection
 
     def remember(self, step: Step) -> None:

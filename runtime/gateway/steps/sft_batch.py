@@ -15,16 +15,16 @@ from runtime.gateway.steps.examples import TokenisedExample
 from runtime.shared.batch import Batch
 
 
-def build_sft_batch(learned: Sequence[TokenisedExample], meta: dict[str, Any]) -> Batch:
-    """At least one sequence. `meta` is added to the batch's JSON."""
-    tokens = [np.asarray(one.tokens, np.int32) for one in learned]
+def build_sft_batch(examples: Sequence[TokenisedExample], meta: dict[str, Any]) -> Batch:
+    """The batch of these examples, one at least. `meta` is added to the batch's JSON."""
+    tokens = [np.asarray(one.tokens, np.int32) for one in examples]
     learnt = [np.zeros(len(ids), np.uint8) for ids in tokens]
-    for one, marks in zip(learned, learnt, strict=True):
+    for one, marks in zip(examples, learnt, strict=True):
         for start, end in one.answers:
             marks[start:end] = 1
-    examples = sorted({one.example for one in learned})
-    member = {example: index for index, example in enumerate(examples)}
-    count, size = len(learned), sum(map(len, tokens))
+    example_ids = sorted({one.example for one in examples})
+    member = {example: index for index, example in enumerate(example_ids)}
+    count, size = len(examples), sum(map(len, tokens))
     return Batch(
         tokens=np.concatenate(tokens),
         sampled=np.concatenate(learnt),
@@ -33,14 +33,14 @@ def build_sft_batch(learned: Sequence[TokenisedExample], meta: dict[str, Any]) -
         temperature=np.ones(count, np.float32),
         version=np.full(count, -1, np.int64),
         truncated=np.zeros(count, np.uint8),
-        member=np.asarray([member[one.example] for one in learned], np.int64),
-        reward=np.zeros(len(examples), np.float32),
-        group=np.zeros(len(examples), np.int64),
+        member=np.asarray([member[one.example] for one in examples], np.int64),
+        reward=np.zeros(len(example_ids), np.float32),
+        group=np.zeros(len(example_ids), np.int64),
         meta=meta
         | {
             "groups": [{"id": "examples", "predictor": None}],
-            "members": [{"example": example, "group": 0} for example in examples],
-            "samples": [_described(one) for one in learned],
+            "members": [{"example": example, "group": 0} for example in example_ids],
+            "samples": [_described(one) for one in examples],
         },
     )
 

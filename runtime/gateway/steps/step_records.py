@@ -25,7 +25,7 @@ from typing import Any, Literal
 from safetensors import SafetensorError
 
 from runtime.gateway.http.step_errors import ClientStateTooLargeError
-from runtime.shared import files
+from runtime.shared import json_files
 from runtime.shared.batch import META, Batch, step_folder, write_batch
 from runtime.shared.schema import CLIENT_STATE_MAX_BYTES, Group, StepRequest, StepSettings, SupervisedExample
 from runtime.shared.statuses import StepCounts, StepState, StepStatus
@@ -125,7 +125,7 @@ class StepFolder:
             "samples": step.samples, "examples": [one.model_dump() for one in step.examples],
             "created": time.time(),
         }  # fmt: skip
-        files.write_json(self._queue / f"{step.id:06d}.json", value, durable=True)
+        json_files.write_json(self._queue / f"{step.id:06d}.json", value, durable=True)
 
     def write_batch(self, number: int, batch: Batch) -> None:
         """Hand a batch to the trainer: the rename is the hand-over. Raises OSError."""
@@ -138,12 +138,12 @@ class StepFolder:
         """Whether the trainer has the step's batch, or the note that it must not train it. Raises OSError."""
         if not step_folder(self._root, number).exists():
             return False
-        files.sync(self._root)  # its rename, which may not have come so far
+        json_files.fsync(self._root)  # its rename, which may not have come so far
         return True
 
     def failure(self, number: int) -> str | None:
         """The trainer's reason for failing the step."""
-        content = files.read_json(step_folder(self._root, number) / _FAILED)
+        content = json_files.read_json(step_folder(self._root, number) / _FAILED)
         return None if content is None else str(content.get("error"))
 
     def withdraw(self, number: int, error: str) -> None:
@@ -151,19 +151,19 @@ class StepFolder:
         folder = step_folder(self._root, number)
         if folder.exists():
             if not (folder / _FAILED).exists():
-                files.write_json(folder / _FAILED, {"error": error}, durable=True)
+                json_files.write_json(folder / _FAILED, {"error": error}, durable=True)
             return
         # Whole or absent: a folder without its reason would be read as a batch.
         partial = self._root / f".tmp-{folder.name}-failed"
         partial.mkdir(exist_ok=True)
-        files.write_json(partial / _FAILED, {"error": error}, durable=True)
+        json_files.write_json(partial / _FAILED, {"error": error}, durable=True)
         partial.rename(folder)
-        files.sync(self._root)
+        json_files.fsync(self._root)
 
     def write_outcome(self, step: Step) -> None:
         """The end of a step, for the next process of the gateway."""
         value = step.status.model_dump()
-        files.write_json(self._queue / f"{step.id:06d}.outcome.json", value, durable=True)
+        json_files.write_json(self._queue / f"{step.id:06d}.outcome.json", value, durable=True)
 
     # ------------------------------------------------------------------ after a restart
 
@@ -196,7 +196,7 @@ class StepFolder:
                 [SupervisedExample.model_validate(one) for one in entry.get("examples", ())],
                 counts=StepCounts.model_validate(entry["counts"]), samples=entry["samples"],
             )  # fmt: skip
-            outcome = files.read_json(path.with_suffix(".outcome.json"))
+            outcome = json_files.read_json(path.with_suffix(".outcome.json"))
             if outcome is not None:
                 _take_outcome(step, StepStatus.model_validate(outcome))
             elif number < oldest_open:
@@ -250,7 +250,7 @@ class StepFolder:
     def _read_batch_meta(self, number: int) -> dict[str, Any]:
         """The batch's entry about its step; empty for a step that was never handed over, or long removed."""
         try:
-            return files.read_json(step_folder(self._root, number) / META) or {}
+            return json_files.read_json(step_folder(self._root, number) / META) or {}
         except ValueError:
             return {}
 

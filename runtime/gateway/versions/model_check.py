@@ -2,7 +2,7 @@
 
 Neighbours: the trainer writes the files of a parity check (shared/parity_check.py), version_check.py has
 every engine score them, parity_check.py judges the numbers; gateway.py publishes nothing before `passed`,
-readiness.py shows the phase. Knows nothing of requests or steps.
+status_reader.py shows the phase. Knows nothing of requests or steps.
 
 Passed once, it is not repeated in the same folder for the same model, adapters and programs; a crash in the
 middle repeats it.
@@ -21,7 +21,7 @@ from typing import Any
 from runtime.gateway.engines.engine_pool import EnginePool
 from runtime.gateway.engines.parity_check import ParityError, ParityReport, judge
 from runtime.gateway.engines.version_check import AdapterVerifier, VerificationError
-from runtime.shared import failpoints, files
+from runtime.shared import failpoints, json_files
 from runtime.shared import parity_check as on_disk
 from runtime.shared.checkpoint import Checkpoint
 from runtime.shared.runtime_config import RuntimeConfig
@@ -51,7 +51,7 @@ class ModelCheck:
         # The content of admission.json.
         self.record: dict[str, Any] | None = None
         if on_disk.is_admitted(self._state_dir, self._subject):
-            self.record = files.read_json(self._state_dir / on_disk.RECORD)
+            self.record = json_files.read_json(self._state_dir / on_disk.RECORD)
             self._passed.set()
 
     @property
@@ -122,8 +122,10 @@ class ModelCheck:
             "subject": self._subject,
             **about,
         }
-        files.append_line(self._state_dir / "publications.jsonl", {"version": 0, "outcome": outcome, **about})
-        files.write_json(self._state_dir / on_disk.RECORD, self.record, durable=True)
+        json_files.append_line(
+            self._state_dir / "publications.jsonl", {"version": 0, "outcome": outcome, **about}
+        )
+        json_files.write_json(self._state_dir / on_disk.RECORD, self.record, durable=True)
 
 
 def _plain(numbers: dict[str, Any]) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from pydantic import Field
 
 from runtime.gateway.http.openai_errors import ApiError
 from runtime.gateway.versions.versions import BASE, Versions
-from runtime.shared import files
+from runtime.shared import json_files
 from runtime.shared.model_names import ModelNames
 from runtime.shared.schema import Body
 
@@ -42,7 +42,7 @@ class PolicyName:
         self._versions = versions
         self._alias = alias
         self._names = names
-        self._own: str | None = (files.read_json(self._path) or {}).get("policy")
+        self._own: str | None = (json_files.read_json(self._path) or {}).get("policy")
 
     def meaning(self, name: str) -> str | None:
         """The policy's own name for a program's name, `agent` or `agent@7`; None for any other."""
@@ -80,7 +80,7 @@ class PolicyName:
                 400, f"{request.name} already has another meaning here: choose another name", param="name"
             )
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        files.write_json(self._path, {"policy": request.name}, durable=True)
+        json_files.write_json(self._path, {"policy": request.name}, durable=True)
         self._own = request.name
 
 

@@ -22,7 +22,7 @@ from runtime.gateway.engines.version_check import AdapterVerifier, VerificationE
 from runtime.gateway.http.step_errors import NotPublishedError
 from runtime.gateway.versions.reload import OnDemandReload
 from runtime.gateway.versions.versions import Versions
-from runtime.shared import failpoints, files
+from runtime.shared import failpoints, json_files
 from runtime.shared.checkpoint import Checkpoint, CheckpointError, CheckpointStore, checkpoint_name
 from runtime.shared.process_status import SupervisorStatus
 
@@ -124,4 +124,4 @@ class Publisher:
             "seconds": round(time.monotonic() - started, 4),
             **details,
         }
-        files.append_line(self._record, line)
+        json_files.append_line(self._record, line)

@@ -20,7 +20,7 @@ from typing import Any
 from runtime.gateway.engines.engine_client import EngineClient
 from runtime.gateway.engines.version_check import AdapterVerifier
 from runtime.gateway.versions.versions import Versions
-from runtime.shared import files
+from runtime.shared import json_files
 from runtime.shared.checkpoint import Checkpoint, CheckpointError, CheckpointStore, checkpoint_name
 
 log = logging.getLogger(__name__)
@@ -88,7 +88,7 @@ class OnDemandReload:
     def _write(self, line: dict[str, Any]) -> None:
         """For the record only: a full disk keeps no version from answering."""
         try:
-            files.append_line(self._record, line)
+            json_files.append_line(self._record, line)
         except OSError as error:
             log.warning("not written to %s: %s: %s", self._record.name, error, line)
 

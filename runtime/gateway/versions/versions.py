@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from runtime.gateway.http.openai_errors import ApiError, gone_model, not_ready, reused_model, unknown_model
-from runtime.shared import files
+from runtime.shared import json_files
 from runtime.shared.checkpoint import CheckpointError, CheckpointStore, checkpoint_name
 from runtime.shared.model_names import ModelNames
 
@@ -96,7 +96,7 @@ class Versions:
         self.also: Callable[[str], str | None] = lambda _: None
         self._held: Counter[int] = Counter()
         self._began = int(time.time())
-        saved = files.read_json(path) or {}
+        saved = json_files.read_json(path) or {}
         self.current: int = saved.get("version", 0)
         self.step: int = saved.get("step", 0)
         self.staged: set[int] = {0, self.current}
@@ -192,7 +192,7 @@ class Versions:
 
     def move(self, version: int, step: int) -> None:
         """Serve `version` under the alias from now on: the one write."""
-        files.write_json(
+        json_files.write_json(
             self._path, {"version": version, "step": step, "name": self.named(version)}, durable=True
         )
         self.current, self.step = version, step

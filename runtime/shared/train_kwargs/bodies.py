@@ -16,7 +16,7 @@ from runtime.shared.schema import Answer, Body, StepSettings
 Trainer = Literal["trl", "art"]
 
 
-class TrainKwargs(Body):
+class TrainKwargsRequest(Body):
     """The keywords, as plain JSON. `strict`: an unknown one is refused, else noted. `steps`: the number of
     steps, which a falling learning rate, and a warm-up by ratio, need."""
 
@@ -34,7 +34,7 @@ class Refusal(Answer):
     launch: str = ""
 
 
-class TrainKwargsRead(Answer):
+class TrainKwargsResponse(Answer):
     """`settings` go with every step, `sampling` with every request; each note is shown once. If anything
     is refused, nothing should be trained."""
 

@@ -15,7 +15,7 @@ from typing import Any
 from runtime.shared.schema import StepSettings
 from runtime.shared.step_settings import SettingsError, resolve
 from runtime.shared.train_kwargs.art import ART
-from runtime.shared.train_kwargs.bodies import Trainer, TrainKwargsRead
+from runtime.shared.train_kwargs.bodies import Trainer, TrainKwargsResponse
 from runtime.shared.train_kwargs.ignored import IGNORED
 from runtime.shared.train_kwargs.mapped import MAPPED, resolve_combinations
 from runtime.shared.train_kwargs.translation import (
@@ -75,8 +75,8 @@ def read(
     strict: bool = False,
     steps: int | None = None,
     trainer: Trainer = "trl",
-) -> TrainKwargsRead:
-    """The meaning of these keywords on this run. `strict`, `steps` and `trainer`: see `TrainKwargs`.
+) -> TrainKwargsResponse:
+    """The meaning of these keywords on this run. `strict`, `steps` and `trainer`: see `TrainKwargsRequest`.
 
     Refused keywords are in the answer: nothing is raised.
     """
@@ -91,7 +91,7 @@ def read(
             _unknown(reading, name, get_close_matches(name, table, 1))
     resolve_combinations(reading)
     _check_together(reading)
-    return TrainKwargsRead(
+    return TrainKwargsResponse(
         settings=StepSettings.model_validate(reading.settings),
         sampling=reading.sampling,
         notes=reading.notes,

@@ -14,7 +14,7 @@ from typing import Any
 
 from launcher.base.home import Home
 from launcher.bench import child, slipway_side
-from launcher.bench.side_run import Log, SideRun, Step, side_run
+from launcher.bench.side_run import Log, SideRun, Step, build_side_run
 from runtime import bootstrap
 
 NAME = "trl"
@@ -33,7 +33,7 @@ def run(
     """One run. Raises JobFailed."""
     task_file, log = folder / "task.json", folder / "side.jsonl"
     task_file.write_text(json.dumps(task), encoding="utf-8")
-    lived = child.run(
+    lifetime = child.run(
         "TRL's side of the comparison",
         [str(python), str(_PROGRAM), str(task_file), str(log)],
         folder=folder,
@@ -47,7 +47,7 @@ def run(
         Step(line["ended"] - began, line["reward"], line["rollout_seconds"], line["training_seconds"])
         for line in found.of("step")
     ]
-    return side_run(NAME, task["seed"], lived, found, steps, folder)
+    return build_side_run(NAME, task["seed"], lifetime, found, steps, folder)
 
 
 def environ() -> dict[str, str]:

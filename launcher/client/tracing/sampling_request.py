@@ -17,13 +17,13 @@ _PATH = re.compile(r"(?:/rollouts/(?P<rollout>[^/]+))?/v1/(?:chat/completions|co
 
 
 @dataclass(frozen=True)
-class EndpointMatch:
+class SamplingRequest:
     """A request that asks the run to sample; `rollout` is the one in its path."""
 
     rollout: str | None
 
 
-def match_endpoint(root: str, request: HttpRequest) -> EndpointMatch | None:
+def match_sampling_request(root: str, request: HttpRequest) -> SamplingRequest | None:
     """None for a request to another server, or to another route of the run."""
     here = urlsplit(root)
     if request.method != "POST" or not _is_same_host(
@@ -35,7 +35,7 @@ def match_endpoint(root: str, request: HttpRequest) -> EndpointMatch | None:
     found = _PATH.fullmatch(path.removeprefix(below)) if path.startswith(below) else None
     if found is None:
         return None
-    return EndpointMatch(found["rollout"])
+    return SamplingRequest(found["rollout"])
 
 
 def _is_same_host(url: Url, scheme: str, host: str, port: int | None) -> bool:

@@ -1,4 +1,4 @@
-"""The runtime's phase, from the state of supervisor, engines and steps.
+"""The runtime's phase and status, from the state of supervisor, engines and steps.
 
 Neighbours: routes.py answers with it; gateway.py makes it. Reads its parts at each question, and is told
 nothing.
@@ -22,8 +22,8 @@ from runtime.shared.statuses import RuntimeStatus
 Phase = Literal["starting", "ready", "degraded", "failed", "stopping"]
 
 
-class Readiness:
-    """Reads; decides nothing."""
+class StatusReader:
+    """Reads the phase and the status when they are asked for; keeps and decides nothing."""
 
     def __init__(
         self,

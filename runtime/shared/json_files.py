@@ -1,4 +1,4 @@
-"""Small files that several processes of the runtime read while one writes: whole or absent, never half.
+"""Small JSON files that several processes of the runtime read while one writes: whole or absent, never half.
 
 Neighbours: the keeper, the supervisor and the gateway write their state with it. Standard library only.
 """
@@ -25,7 +25,7 @@ def write_json(path: Path, value: Any, *, durable: bool = False) -> None:
         temporary.unlink(missing_ok=True)  # a full disk wants its space back
         raise
     if durable:
-        sync(path.parent)
+        fsync(path.parent)
 
 
 def read_json(path: Path) -> Any | None:
@@ -46,7 +46,7 @@ def append_line(path: Path, value: Any) -> None:
         os.close(descriptor)
 
 
-def sync(path: Path) -> None:
+def fsync(path: Path) -> None:
     """Make a file, or a folder's entries (a rename, a new file), survive a power cut."""
     descriptor = os.open(path, os.O_RDONLY)
     try:

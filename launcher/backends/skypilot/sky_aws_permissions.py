@@ -23,7 +23,7 @@ _FIRST = "us-east-1"
 _TEMPLATE = "aws-ray.yml.j2"
 
 
-def regions(near: Iterable[str] = ()) -> set[str] | None:
+def account_regions(near: Iterable[str] = ()) -> set[str] | None:
     """The regions this account has: in another one neither it nor its list answers. Asked in one that is
     `near`, else in any: an account may be denied the one that usually answers. None if all refuse."""
     from sky.adaptors import aws
@@ -95,7 +95,7 @@ def rent_refused(cluster: str, region: str, gpus: str, disk_gb: int | None, labe
     return {"refused": word if word is not None and _lists_somewhere() else None}
 
 
-def denied(error: Exception) -> bool:
+def is_denial(error: Exception) -> bool:
     """Whether a policy refused a call of AWS's, rather than the network or old credentials."""
     return code(error) in DENIED
 
@@ -115,7 +115,7 @@ def _denials() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if denied(error):
+        if is_denial(error):
             raise _DeniedError(str(error)) from error
         raise
 
@@ -128,7 +128,7 @@ def _dry_run(client: Any, request: Json) -> None:
     try:
         client.run_instances(DryRun=True, **request)
     except errors.ClientError as error:
-        if denied(error):
+        if is_denial(error):
             raise
         aws_error = error.response["Error"]
         if "IamInstanceProfile" in request and "iam" in aws_error["Message"].lower():

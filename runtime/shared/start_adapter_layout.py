@@ -1,7 +1,7 @@
-"""The adapter that a run begins with, if one was given: `start/`, in PEFT form, in the run's folder.
+"""The files of the adapter that a run begins with, if one was given: PEFT's, in the run's folder `start/`.
 
-The launcher puts it there before the runtime starts; queue.py takes it in as the run's first step, a
-"restore" from this name, and the trainer commits it as version 1. Version 0 is the base without an adapter,
+The launcher puts them there before the runtime starts; queue.py takes them in as the run's first step, a
+"restore" from this name, and the trainer commits them as version 1. Version 0 is the base without an adapter,
 as in every run. Standard library only.
 """
 
@@ -13,5 +13,5 @@ FILES = ("adapter_config.json", "adapter_model.safetensors")
 KEY = "the adapter that the run begins with"
 
 
-class StartError(Exception):
+class StartAdapterError(Exception):
     """The run cannot begin with its adapter; the text has the reason."""
