@@ -31,9 +31,7 @@ _SLOWEST_UNITS = (
 )  # fmt: skip
 _RENTED = ("forgotten", "launch", "leaving", "losses", "rig", "timers")
 # These take no part in the endpoints that the other runs share.
-_OWN_RUNS = (
-    "ahead_killed", "bench", "exact_samples", "interrupted_door", "killed", "leaving", "resume", "stopped_launch",
-)  # fmt: skip
+_OWN_RUNS = ("ahead_killed", "bench", "exact_samples", "killed", "leaving", "resume")
 # These take no part in the engine that the runtime's other tests share.
 _OWN_PROCESSES = (
     "admission_life", "checkpoint", "crash_", "engine_families", "families", "processes",
