@@ -21,6 +21,7 @@ from launcher.base.home import Home
 from launcher.records.records import RecordStore
 from runtime import bootstrap, fitness
 from runtime.fitness import Needs
+from tests.support.environment import PROGRAMS
 from tests.support.played_driver import H100, Driver, uuid
 from tests.support.typed import Typed
 
@@ -182,7 +183,7 @@ def cuda_environment(typed: Typed, tmp_path: Path) -> Callable[[], dict[str, str
 
 def launch(typed: Typed, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "launcher.cli.main", *words],
+        [sys.executable, PROGRAMS / "unit" / "launch_with_memory.py", *words],
         cwd=typed.folder,
         env={**os.environ, "LAUNCH_HOME": str(typed.home)},
         stdin=subprocess.DEVNULL,

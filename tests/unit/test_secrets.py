@@ -116,7 +116,7 @@ def test_g14_a_command_that_crashes_shows_no_secret(
     def crash(*args: object, **kwargs: object) -> None:
         raise RuntimeError(f"a library quotes {known} and {base64.b64encode(known[0].encode())!r}")
 
-    for name in ("result", "log"):
+    for name in ("result", "stream_log"):
         monkeypatch.setattr(f"launcher.console.output.Output.{name}", crash)
     monkeypatch.setattr(preflight, "check_runtime_environment", crash)
     monkeypatch.setattr("launcher.backends.cloud_machine.CloudMachine.from_description", crash)
