@@ -362,4 +362,4 @@ def recipe_main(cfg: DictConfig) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(recipe_main())  # pyrefly: ignore
+    sys.exit(recipe_main())

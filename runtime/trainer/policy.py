@@ -119,7 +119,7 @@ class Policy:
     @property
     def vocab_size(self) -> int:
         """The number of token ids."""
-        return self.model.get_input_embeddings().num_embeddings  # pyrefly: ignore
+        return self.model.get_input_embeddings().num_embeddings
 
     def check_tokens(self, largest: int, longest: int) -> None:
         """Raises PolicyError for a token id or a sequence length that this model has no place for."""

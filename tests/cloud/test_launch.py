@@ -10,7 +10,7 @@ import threading
 import pytest
 
 from tests.cloud.entered import enter_the_machine, home_and_gone, skypilots_server_rests
-from tests.cloud.launched import EVERYWHERE, RENTED, Launched, left
+from tests.cloud.launched import EVERYWHERE, RENTED, Launched, left, verb
 from tests.cloud.rig import Rig
 from tests.support.waiting import wait_until
 
@@ -35,7 +35,37 @@ def test_the_whole_quickstart_learns_on_a_rented_machine_comes_home_and_leaves_n
     assert summary["rise"] > 0.25
 
 
-@pytest.mark.long  # in every run: test_played_launch.py, without a rig
+def test_no_capacity_in_one_region_is_the_next_one_and_a_failing_setup_leaves_nothing(rig: Rig) -> None:
+    rig.faults("no-capacity", " ".join(f"us-east-1{zone}" for zone in "abcdef"))
+    # And a provider that is slow to end it, and at first refuses to.
+    rig.faults("slow-terminate", "2")
+    rig.faults("refuse-terminate")
+    threading.Thread(target=_lift_the_refusal, args=(rig,), daemon=True).start()
+    launched = Launched(rig, [*RENTED, "--", "true"])
+    assert launched.wait(1200) == 6, launched.text
+    print(launched.text)
+    assert "us-west-2" in launched.text
+    assert "setup failed on the machine" in launched.text
+    assert "down: verified" in launched.text
+    (run,) = rig.witness("run")
+    assert run["region"] == "us-west-2"
+    assert [one["id"] for one in rig.witness("terminate")] == [run["id"]]
+    assert rig.witness("terminate-refused")
+    assert f"{launched.run.name}: ending it by name failed" in (launched.run / "launch.log").read_text()
+    # What it said last is shown, one line as the reason; all it said stays, after the machine has gone.
+    assert launched.text.count("\n  | ") > 1, launched.text
+    whole = verb(rig, "logs", launched.run.name, "--which", "setup").splitlines()
+    assert f"  {whole[-1].strip()}\nHint: launch logs {launched.run.name} --which setup" in launched.text
+    assert "of disk free" in whole[0]
+    wait_until(lambda: not left(rig), what=lambda: f"{left(rig)} to be gone")
+
+
+def _lift_the_refusal(rig: Rig) -> None:
+    """As soon as it has been met."""
+    wait_until(lambda: rig.witness("terminate-refused"), 1200, "a refusal")
+    rig.faults("refuse-terminate", None)
+
+
 def test_no_capacity_anywhere_is_exit_4_and_leaves_nothing_behind(rig: Rig) -> None:
     rig.faults("no-capacity", EVERYWHERE)
     launched = Launched(rig, [*RENTED, "--", "true"])
@@ -46,25 +76,14 @@ def test_no_capacity_anywhere_is_exit_4_and_leaves_nothing_behind(rig: Rig) -> N
 
 
 def test_g02_ctrl_c_while_provisioning_ends_the_request_and_the_machine(rig: Rig) -> None:
-    # A provider that is slow to end it, and at first refuses to.
-    rig.faults("slow-terminate", "2")
-    rig.faults("refuse-terminate")
-    threading.Thread(target=_lift_the_refusal, args=(rig,), daemon=True).start()
     launched = Launched(rig, [*RENTED, "--", "true"])
     wait_until(lambda: rig.witness("run"), 900, lambda: f"a machine\n{launched.text}")
     launched.send(signal.SIGINT)
     assert launched.wait(600) == 130, launched.text
     print(launched.text)
-    assert rig.witness("terminate-refused") and not rig.alive()
-    assert f"{launched.run.name}: ending it by name failed" in (launched.run / "launch.log").read_text()
+    assert not rig.alive()
     assert launched.record["state"] == "verified"
     wait_until(lambda: not left(rig), what=lambda: f"{left(rig)} to be gone")
-
-
-def _lift_the_refusal(rig: Rig) -> None:
-    """As soon as it has been met."""
-    wait_until(lambda: rig.witness("terminate-refused"), 1200, "a refusal")
-    rig.faults("refuse-terminate", None)
 
 
 @pytest.mark.long  # in every run: test_run.py's, with a machine that takes its time in this process

@@ -38,7 +38,7 @@ def test_s03_a_rented_endpoint_outlives_a_name_error_and_ends_after_idle_without
     words = [LAUNCH, "--gpus", "H100:4", "--infra", "aws", "--idle", "1m", "--", "python", str(program)]
     environ = {name: it for name, it in rig.environ(SLIPWAY_CLOUD_VARIANT="cpu").items() if name != "CI"}
     terminal = Terminal(screen)
-    launched = rig.start(words, environ=environ, stdin=theirs, stdout=theirs, stderr=theirs)  # descriptors
+    launched = rig.start(words, environ=environ, stdin=theirs, stdout=theirs, stderr=theirs)
     os.close(theirs)
     terminal.shows("Proceed? [y/N]")
     terminal.type("y\n")

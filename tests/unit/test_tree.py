@@ -296,6 +296,7 @@ def test_ruff_is_clean() -> None:
         assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.process
 def test_types_are_clean() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "pyrefly", "check"], cwd=ROOT, capture_output=True, text=True

@@ -208,11 +208,11 @@ class SkyProcess:
         threading.Thread(target=self._listen, args=(self._process.stderr,), daemon=True).start()
         return self._process
 
-    def _listen(self, stdout: IO[str]) -> None:
+    def _listen(self, stderr: IO[str]) -> None:
         """Forward SkyPilot's lines, without colours, to the log and to the waiting caller. They are read to
         their end even if the log fails: a process whose output is not read stands still."""
-        with stdout:
-            for line in stdout:
+        with stderr:
+            for line in stderr:
                 plain = _COLOUR.sub("", line).replace("\r", "").rstrip()
                 if plain:
                     with contextlib.suppress(OSError), self._log.open("a") as log:

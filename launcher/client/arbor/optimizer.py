@@ -101,7 +101,7 @@ class ArborGRPO(GRPO):
             **grpo_kwargs,
         )
 
-    def compile(  # pyrefly: ignore - positional too, as Arbor's is
+    def compile(  # positional too, as Arbor's is
         self,
         student: dspy.Module,
         trainset: Sequence[dspy.Example],

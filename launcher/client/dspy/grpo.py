@@ -177,7 +177,7 @@ class GRPO(Teleprompter):
         self._thresholds = Thresholds.of(alarms)
         self._resolved = ResolvedTrainKwargs()  # the resolved train_kwargs of the compile in progress
 
-    def compile(  # pyrefly: ignore - positional too, as dspy.GRPO's is
+    def compile(  # positional too, as dspy.GRPO's is
         self,
         student: dspy.Module,
         trainset: Sequence[dspy.Example],
