@@ -42,6 +42,8 @@ def main() -> None:
     program.set_lm(PolicyLM(run, max_tokens=64 if args.offline else 512))
     raw = phrases(120, args.seed, held_out=False) if args.offline else books(400, args.seed)
     train, held_out = raw[:80], raw[80:112]
+    # An answer that does not parse scores 0, as in training. By default DSPy gives up after ten of them.
+    dspy.configure(max_errors=len(raw))
 
     prompts = dspy.BootstrapFewShot(metric=right_words, max_bootstrapped_demos=1, max_labeled_demos=1)
     weights = GRPO(
@@ -63,6 +65,8 @@ def main() -> None:
             "report": weights.report.to_dict(),
         }
         (run.run_dir / "better_together.json").write_text(json.dumps(found, indent=2) + "\n")
+    if getattr(best, "flag_compilation_error_occurred"):  # noqa: B009 - DSPy sets it
+        raise SystemExit("DSPy ended it early: the error is in the lines above")
 
 
 def loader():

@@ -10,6 +10,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, stdev
@@ -86,6 +87,13 @@ def teacher(phrases: list[Any]) -> Any:
     program = dspy.Predict("english -> french")
     program.set_lm(dspy.utils.DummyLM({f"## ]]\n{it.english}\n": {"french": it.french} for it in phrases}))
     return program
+
+
+@pytest.fixture(scope="module", autouse=True)
+def unparsed_answers_score_nothing() -> Iterator[None]:
+    """DSPy would give up after ten; how many there are is a matter of chance."""
+    with dspy.context(max_errors=1000):
+        yield
 
 
 def imitation(**train_kwargs: Any) -> Any:
