@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 
 _DOTTED = re.compile(r"\w+(\.\w+)+")
@@ -21,13 +21,16 @@ class Imports:
         self._root = root
         self._named: dict[str, tuple[str, ...]] = {}
 
-    def closure(self, starts: Iterable[str], package: str) -> set[str]:
-        """`starts`, and the files of `package` they import, wherever in a file the import stands."""
+    def closure(self, starts: Iterable[str], package: str, without: Collection[str] = ()) -> set[str]:
+        """`starts`, and the files of `package` they import, wherever in a file the import stands.
+
+        A file of `without` is left out, and what only such files import.
+        """
         found: set[str] = set()
         waiting = list(starts)
         while waiting:
             name = waiting.pop()
-            if name not in found:
+            if name not in found and name not in without:
                 found.add(name)
                 waiting += (file for file in self._named_in(name) if file.startswith(f"{package}/"))
         return found

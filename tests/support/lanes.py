@@ -31,7 +31,10 @@ _SLOWEST_UNITS = (
 )  # fmt: skip
 _RENTED = ("forgotten", "launch", "leaving", "losses", "rig", "timers")
 # These take no part in the endpoints that the other runs share.
-_OWN_RUNS = ("ahead_killed", "bench", "exact_samples", "killed", "leaving", "resume")
+_OWN_RUNS = (
+    "agents", "ahead_killed", "arbor", "bench", "dspys_grpo_texts", "exact_samples", "killed", "leaving",
+    "quickstart", "resume", "secrets",
+)  # fmt: skip
 # These take no part in the engine that the runtime's other tests share.
 _OWN_PROCESSES = (
     "admission_life", "checkpoint", "crash_", "engine_families", "families", "processes",

@@ -16,6 +16,8 @@ from tests.support.mutants import RUNTIME_TESTS, Mutant
 from tests.support.symbols import Symbols
 
 _CHARACTERS = 16
+# Where a test runs in a whole suite; a mutant's run has no lanes.
+_LANES = frozenset(f"tests/support/{name}.py" for name in ("lane", "lane_reports", "lanes", "places"))
 
 
 class Digests:
@@ -38,8 +40,12 @@ class Digests:
     def files(self, mutant: Mutant) -> set[str]:
         """All files of its tests, from the root; one that is missing is a content as well."""
         tests = {test.partition("::")[0] for test in mutant.tests}
-        starts = {name for test in tests for name in (test, *self._conftests(test)) if self._is_file(name)}
-        return tests | self._imports.closure(starts, "tests")
+        conftests = {name for test in tests for name in self._conftests(test)}
+        return (
+            tests
+            | self._imports.closure(filter(self._is_file, tests), "tests")
+            | self._imports.closure(filter(self._is_file, conftests), "tests", _LANES)
+        )
 
     @cached_property
     def _symbols(self) -> Symbols:

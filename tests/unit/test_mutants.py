@@ -25,7 +25,7 @@ FILES = {
     "runtime/sums.py": "def add(a, b):\n    return a + b\n",
     "runtime/other.py": "",
     "tests/__init__.py": "",
-    "tests/conftest.py": "import tests.support.above\n",
+    "tests/conftest.py": "import tests.support.above, tests.support.lanes\n",
     "tests/runtime/conftest.py": "from tests.support import deep\n",
     "tests/runtime/test_sums.py": (
         "from runtime.sums import add\nfrom tests.runtime.helper import TWO\n"
@@ -39,6 +39,8 @@ FILES = {
     "tests/support/__init__.py": "",
     "tests/support/above.py": "",
     "tests/support/deep.py": "",
+    "tests/support/lanes.py": "import tests.support.lane\n",
+    "tests/support/lane.py": "",
 }
 MINUS = "return a - b"
 
@@ -83,6 +85,8 @@ def digests(root: Path) -> dict[str, str]:
         ("tests/conftest.py", {"m2"}),  # the runtime's pytest does not load it
         ("tests/support/above.py", {"m2"}),
         ("tests/support/__init__.py", {"m1", "m2"}),
+        ("tests/support/lanes.py", set()),  # where a test runs in a whole suite
+        ("tests/support/lane.py", set()),
         ("runtime/other.py", set()),
         ("runtime/sums.py", set()),  # behind the function that is broken
         ("tests/mutations/m1.toml", set()),
