@@ -30,6 +30,7 @@ from launcher.client import checkpoints, run_lookup
 from launcher.client.connection import Connection
 from launcher.client.error_display import install_excepthook
 from launcher.client.failures import NotConnected
+from launcher.client.no_progress import MAX_EMPTY_STEPS, NoProgressGuard
 from launcher.client.program_state import ProgramState
 from launcher.client.schema import (
     CheckpointInfo,
@@ -48,18 +49,25 @@ from launcher.client.wire import Endpoint, Patience
 
 
 def connect(
-    base_url: str | None = None, api_key: str | None = None, patience: Patience | None = None
+    base_url: str | None = None,
+    api_key: str | None = None,
+    patience: Patience | None = None,
+    *,
+    max_empty_steps: int = MAX_EMPTY_STEPS,
 ) -> Session:
     """The run this program was started in, by `LAUNCH_BASE_URL` and `LAUNCH_API_KEY`.
 
     From elsewhere on this computer, a notebook above all, its name: `connect("dev")`; or its address and key.
     Asks for the run's status, so it raises NotConnected, EndpointLost or Refused now rather than later.
-    `patience`: instead of the run's own (`Patience.of_run`).
+    `patience`: instead of the run's own (`Patience.of_run`). `max_empty_steps`: so many steps in a row of
+    which nothing can be trained end a training, of whatever kind.
     """
     install_excepthook()
     if base_url and "://" not in base_url:
         found = run_lookup.find_run(base_url)
-        session = Session(found.endpoint, patience or found.patience, found.run_dir)
+        session = Session(
+            found.endpoint, patience or found.patience, found.run_dir, max_empty_steps=max_empty_steps
+        )
         session.status()
         return session
     base_url = base_url or os.environ.get("LAUNCH_BASE_URL")
@@ -71,7 +79,7 @@ def connect(
             hint="start it with `launch -- python YOUR_PROGRAM.py`",
         )
     endpoint = Endpoint(base_url.rstrip("/").removesuffix("/v1"), api_key)
-    session = Session(endpoint, patience or Patience.of_run())
+    session = Session(endpoint, patience or Patience.of_run(), max_empty_steps=max_empty_steps)
     session.status()
     return session
 
@@ -84,15 +92,21 @@ class Session:
     patience: Patience = field(default_factory=Patience.of_run)
     # Of a run that was found by its name; else the program's environment has it.
     folder: Path | None = None
+    # Steps in a row of which nothing can be trained: so many end a training.
+    max_empty_steps: int = field(default=MAX_EMPTY_STEPS, kw_only=True)
     connection: Connection = field(init=False, repr=False)
     _steps: TrainingSteps = field(init=False, repr=False)
     _state: ProgramState = field(init=False, repr=False)
+    _guard: NoProgressGuard = field(init=False, repr=False)
     _traced_run: TracedRun = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         self.connection = Connection(self.endpoint, self.patience)
         self._steps = TrainingSteps(self.connection)
+        if self.max_empty_steps < 1:
+            raise ValueError(f"max_empty_steps is at least 1, not {self.max_empty_steps}")
         self._state = ProgramState(self._steps)
+        self._guard = NoProgressGuard(self.max_empty_steps)
         self._traced_run = TracedRun(self.connection)
 
     # ------------------------------------------------------------- address
@@ -229,9 +243,13 @@ class Session:
 
         `state` is merged into the program's state and is kept with the step, all or nothing. The same groups
         with the same settings and state are the same step, however often they are sent, and an answer is
-        trained once. It blocks: `train_async` lets other coroutines of the program go on.
+        trained once. It blocks: `train_async` lets other coroutines of the program go on. Raises the errors
+        of `step`, and TrainingFailed when nothing could be trained `max_empty_steps` times in a row or the
+        machine was lost three times in a row.
         """
-        return train_groups.train(self._steps, self._state, groups, state, timeout_seconds, settings)
+        return train_groups.train(
+            self._steps, self._state, self._guard, groups, state, timeout_seconds, settings
+        )
 
     async def train_async(
         self, groups: Iterable[Any], *, state: Mapping[str, Any] | None = None, **settings: Any

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from launcher.client.art import LocalBackend, SkyPilotBackend, SlipwayBackend, stderr_log
-from launcher.client.art.art_training import MAX_EMPTY_STEPS
 from launcher.client.failures import NotConnected, TrainingFailed
+from launcher.client.no_progress import MAX_EMPTY_STEPS
 from tests.support.small_run import SmallRun
 
 MODEL = SimpleNamespace(

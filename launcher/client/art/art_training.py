@@ -16,13 +16,12 @@ from typing import Any
 from launcher.client import train_kwargs
 from launcher.client.art.sample_lookup import look_up_samples
 from launcher.client.art.stderr_log import log_once
-from launcher.client.failures import Refused, TrainingFailed
+from launcher.client.failures import Refused, Rewound
+from launcher.client.no_progress import NoProgressGuard, NothingToTrain, dropped_text
 from launcher.client.schema import Group, StepStatus
 from launcher.client.session import Session
 from launcher.client.trajectories.members import group_of
 
-# A program that has nothing to train so often in a row has something wrong with it.
-MAX_EMPTY_STEPS = 8
 # As ART calls them; any other number of ours keeps its name.
 _ART_METRIC_NAMES = {
     "loss": "loss/train",
@@ -46,7 +45,7 @@ class ArtTraining:
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self._empty_steps = 0
+        self._guard = NoProgressGuard(session.max_empty_steps)
 
     def step(self, trajectory_groups: Sequence[Any], keywords: Mapping[str, Any]) -> TrainResult:
         """One step, until it is served.
@@ -63,25 +62,19 @@ class ArtTraining:
             return self._empty_step(dropped)
         try:
             status = self._session.step(groups, settings=resolved.settings)
+        except Rewound as rewound:
+            self._guard.rewound(rewound)
+            raise
         except Refused as refused:
-            if refused.code != "nothing_to_train":
-                raise
-            return self._empty_step(dropped + Counter(_dropped_counts(refused)))
-        self._empty_steps = 0
+            return self._empty_step(dropped + Counter(NothingToTrain.of(refused).counts.dropped))
+        self._guard.trained()
         metrics = step_metrics(status, dropped)
         metrics["time/step_trainer_s"] = time.monotonic() - began
         return TrainResult(status.version or status.id, metrics)
 
     def _empty_step(self, dropped: Counter[str]) -> TrainResult:
-        self._empty_steps += 1
-        reasons = ", ".join(f"{count} × {reason}" for reason, count in sorted(dropped.items()))
-        why = reasons or "there was no trajectory"
-        if self._empty_steps >= MAX_EMPTY_STEPS:
-            raise TrainingFailed(
-                f"Nothing could be trained {self._empty_steps} times in a row",
-                why=why,
-                hint="a trajectory is trained by the choices that the policy's own client returned",
-            )
+        why = dropped_text(dropped) or "there was no trajectory"
+        self._guard.empty(why, "a trajectory is trained by the choices that the policy's own client returned")
         log_once(f"nothing of these trajectories can be trained, so there is no step: {why}")
         left_out = float(sum(dropped.values()))
         version = self._session.status().version
@@ -105,9 +98,3 @@ def step_metrics(status: StepStatus, dropped: Counter[str]) -> dict[str, float]:
     found["samples_trained"] = float(status.counts.trained)
     found["samples_left_out"] = float(sum(status.counts.dropped.values()) + sum(dropped.values()))
     return found
-
-
-def _dropped_counts(refused: Refused) -> dict[str, int]:
-    counts = refused.error.get("counts")
-    dropped = counts.get("dropped") if isinstance(counts, dict) else None
-    return dropped if isinstance(dropped, dict) else {}

@@ -18,6 +18,7 @@ from launcher.client.art.art_training import ArtTraining, TrainResult
 from launcher.client.art.run_requests import post
 from launcher.client.art.stderr_log import log_once
 from launcher.client.failures import Refused
+from launcher.client.no_progress import MAX_EMPTY_STEPS
 from launcher.client.session import Session, connect
 
 _RUN_CONTINUES = "the run goes on until this program ends, or until you end it with `launch down`"
@@ -32,11 +33,11 @@ _CONFIG = "_internal_config"
 class SlipwayBackend:
     """The run as ART's backend. `run`: its name, from a program that `launch` did not start.
 
-    Raises NotConnected outside a run, with the line that starts one.
+    `max_empty_steps`: see `connect`. Raises NotConnected outside a run, with the line that starts one.
     """
 
-    def __init__(self, run: str | None = None, **others: Any) -> None:
-        self.session: Session = connect(run)
+    def __init__(self, run: str | None = None, max_empty_steps: int = MAX_EMPTY_STEPS, **others: Any) -> None:
+        self.session: Session = connect(run, max_empty_steps=max_empty_steps)
         self._training = ArtTraining(self.session)
         for name in others:
             log_once(f"{name} has no effect: `launch` decides where a run is, and on which machine")

@@ -14,6 +14,7 @@ from typing import Any
 from launcher.client.art.art_training import step_metrics
 from launcher.client.art.stderr_log import log_once
 from launcher.client.failures import Refused
+from launcher.client.no_progress import NoProgressGuard, NothingToTrain
 from launcher.client.schema import StepSettings, StepStatus, SupervisedExample
 from launcher.client.session import Session
 
@@ -26,15 +27,17 @@ async def sft_steps(
 ) -> AsyncIterator[dict[str, float]]:
     """Each step's metrics, once it is served. A batch without anything to learn is logged.
 
-    Raises ValueError unless there is a learning rate for each batch.
+    Raises ValueError unless there is a learning rate for each batch, and TrainingFailed when several batches
+    in a row have none.
     """
     examples = [example_of(trajectory) for trajectory in trajectories]
     batch_size = getattr(config, "batch_size", "auto")
     size = batch_size if isinstance(batch_size, int) and batch_size > 0 else AUTO_BATCH
     batches = [examples[start : start + size] for start in range(0, len(examples), size)]
     rates = _learning_rates(getattr(config, "learning_rate", None), len(batches))
+    guard = NoProgressGuard(session.max_empty_steps)
     for batch, rate in zip(batches, rates, strict=True):
-        status = await asyncio.to_thread(_step, session, batch, StepSettings(learning_rate=rate))
+        status = await asyncio.to_thread(_step, session, guard, batch, StepSettings(learning_rate=rate))
         if status is not None:
             yield step_metrics(status, Counter()) | _art_counts(status, len(examples), len(batches))
 
@@ -53,14 +56,18 @@ def _learning_rates(learning_rate: Any, batches: int) -> list[float | None]:
     return learning_rate[:batches]
 
 
-def _step(session: Session, batch: list[SupervisedExample], settings: StepSettings) -> StepStatus | None:
+def _step(
+    session: Session, guard: NoProgressGuard, batch: list[SupervisedExample], settings: StepSettings
+) -> StepStatus | None:
     try:
-        return session.step(examples=batch, settings=settings)
+        status = session.step(examples=batch, settings=settings)
     except Refused as refused:
-        if refused.code != "nothing_to_train":
-            raise
-        log_once(f"a batch of train_sft has no answer to learn: {refused.why}")
+        why = NothingToTrain.of(refused).why
+        log_once(f"a batch of train_sft has no answer to learn: {why}")
+        guard.empty(why, "every answer in a trajectory's messages is learned: has it any?")
         return None
+    guard.trained()
+    return status
 
 
 def _art_counts(status: StepStatus, trajectories: int, batches: int) -> dict[str, float]:

@@ -25,7 +25,6 @@ from launcher.base.sanitize import plain_text as sanitized
 from launcher.client.autorl.pairwise_comparison import HELD_OUT_RUBRIC, AnswerPair, BeforeAfter, compare
 from launcher.client.autorl.policy_sampling import PolicySampler
 from launcher.client.autorl.scenario_generation import Scenarios, scenarios
-from launcher.client.failures import TrainingFailed
 from launcher.client.ruler.judge_prompt import DEFAULT_RUBRIC
 from launcher.client.ruler.judge_retries import Tries
 from launcher.client.ruler.judge_usage import Usage
@@ -41,8 +40,6 @@ from launcher.client.trajectories.trajectory_group import TrajectoryGroup
 START_FILE = "autorl.json"
 # In the program's state: how many steps were asked for.
 STEP_KEY = "autorl_step"
-# Steps in a row for which nothing could be trained.
-_MAX_EMPTY_STEPS = 3
 
 
 @dataclass(frozen=True)
@@ -84,8 +81,7 @@ async def autorl(
     """Train the run's policy for this task, and report whether it answers better than before.
 
     `judge` writes the inputs, scores (by `rubric`) and compares (by `held_out_rubric`, which must be another
-    one). `settings`: of each step, as `run.train` takes them. Raises TrainingFailed if nothing can be trained
-    three times in a row; also the errors of judges and runs.
+    one). `settings`: of each step, as `run.train` takes them. Raises the errors of judges and of `run.train`.
     """
     if unknown := sorted(settings.keys() - {*TrainSettings.__annotations__, "timeout_seconds"}):
         raise TypeError(f"autorl() got an unexpected keyword argument {unknown[0]!r}")
@@ -113,7 +109,6 @@ async def autorl(
         )
         taken.append(await run.train_async(groups, state={STEP_KEY: step + 1}, **settings))
         await asyncio.to_thread(run.log, groups, "train")
-        _raise_if_nothing_trained(taken)
     after = await answering.greedy_answers(begun.scenarios.validation)
     pairs = [AnswerPair(*them) for them in zip(begun.scenarios.validation, begun.before, after, strict=True)]
     verdict = await compare(
@@ -143,16 +138,6 @@ class _RulerScorer:
 
     async def group(self, group: TrajectoryGroup) -> TrajectoryGroup:
         return await ruler_score_group(group, self.judge, self.extra_params, self.rubric, tries=self.tries)
-
-
-def _raise_if_nothing_trained(taken: Sequence[StepResult]) -> None:
-    last = taken[-_MAX_EMPTY_STEPS:]
-    if len(last) == _MAX_EMPTY_STEPS and all(it.step is None for it in last):
-        raise TrainingFailed(
-            f"Nothing could be trained {_MAX_EMPTY_STEPS} times in a row",
-            ", ".join(f"{count} × {reason}" for reason, count in sorted(last[-1].dropped.items())),
-            "a judge that fails is the most likely reason: its errors are above",
-        )
 
 
 def _report_verdict(run: Session, verdict: BeforeAfter) -> None:

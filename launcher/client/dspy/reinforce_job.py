@@ -32,6 +32,7 @@ from launcher.client.dspy.job_train_kwargs import resolve_for_job
 from launcher.client.dspy.reinforce_groups import GroupDeduplicator
 from launcher.client.dspy.training_place import Place
 from launcher.client.failures import Refused, Rewound, TrainingFailed
+from launcher.client.no_progress import NoProgressGuard, NothingToTrain
 from launcher.client.schema import Group, StepStatus
 from launcher.client.session import Session, connect
 from launcher.client.train_kwargs import ResolvedTrainKwargs
@@ -39,11 +40,6 @@ from launcher.client.train_kwargs import ResolvedTrainKwargs
 # The number of groups that are requested at first. DSPy throws away rollouts beyond the listed ids, and fills
 # ids beyond its rollouts with copies, which are not sent again.
 _PENDING_IDS = 256
-# Losses of the machine in a row, with no committed step between them; below it, the same for steps without
-# anything to train.
-_MAX_REWINDS = 3
-_MAX_EMPTY_STEPS = 16
-
 # An optimizer remembers which ids it has served, also from one job to the next.
 _ids = itertools.count(1)
 _ids_lock = threading.Lock()
@@ -62,7 +58,7 @@ class SlipwayReinforceJob(ReinforceJob):
         self._status = TrainingStatus.not_started
         self._deduplicator = GroupDeduplicator()
         self._pending = _new_ids(_PENDING_IDS)
-        self._empty_steps = self._rewinds = 0
+        self._guard = NoProgressGuard(self.session.max_empty_steps)
         self._version: int | None = None
         self._weights: str | None = None
 
@@ -202,7 +198,7 @@ class SlipwayReinforceJob(ReinforceJob):
         except Refused as refused:
             self._count_empty_step(refused)
         else:
-            self._rewinds = self._empty_steps = 0
+            self._guard.trained()
             self.place.step, self.place.trained = step + 1, True
             self.history.append(status)
             self._use_version(status.version or 0, (status.publication or {}).get("sha256"))
@@ -213,23 +209,13 @@ class SlipwayReinforceJob(ReinforceJob):
             )
 
     def _count_empty_step(self, refused: Refused) -> None:
-        if refused.code != "nothing_to_train":
-            raise refused
-        self._empty_steps += 1
-        why = refused.why or refused.message
+        why = NothingToTrain.of(refused).why
         _log(f"a step trained nothing: {why}")
-        if self._empty_steps >= _MAX_EMPTY_STEPS:
-            raise TrainingFailed(
-                f"Nothing could be trained in {self._empty_steps} steps in a row",
-                why,
-                "launcher.client.GRPO trains what was sampled, whatever the adapter",
-            )
+        self._guard.empty(why, "launcher.client.GRPO trains what was sampled, whatever the adapter")
 
     def _rewind(self, rewound: Rewound) -> None:
         """Go back: these rollouts are lost, and DSPy's loop goes on with its next."""
-        self._rewinds += 1
-        if self._rewinds > _MAX_REWINDS:
-            raise rewound
+        self._guard.rewound(rewound)
         status, was = self.session.settle(), self.place.step
         self.place = self.place.rewound(status.client_state, status.last_metrics)
         self._use_newest(status.version)

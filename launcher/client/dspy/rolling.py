@@ -25,6 +25,7 @@ from launcher.client.dspy.grouping import GroupingResult, RewardRules, build_gro
 from launcher.client.dspy.lm import PolicyLM
 from launcher.client.dspy.outstanding import Key, Outstanding
 from launcher.client.dspy.predictors import Predictors
+from launcher.client.dspy.program_failures import ProgramFailures
 from launcher.client.dspy.program_rollout import ProgramRollout
 from launcher.client.dspy.report import Journal, Report, plural
 from launcher.client.dspy.rollout_pool import PoolBounds, RolloutPool, StepTickets
@@ -41,7 +42,6 @@ from launcher.client.dspy.sampler import EpochSampler
 from launcher.client.dspy.scoring import Metric
 from launcher.client.dspy.served_version import ServedVersion
 from launcher.client.dspy.tickets import Ended, Ticket
-from launcher.client.dspy.vain import Vain
 from launcher.client.dspy.validation import raise_if_unanswered
 from launcher.client.dspy.workers import BackgroundCall, Workers, WorkerTask
 from launcher.client.schema import Group
@@ -159,7 +159,7 @@ class Rolling:
     report: Report
     journal: Journal
     served: ServedVersion
-    vain: Vain
+    failures: ProgramFailures
     # Part of every rollout's id.
     _token: str = ""
     _pool: RolloutPool | None = None
@@ -230,7 +230,7 @@ class Rolling:
         self._earlier.append(finished)
         self._report_untagged()
         self.served.check_runs(finished, self.predictors)
-        self.vain.crashed(finished)
+        self.failures.crashed(finished)
         resampled = [it.ended for it in taken.tickets if it.ended and it.key[1] >= self.sampler.per_step]
         self.report.groups_again += (groups := sum(len(it.grouped.groups) for it in resampled))
         self.report.rollouts_again += sum(len(it.finished) for it in resampled)

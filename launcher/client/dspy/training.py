@@ -2,8 +2,8 @@
 
 Neighbours: `grpo.py` checks the parameters and builds it; `rolling.py` makes a step's groups; `session.py`
 trains them; `validation_schedule.py` validates; `training_place.py` has its place, `report.py` its report,
-`vain.py` decides when it gives up. Advantages and losses are computed in the runtime; here are only rollouts
-and their rewards.
+`no_progress.py` and `program_failures.py` decide when it gives up. Advantages and losses are computed in the
+runtime; here are only rollouts and their rewards.
 """
 
 from __future__ import annotations
@@ -24,23 +24,21 @@ from launcher.client.dspy.held_out import CheckpointMode, HeldOutSet
 from launcher.client.dspy.lm import PolicyLM
 from launcher.client.dspy.metrics_collection import collect_metrics
 from launcher.client.dspy.predictors import Predictors
+from launcher.client.dspy.program_failures import ProgramFailures, nothing_to_score, unparsed
 from launcher.client.dspy.report import Journal, Report, StepLine, counts_text
 from launcher.client.dspy.rolling import Rolled, Rolling, Sampling
 from launcher.client.dspy.sampler import EpochSampler
 from launcher.client.dspy.scoring import Metric
 from launcher.client.dspy.served_version import ServedVersion
 from launcher.client.dspy.training_place import Place
-from launcher.client.dspy.vain import Vain, unparsed
 from launcher.client.dspy.validation import Evaluation, evaluate_examples
 from launcher.client.dspy.validation_schedule import ValidationSchedule
 from launcher.client.dspy.workers import BackgroundCall
 from launcher.client.failures import ClientError, Refused, Rewound, StepFailed, TrainingFailed
-from launcher.client.schema import StepCounts, StepStatus
+from launcher.client.no_progress import NoProgressGuard, NothingToTrain
+from launcher.client.schema import StepStatus
 from launcher.client.session import Session
 from launcher.client.train_kwargs import ResolvedTrainKwargs
-
-# Losses of the machine without a finished step between them, before the training gives up.
-_MAX_REWINDS = 3
 
 OnAlarm = Literal["note", "stop"]
 
@@ -82,8 +80,8 @@ class Training:
     history: list[dict[str, Any]] = field(default_factory=list)
     _predictors: Predictors = field(init=False)
     rolling: Rolling = field(init=False)
-    _vain: Vain = field(init=False)
-    _rewinds_in_a_row: int = 0
+    _guard: NoProgressGuard = field(init=False)
+    _failures: ProgramFailures = field(init=False)
     # The step that is committed, and waits for its version to be served.
     _serving: BackgroundCall[StepStatus] | None = None
     alarms: Alarms = field(init=False)
@@ -99,7 +97,9 @@ class Training:
         self.had_finished = self.place.is_over(self.plan.steps)
         self._predictors = Predictors(self.program)
         self.alarms = Alarms(self.plan.thresholds)
-        self._vain = Vain(self.report, has_run=self.place.step > 0)
+        most = self.session.max_empty_steps
+        self._guard = NoProgressGuard(most)
+        self._failures = ProgramFailures(self.report, most, has_run=self.place.step > 0)
         self.served = ServedVersion(self.session, self.journal)
         self.rolling = Rolling(
             self.program,
@@ -116,7 +116,7 @@ class Training:
             self.report,
             self.journal,
             self.served,
-            self._vain,
+            self._failures,
         )
         train = self.trainset if self.plan.report_train_scores else ()
         keep, session = self.plan.keep, self.session
@@ -148,7 +148,7 @@ class Training:
                 break
             except Rewound as rewound:
                 self._rewind(rewound)
-        self._vain.ended(self.plan.steps, self.place.trained)
+        self._failures.ended(self.plan.steps, self.place.trained)
 
     def _run_steps(self) -> None:
         self.rolling.begin(self.place.step, self.place.outstanding)
@@ -197,13 +197,7 @@ class Training:
     def _rewind(self, rewound: Rewound) -> None:
         """To the run's step now: rollouts of the lost machine are worth nothing on this one."""
         self.report.rewinds += 1
-        self._rewinds_in_a_row += 1
-        if self._rewinds_in_a_row >= _MAX_REWINDS:
-            raise TrainingFailed(
-                f"The run was rewound {self._rewinds_in_a_row} times without a step in between",
-                why=rewound.why,
-                hint="`launch status` shows the run; its log says why the machine keeps being lost",
-            ) from rewound
+        self._guard.rewound(rewound)
         was = self.place.step
         # The status is newer than the error: another step may have been committed since.
         now = self.session.settle()
@@ -283,10 +277,9 @@ class Training:
                     settings=self.resolved.settings_at(rolled.step),
                 )
             except Refused as refused:
-                if refused.code != "nothing_to_train":
-                    raise
-                why = refused.why or refused.message
-                self.report.add_dropped(StepCounts.model_validate(refused.error.get("counts") or {}))
+                nothing = NothingToTrain.of(refused)
+                why = nothing.why
+                self.report.add_dropped(nothing.counts)
             else:
                 return status.id
         self._count_empty_step(rolled, why)
@@ -297,13 +290,14 @@ class Training:
         self.place.step = rolled.step + 1
         outcomes = counts_text(rolled.grouped.outcomes)
         self.journal.note(f"step {rolled.step + 1} trained nothing: {why} (rollouts: {outcomes})")
-        self._vain.empty(why, outcomes)
+        ended = f"{why}; the last rollouts ended like this: {outcomes}"
+        self._guard.empty(ended, nothing_to_score(self.report))
 
     def _finish(self, rolled: Rolled, status: StepStatus, train_seconds: float) -> None:
         self.place.step = rolled.step + 1
         self.place.trained |= status.counts.trained > 0
         self.place.restored = None  # this step was trained after it
-        self._rewinds_in_a_row = 0
+        self._guard.trained()
         self.report.add_step(status.counts)
         seconds = (rolled.seconds, train_seconds)
         rates = (rolled.parse_rate, rolled.cut_off_rate)
@@ -318,7 +312,7 @@ class Training:
         self.history.append({"kind": "step", **asdict(line)})
         seen = collect_metrics(rolled.step + 1, rolled.finished, rolled.grouped, rolled.cut_off_rate, status)
         self._raise_alarms(self.alarms.observe(seen))
-        self._vain.trained(rolled.finished, *rates, status.counts.trained)
+        self._failures.trained(rolled.finished, *rates, status.counts.trained)
 
     def _raise_alarms(self, alarms: Sequence[Alarm]) -> None:
         for alarm in alarms:
@@ -330,7 +324,7 @@ class Training:
 
     def _on_validation(self, entry: dict[str, Any], step: int) -> None:
         self.history.append(entry)
-        self._vain.validated(entry["outcomes"])
+        self._failures.validated(entry["outcomes"])
         self._report_unparsed(entry["parse_rate"], entry["cut_off_rate"], entry["outcomes"])
         score = entry["score"] if self.held_out.last_is_comparable() else float("nan")
         self._raise_alarms(self.alarms.observe_validation(step, score))
@@ -347,7 +341,7 @@ class Training:
             self.plan.sampling.rules.failure_score,
             workers,
             model,
-            fatal=not self._vain.has_run,
+            fatal=not self._failures.has_run,
         )
         if model is None:
             self.served.check_runs(evaluation.finished, self._predictors)

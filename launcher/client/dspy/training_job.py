@@ -25,13 +25,15 @@ from launcher.client.dspy.job_places import begin_job
 from launcher.client.dspy.job_train_kwargs import resolve_for_job
 from launcher.client.dspy.sft_plan import SFTPlan
 from launcher.client.dspy.version_names import parse_version
-from launcher.client.failures import Rewound, TrainingFailed
+from launcher.client.failures import Refused, Rewound, TrainingFailed
+from launcher.client.no_progress import NoProgressGuard, NothingToTrain
 from launcher.client.schema import StepStatus, SupervisedExample
 from launcher.client.session import Session
 from launcher.client.train_kwargs import ResolvedTrainKwargs
 
-# Losses of the machine without a finished step between them, before the training gives up.
-_MAX_REWINDS = 3
+_NO_ANSWERS = (
+    "look at the answers of the good runs on the trainset: are any empty, or longer than the context?"
+)
 
 _lock = threading.Lock()
 _last: threading.Event | None = None
@@ -112,7 +114,7 @@ class _SFTSteps:
         self.examples = finetune_data.load_or_save(session.run_dir, self.place, examples)
         self.plan = SFTPlan.of(len(self.examples), train_kwargs)
         self.last: StepStatus | None = None
-        self._rewinds = 0
+        self._guard = NoProgressGuard(session.max_empty_steps)
 
     def note(self, text: str) -> None:
         """A line for people."""
@@ -133,6 +135,8 @@ class _SFTSteps:
                 self.note(f"cancelled after {self.place.step} of {self.plan.steps} steps")
                 raise CancelledError
             self._step()
+        if not self.place.trained and not self.place.superseded:
+            raise TrainingFailed("Nothing was trained", "no step had an answer to learn", _NO_ANSWERS)
         name = self.place.made or self._pin_last()
         record_version(self.place, name, self.session)
         self.note(f"the trained LM is {name}")
@@ -168,16 +172,22 @@ class _SFTSteps:
         except Rewound as rewound:
             self._rewind(rewound)
             return
-        self._rewinds = 0
+        except Refused as refused:
+            self._count_empty_step(NothingToTrain.of(refused).why)
+            return
+        self._guard.trained()
         self.place.step, self.place.trained = step + 1, True
         loss = self.last.metrics.get("loss")
         loss_text = "" if loss is None else f" · loss {loss:.4f}"
         self.note(f"step {step + 1}/{self.plan.steps}{loss_text} · v{self.last.version}")
 
+    def _count_empty_step(self, why: str) -> None:
+        self.place.step += 1
+        self.note(f"step {self.place.step}/{self.plan.steps} trained nothing: {why}")
+        self._guard.empty(why, _NO_ANSWERS)
+
     def _rewind(self, rewound: Rewound) -> None:
-        self._rewinds += 1
-        if self._rewinds > _MAX_REWINDS:
-            raise rewound
+        self._guard.rewound(rewound)
         status, was = self.session.settle(), self.place.step
         self.place = self.place.rewound(status.client_state, status.last_metrics)
         self.last = None

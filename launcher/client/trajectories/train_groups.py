@@ -20,6 +20,7 @@ from pydantic_core import to_json
 from launcher.base.sanitize import plain_text as sanitized
 from launcher.client.answers import check_client_state
 from launcher.client.failures import Refused, Rewound, StepFailed
+from launcher.client.no_progress import NoProgressGuard, NothingToTrain, dropped_text
 from launcher.client.program_state import ProgramState
 from launcher.client.schema import Group, StepCounts, StepSettings, StepStatus
 from launcher.client.steps import TrainingSteps
@@ -28,7 +29,10 @@ from launcher.client.trajectories.results import StepResult
 
 # The step that these answers were made for was sent by the program before it was killed.
 STEP_ALREADY_TAKEN = "step taken already"
-_NOTHING_TO_TRAIN = "nothing_to_train"
+_MISSING_REWARD = (
+    "an answer of the policy is trained by its reward: perhaps a judge failed (its errors are above), "
+    "or no choice of the policy is in a trajectory"
+)
 # A step that failed gives its samples back: the same groups may be sent so often.
 _MAX_ATTEMPTS = 4
 
@@ -36,6 +40,7 @@ _MAX_ATTEMPTS = 4
 def train(
     steps: TrainingSteps,
     program: ProgramState,
+    guard: NoProgressGuard,
     groups: Iterable[Any],
     state: Mapping[str, Any] | None,
     timeout_seconds: float | None,
@@ -53,17 +58,18 @@ def train(
             status = steps.wait(earlier, timeout_seconds)
         elif made:
             status = _step(steps, key, made, kept, step_settings, timeout_seconds)
-    except Rewound:
+    except Rewound as rewound:
         program.rewind()
+        guard.rewound(rewound)
         raise
-    except Refused as error:
-        if error.code != _NOTHING_TO_TRAIN:
-            raise
+    except Refused as refused:
+        nothing = NothingToTrain.of(refused)
         program.unsaved = kept
-        return _log_result(_result(StepCounts.model_validate(error.error.get("counts") or {}), left_out))
+        return _log_empty(_result(nothing.counts, left_out), guard)
     if status is None:
         program.unsaved = kept  # the next step keeps it
-        return _log_result(StepResult(dropped=dict(left_out)))
+        return _log_empty(StepResult(dropped=dict(left_out)), guard)
+    guard.trained()
     program.mark_saved(status.id, kept)
     if earlier is not None and not status.key.startswith(key):
         return _log_result(
@@ -153,13 +159,19 @@ def _result(counts: StepCounts, left_out: Counter[str], status: StepStatus | Non
     )
 
 
+def _log_empty(result: StepResult, guard: NoProgressGuard) -> StepResult:
+    _log_result(result)
+    guard.empty(dropped_text(result.dropped) or "there was no answer", _MISSING_REWARD)
+    return result
+
+
 def _log_result(result: StepResult) -> StepResult:
     """Log a line for each step, so that a step without anything trained is seen."""
     step = "no step" if result.step is None else f"step {result.step}"
     parts = [f"{result.trained} answers trained"]
     parts += [f"{result.joined} joined"] if result.joined else []
     parts += [f"{result.sealed} sealed"] if result.sealed else []
-    parts += [f"{count} × {reason}" for reason, count in sorted(result.dropped.items())]
+    parts += [dropped_text(result.dropped)] if result.dropped else []
     sys.stderr.write(f"slipway: {step}: {sanitized(', '.join(parts))}\n")
     sys.stderr.flush()
     return result

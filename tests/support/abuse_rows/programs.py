@@ -94,7 +94,7 @@ PROGRAMS = [
         "never asks the policy",
         a.of(a.asks_nothing),
         asked_for={"num_train_steps": 9},
-        says=r"3 steps in a row had nothing to train on\nno rollout called the policy",
+        says=r"Nothing could be trained in 3 steps in a row\nno rollout called the policy",
         counts={"rollouts_without_calls": 24, "empty_steps": 3},
         exit=6,
     ),

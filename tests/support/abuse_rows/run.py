@@ -51,7 +51,7 @@ RUN = [
             "num_rollouts_per_grpo_step": 2,
             "num_dspy_examples_per_grpo_step": 1,
         },
-        says=r"3 steps in a row had nothing to train on\nno sample of this step can be trained"
+        says=r"Nothing could be trained in 3 steps in a row\nno sample of this step can be trained"
         r"(.|\n)*the last rollouts ended like this: 2 unscored",
         counts={"empty_steps": 3, "dropped": {"unscored: the metric returned None": 6}},
         exit=6,

@@ -1,6 +1,7 @@
-"""The no-progress guard: decides when a training that learns nothing gives up, with a hint.
+"""Decides when a training gives up whose program crashes in every run, or whose answers never parse.
 
-Neighbour: `training.py` reports each step's runs to it. Knows nothing of programs or of the wire.
+Neighbours: `training.py` reports each step's runs to it; `launcher/client/no_progress.py` has the guard that
+every loop has. Knows nothing of the wire.
 """
 
 from __future__ import annotations
@@ -12,22 +13,23 @@ from launcher.client.dspy.report import Report, counts_text, plural
 from launcher.client.dspy.rollouts import RUN_BY_HAND, FinishedRun, all_failed
 from launcher.client.failures import TrainingFailed
 
-# Steps that teach nothing, one after the other, before the training gives up.
-STEPS_IN_A_ROW = 3
-
 _BY_HAND = "run the program once by hand: does it call the policy, and does the metric"
 
 
 @dataclass
-class Vain:
-    """Counts the steps in a row without progress, by the reason. Each method raises TrainingFailed."""
+class ProgramFailures:
+    """Counts the steps in a row in which the program failed, by the reason. Each method raises
+    TrainingFailed.
+
+    `max_failed_steps`: so many in a row end the training.
+    """
 
     report: Report
+    max_failed_steps: int
     # Whether a run has come to an end before, also in an earlier life of this training.
     has_run: bool = False
     _crashed: int = 0
     _unparsed: int = 0
-    _empty: int = 0
 
     def crashed(self, finished: Sequence[FinishedRun]) -> None:
         """A step was rolled out. A program that fails by itself and never ran through is not tried again."""
@@ -41,7 +43,7 @@ class Vain:
                 why=finished[0].reason,
                 hint=f"{RUN_BY_HAND} trainset",
             )
-        if self._crashed >= STEPS_IN_A_ROW:
+        if self._crashed >= self.max_failed_steps:
             raise TrainingFailed(
                 f"The program raised in every rollout of {self._crashed} steps in a row",
                 why=finished[0].reason,
@@ -56,23 +58,12 @@ class Vain:
         self, finished: Sequence[FinishedRun], parse_rate: float, cut_off_rate: float, count: int
     ) -> None:
         """A step was trained on so many samples: none, where no answer parses and all are worth the same."""
-        self._empty = 0
         self._unparsed = self._unparsed + 1 if not parse_rate and not count else 0
-        if self._unparsed >= STEPS_IN_A_ROW:
+        if self._unparsed >= self.max_failed_steps:
             raise TrainingFailed(
                 f"No answer could be parsed in {self._unparsed} steps in a row",
                 why=next((it.reason for it in finished if it.reason), None),
                 hint=unparsed(cut_off_rate),
-            )
-
-    def empty(self, why: str, outcomes: str) -> None:
-        """A step had nothing to train on."""
-        self._empty += 1
-        if self._empty >= STEPS_IN_A_ROW:
-            raise TrainingFailed(
-                f"{self._empty} steps in a row had nothing to train on",
-                why=f"{why}; the last rollouts ended like this: {outcomes}",
-                hint=_outside(self.report) or f"{_BY_HAND} score it?",
             )
 
     def ended(self, steps: int, trained: bool) -> None:
@@ -99,6 +90,11 @@ def unparsed(cut_off_rate: float) -> str:
         "try another adapter (GRPO(adapter=dspy.JSONAdapter()), evaluate(adapter=…)), "
         f"more room for an answer (PolicyLM(max_tokens=…)){cut_off}, or fewer output fields"
     )
+
+
+def nothing_to_score(report: Report) -> str:
+    """Advice if a step's rollouts have nothing to train."""
+    return _outside(report) or f"{_BY_HAND} score it?"
 
 
 def _outside(report: Report) -> str | None:

@@ -1,0 +1,213 @@
+"""Nothing trained, or the machine lost, several times in a row: every way to train gives up alike."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+from collections.abc import Callable, Iterable
+from types import SimpleNamespace
+from typing import Any
+
+import dspy
+import pytest
+from dspy.clients.utils_finetune import TrainDataFormat
+from dspy.teleprompt import grpo as dspys
+
+from launcher.client import GRPO, PolicyLM, Session, Trajectory, TrajectoryGroup, connect
+from launcher.client.art import SlipwayBackend
+from launcher.client.autorl import autorl
+from launcher.client.failures import Rewound, TrainingFailed
+from launcher.client.no_progress import MAX_EMPTY_STEPS
+from tests.support import abuses
+from tests.support.played_judge import fair_text, played_judge
+from tests.support.small_door import error
+from tests.support.small_run import PATIENCE, TOKEN, SmallRun, answering
+
+pytestmark = [pytest.mark.process, pytest.mark.usefixtures("warm")]
+
+# It takes this many steps, one after the other.
+Loop = Callable[[Session, int], None]
+MODEL = SimpleNamespace(
+    name="agent", project="tests", trainable=True, base_model="tiny", _internal_config=None
+)
+
+
+def student(session: Session) -> Any:
+    program = dspy.Predict("english -> french, note")
+    program.set_lm(PolicyLM(session))
+    return program
+
+
+def examples() -> list[dspy.Example]:
+    return [dspy.Example(english=f"word {i}", french="mot").with_inputs("english") for i in range(2)]
+
+
+def conversation(number: int) -> list[dict[str, Any]]:
+    return [{"role": "user", "content": f"{number}"}, {"role": "assistant", "content": "mot"}]
+
+
+def grpo(session: Session, steps: int) -> None:
+    sizes: dict[str, Any] = {"num_dspy_examples_per_grpo_step": 2, "num_rollouts_per_grpo_step": 2}
+    GRPO(abuses.length, num_train_steps=steps, session=session, **sizes).compile(
+        student(session), trainset=examples()
+    )
+
+
+def dspys_grpo(session: Session, steps: int) -> None:
+    settings = {"num_dspy_examples_per_grpo_step": 2, "num_rollouts_per_grpo_step": 4, "exclude_demos": True}
+    optimizer: Any = dspys.GRPO(metric=abuses.length, num_train_steps=steps, num_threads=4, **settings)
+    optimizer.compile(student(session), trainset=examples())
+
+
+def dspys_finetune(session: Session, steps: int) -> None:
+    data = [{"messages": conversation(number)} for number in range(steps)]
+    settings = {"gradient_accumulation_steps": 1, "num_train_epochs": 1}
+    job = PolicyLM(session).finetune(data, TrainDataFormat.CHAT, settings)
+    job.thread.join()
+    job.result()
+
+
+def again_after_a_loss(step: Callable[[int], object], steps: int) -> None:
+    """As a program does that rolls out again when the machine was lost."""
+    for number in range(steps):
+        try:
+            step(number)
+        except Rewound:
+            continue
+
+
+def choices(number: int) -> list[dict[str, Any]]:
+    """Two answers to one question, by the names of their samples."""
+    message = {"role": "assistant", "content": "mot"}
+    return [{"message": message, "slipway": {"sample": f"s{number}/{member}"}} for member in range(2)]
+
+
+def trajectories(session: Session, steps: int) -> None:
+    def step(number: int) -> None:
+        turns = [[*conversation(number)[:1], choice] for choice in choices(number)]
+        made = (Trajectory(messages_and_choices=it, reward=float(k)) for k, it in enumerate(turns))
+        session.train([TrajectoryGroup(made)])
+
+    again_after_a_loss(step, steps)
+
+
+def task(session: Session, steps: int) -> None:
+    written = itertools.count()
+
+    def judge(asked: Any) -> str:
+        if "<trajectory" in asked.text:
+            return fair_text(asked)
+        if "Write " in asked.text:
+            return json.dumps({"scenarios": [f"letter {next(written)}" for _ in range(8)]})
+        return '{"better": "first"}'
+
+    with played_judge(judge) as played:
+        sizes = {"n": 4, "validation": 2, "groups_per_step": 1, "rollouts": 2}
+        asyncio.run(autorl("Sum up a letter.", session, judge=played.model, steps=steps, **sizes))
+
+
+def arts_train(session: Session, steps: int) -> None:
+    backend = art_backend(session)
+
+    def step(number: int) -> None:
+        turns = [[*conversation(number)[:1], choice] for choice in choices(number)]
+        made = [
+            SimpleNamespace(messages_and_choices=it, reward=float(k), tools=None, additional_histories=[])
+            for k, it in enumerate(turns)
+        ]
+        asyncio.run(backend.train(MODEL, [SimpleNamespace(trajectories=made, exceptions=[])]))
+
+    again_after_a_loss(step, steps)
+
+
+def arts_sft(session: Session, steps: int) -> None:
+    async def learn() -> None:
+        made = [
+            SimpleNamespace(messages=lambda number=number: conversation(number), tools=None)
+            for number in range(steps)
+        ]
+        config = SimpleNamespace(batch_size=1, learning_rate=None)
+        async for _ in art_backend(session)._train_sft(MODEL, iter(made), config, {}):
+            pass
+
+    asyncio.run(learn())
+
+
+def art_backend(session: Session) -> SlipwayBackend:
+    return SlipwayBackend(max_empty_steps=session.max_empty_steps)
+
+
+LOOPS: dict[str, Loop] = {
+    "GRPO": grpo,
+    "dspy.GRPO": dspys_grpo,
+    "BootstrapFinetune": dspys_finetune,
+    "run.train": trajectories,
+    "autorl": task,
+    "ART train": arts_train,
+    "ART train_sft": arts_sft,
+}
+# The others' own program begins again: that is the caller's affair.
+GO_BACK = {name: loop for name, loop in LOOPS.items() if name not in ("autorl", "ART train_sft")}
+
+
+@pytest.fixture
+def run(run: SmallRun) -> SmallRun:
+    numbers = itertools.count()
+    run.answer = lambda asked: answering(french="mot" * (1 + next(numbers) % 5), note="n")(asked)
+    run.refuse_empty = False
+    return run
+
+
+def nothing_to_train(run: SmallRun) -> tuple[int, dict[str, Any]]:
+    return error(422, "no sample of this step can be trained", "nothing_to_train")
+
+
+def lost(run: SmallRun) -> tuple[int, dict[str, Any]]:
+    return run.rewound("these rollouts")
+
+
+def ends(run: SmallRun, outcomes: Iterable[Any]) -> list[Any]:
+    """The run's answers to the steps, one after the other: None trains it. Those that were asked for."""
+    real, given, seen = run.step, iter(outcomes), list[Any]()
+
+    def step(request: Any) -> Any:
+        outcome = next(given, None)
+        seen.append(outcome)
+        return real(request) if outcome is None else outcome(run)
+
+    run.step = step  # type: ignore[method-assign]
+    return seen
+
+
+@pytest.mark.parametrize("most", [MAX_EMPTY_STEPS, 5])
+@pytest.mark.parametrize("loop", LOOPS.values(), ids=LOOPS)
+def test_steps_of_which_nothing_can_be_trained_end_every_loop_alike(
+    run: SmallRun, loop: Loop, most: int
+) -> None:
+    seen = ends(run, itertools.repeat(nothing_to_train))
+    session = connect(run.base_url, TOKEN, PATIENCE, max_empty_steps=most)
+    with pytest.raises(TrainingFailed, match=rf"^Nothing could be trained in {most} steps in a row"):
+        loop(session, 9)
+    assert len(seen) == most
+
+
+@pytest.mark.parametrize("loop", LOOPS.values(), ids=LOOPS)
+def test_a_step_that_is_trained_begins_the_count_anew(run: SmallRun, loop: Loop) -> None:
+    few = [nothing_to_train] * (MAX_EMPTY_STEPS - 1)
+    seen = ends(run, [*few, None, *few])
+    loop(run.session(), len(few) * 2 + 1)
+    assert len(run.requests) == 1 and len(seen) == len(few) * 2 + 1
+
+
+@pytest.mark.parametrize("loop", GO_BACK.values(), ids=GO_BACK)
+def test_the_third_loss_of_the_machine_in_a_row_ends_every_loop_alike(run: SmallRun, loop: Loop) -> None:
+    seen = ends(run, [lost, lost, None, lost, lost, lost])
+    with pytest.raises(TrainingFailed, match=r"^The run was rewound 3 times without a step in between"):
+        loop(run.session(), 9)
+    assert len(seen) == 6
+
+
+def test_a_number_that_can_never_be_reached_is_refused(run: SmallRun) -> None:
+    with pytest.raises(ValueError, match="max_empty_steps is at least 1, not 0"):
+        connect(run.base_url, TOKEN, PATIENCE, max_empty_steps=0)
