@@ -22,7 +22,7 @@ _HELP = """Train a small open model with your own program and metric, on rented 
 \b
 launch -- python optimize.py                 train on this computer while your program runs
 launch --gpus H100:4 -- python optimize.py   train on rented GPUs; you agree to the price first
-launch --name dev                            start the endpoint alone; eval "$(launch env dev)"
+launch up --name dev                         start the endpoint alone; eval "$(launch env dev)"
 
 Options go before `--`; your program goes after it. It finds the endpoint in the variables
 LAUNCH_BASE_URL, LAUNCH_API_KEY and LAUNCH_MODEL. However the run ends, launch first copies the
@@ -37,6 +37,8 @@ _PLAN_OPTIONS = frozenset({*RUN_OPTIONS, "settings", "env_file", "as_json", "deb
 class PlanCommand(help_text.CommandHelp):
     """A verb with the options of a run: those of `launch` itself, so that they cannot differ."""
 
+    options_of_a_run = _PLAN_OPTIONS
+
     def get_params(self, ctx: Any) -> Any:
         return [*self._of_a_run(ctx), *super().get_params(ctx)]
 
@@ -46,7 +48,13 @@ class PlanCommand(help_text.CommandHelp):
         return super().invoke(ctx)
 
     def _of_a_run(self, ctx: Any) -> list[Any]:
-        return [parameter for parameter in ctx.find_root().command.params if parameter.name in _PLAN_OPTIONS]
+        return [it for it in ctx.find_root().command.params if it.name in self.options_of_a_run]
+
+
+class RunCommand(PlanCommand):
+    """A verb that starts a run."""
+
+    options_of_a_run = _PLAN_OPTIONS | {"resume", "plain"}
 
 
 app = typer.Typer(
@@ -126,12 +134,12 @@ def root(
         return _show_version(invocation.output)
     if invocation.command == []:
         raise UsageError("no program after --", "the program to run goes after --", "launch -- python my.py")
-    if dry_run:
-        return _show_plan(invocation)
-    from launcher.run.launching import launch_run
+    return _show_plan(invocation) if dry_run else _run(invocation)
 
-    command = tuple(invocation.command or ())
-    return launch_run(invocation.flags, invocation.sets, invocation.env_file, command, invocation.output)
+
+def up(context: typer.Context) -> int:
+    """Hold an endpoint without a program, until Ctrl-C; `launch env NAME` lets your programs find it."""
+    return _run(context.obj)
 
 
 def plan(
@@ -157,6 +165,13 @@ def config(context: typer.Context) -> int:
     return run_verbs.config(invocation.output, invocation.flags, invocation.sets, invocation.env_file)
 
 
+def _run(invocation: Invocation) -> int:
+    from launcher.run.launching import launch_run
+
+    command = tuple(invocation.command or ())
+    return launch_run(invocation.flags, invocation.sets, invocation.env_file, command, invocation.output)
+
+
 def _show_plan(invocation: Invocation, refresh: bool = False) -> int:
     from launcher.cli import plan_verb
 
@@ -172,11 +187,12 @@ def _show_version(output: Output) -> int:
     return 0
 
 
+_CLASSES = {up: RunCommand, plan: PlanCommand, config: PlanCommand}
 # In the order of the help.
 for _verb in (
-    plan, run_commands.status, run_commands.logs, run_commands.ssh, run_commands.exec, run_commands.push,
+    up, plan, run_commands.status, run_commands.logs, run_commands.ssh, run_commands.exec, run_commands.push,
     run_commands.pull, results_commands.export, results_commands.report, results_commands.open,
     run_commands.down, run_commands.gc, doctor, bench_command.bench, run_commands.env, config,
 ):  # fmt: skip
-    _class = PlanCommand if _verb in (plan, config) else help_text.CommandHelp
+    _class = _CLASSES.get(_verb, help_text.CommandHelp)
     app.command(cls=_class, context_settings=help_text.SETTINGS)(_verb)

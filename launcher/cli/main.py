@@ -28,7 +28,7 @@ def main(argv: list[str] | None = None) -> int:
         sys.stderr.write(f"Error: {refusal.message}\n  {refusal.why}\nHint: {refusal.hint}\n")
         return refusal.exit_code
     words = sys.argv[1:] if argv is None else argv
-    own, command = split(words)
+    own, command = split(words or ["--help"])
     _print_first_line(own)
     code = _dispatch(own, command)
     try:

@@ -16,7 +16,7 @@ from launcher.base.suggestions import closest_match
 from launcher.cli.invocation import Invocation
 
 VERBS = (
-    "plan", "status", "logs", "ssh", "exec", "push", "pull", "export", "report", "open", "down", "gc",
+    "up", "plan", "status", "logs", "ssh", "exec", "push", "pull", "export", "report", "open", "down", "gc",
     "doctor", "bench", "env", "config",
 )  # fmt: skip
 _WITH_PROGRAM = ("ssh", "exec")
@@ -24,7 +24,7 @@ _WITH_PROGRAM = ("ssh", "exec")
 
 def check_verb(verb: str, invocation: Invocation, dry_run: bool) -> None:
     """Refuse a program after a verb, except after those of a machine, and refuse options of a run before or
-    behind a verb, except for `config`, which shows them, and `plan`, which is about a run."""
+    behind a verb, except for `config`, which shows them, and for `up` and `plan`, which are about a run."""
     if verb == "plan":
         return
     if invocation.command is not None and verb not in _WITH_PROGRAM:
@@ -34,8 +34,9 @@ def check_verb(verb: str, invocation: Invocation, dry_run: bool) -> None:
         given = [key for key in given if key != "yes"]
     given += ["set"] if invocation.sets else []
     if dry_run:
-        raise UsageError(f"--dry-run cannot be used with {verb}", "it is a run's option", f"launch {verb}")
-    if given and verb != "config":
+        instead = "launch plan" if verb == "up" else f"launch {verb}"
+        raise UsageError(f"--dry-run cannot be used with {verb}", "it is a run's option", instead)
+    if given and verb not in ("up", "config"):
         raise _option_of_a_run("--" + given[0].replace("_", "-"), verb)
 
 

@@ -8,10 +8,12 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from launcher.cli.commands import app
+from launcher.cli.main import main
 from launcher.cli.usage_errors import VERBS
 from tests.support.environment import PROGRAMS
 
@@ -74,6 +76,24 @@ def test_every_verb_is_in_the_help_and_has_its_own() -> None:
         assert _help(f"{verb} --help").startswith(f"Usage: launch {verb}")
 
 
+def test_launch_alone_prints_the_help_and_starts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("launcher.run.launching.launch_run", lambda *given: pytest.fail("a run was started"))
+    assert _help("") == _help("--help")
+
+
+def test_an_endpoint_without_a_program_is_the_same_run_with_up_and_with_any_option(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    started: list[Any] = []
+    monkeypatch.setattr("launcher.run.launching.launch_run", lambda *given: started.append(given[:4]))
+    words = "--name dev --set train.seed=3 --resume last"
+    for line in (words, f"up {words}", f"--name dev up {words.removeprefix('--name dev ')}", "up --plain"):
+        assert main(shlex.split(line)) == 0
+    plain, *same, alone = started
+    assert same == [plain] * 2 and plain[0]["resume"] == "last"
+    assert not any(alone[0].values()) and not any(alone[1:])
+
+
 def test_help_is_the_same_on_every_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     here = _help("--help")
     monkeypatch.setenv("COLUMNS", "40")
@@ -84,8 +104,6 @@ def test_help_is_the_same_on_every_terminal(monkeypatch: pytest.MonkeyPatch) -> 
 
 def _help(words: str) -> str:
     """What `launch WORDS` prints."""
-    from launcher.cli.main import main
-
     with contextlib.redirect_stdout(io.StringIO()) as out:
         main(shlex.split(words))
     return out.getvalue().strip("\n")

@@ -76,6 +76,10 @@ COMMAND_LINE = [
     Refused("plan --gpus H100:0", 2, "--gpus: 'H100:0' is not valid", "at least one GPU", "launch --help"),
     Refused("plan --gpuz H100:4", 2, "no such option: --gpuz", "did you mean --gpus?", "launch plan --help"),
     Refused("plan --resume dev", 2, "--resume cannot be used with plan", "an option of a run", "launch plan --help"),
+    Refused("up -- python my.py", 2, "up runs no program", "takes no program", "launch -- PROGRAM"),
+    Refused("--dry-run up", 2, "--dry-run cannot be used with up", "a run's option", "launch plan"),
+    Refused("up --gpus H100:0", 2, "--gpus: 'H100:0' is not valid", "at least one GPU", "launch --help"),
+    Refused("up --gpus H100:4", 2, "there is no terminal", "renting GPUs costs money", "launch plan --gpus H100:4"),
     Refused("--resume dev --dry-run", 2, "--resume cannot be used with a plan", "a plan changes nothing", "launch status"),
     Refused("--dry-run status", 2, "--dry-run cannot be used with status", "a run's option", "launch status"),
     Refused("plan", 3, "launch.toml: '4' is not valid", "TYPE:COUNT", "launch --help",
@@ -150,7 +154,7 @@ def test_control_characters_of_what_was_typed_are_shown_as_such(place: Place) ->
 
 WORDS = st.one_of(
     st.sampled_from(
-        ["--model", "--name", "--set", "--port", "--max", "--lease", "--budget", "--wandb", "--env-file", "--gpus", "--infra", "--idle", "--disk", "--dry-run", "plan",
+        ["--model", "--name", "--set", "--port", "--max", "--lease", "--budget", "--wandb", "--env-file", "--gpus", "--infra", "--idle", "--disk", "--dry-run", "plan", "up",
          "--openai-env", "--arbor", "-y", "--json", "--plain", "--debug", "--version", "--", "-h", "status", "logs", "pull", "down",
          "env", "config", "gc", "--older-than", "--which", "dev", "4h", "7d", "1e9", "train.seed=1", "true", "tiny"]
     ),
