@@ -7,6 +7,7 @@ verb's implementation when it is called.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
@@ -187,7 +188,11 @@ def _show_version(output: Output) -> int:
     return 0
 
 
-_CLASSES = {up: RunCommand, plan: PlanCommand, config: PlanCommand}
+_CLASSES: dict[Callable[..., int], type[help_text.CommandHelp]] = {
+    up: RunCommand,
+    plan: PlanCommand,
+    config: PlanCommand,
+}
 # In the order of the help.
 for _verb in (
     up, plan, run_commands.status, run_commands.logs, run_commands.ssh, run_commands.exec, run_commands.push,

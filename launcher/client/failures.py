@@ -9,7 +9,7 @@ Neighbours: `wire.py`, `connection.py` and `steps.py` raise these, `grpo.py` add
         ├── Refused          the runtime answered with an error
         │   └── Rewound      the machine was lost: roll out again from `client_state`
         ├── StepFailed       a training step failed
-        └── TrainingFailed   the optimizer cannot go on: no sample, no score
+        └── TrainingFailed   a training cannot go on: no sample, no score, lost machines
 """
 
 # ruff: noqa: N818 - these names are events
@@ -89,6 +89,6 @@ class StepFailed(ClientError):
 
 
 class TrainingFailed(ClientError):
-    """The optimizer stopped by itself rather than train on nothing."""
+    """A training stopped by itself rather than train on nothing, or on machines that keep being lost."""
 
     exit_code = 6

@@ -1,18 +1,19 @@
 """The no-progress guard: when a loop of steps gives up, the same for every way to train.
 
-| a step ends so | at first | so often in a row |
+| a step, when it is sent, | at first | so often in a row |
 |---|---|---|
-| nothing of it can be trained | it is no step; the loop goes on | TrainingFailed (`max_empty_steps`) |
-| its machine was lost | Rewound: roll out again | TrainingFailed (`MAX_REWINDS`) |
-| trained | both counts begin again | |
+| has nothing that can be trained | it is no step; the loop goes on | TrainingFailed (`max_empty_steps`) |
+| names rollouts of a lost machine | Rewound: roll out again | TrainingFailed (`MAX_REWINDS` losses) |
+| is trained, if only to find all rewards equal | both counts begin anew | |
 
-Any other error is the loop's own. Neighbours: `session.py` has the setting; every loop has one guard of its
-own: `trajectories/train_groups.py`, `art/art_training.py`, `autorl/from_task.py`, and under `dspy/`
-`training.py`, `reinforce_job.py` and `training_job.py`. Knows nothing of rollouts.
+Any other error is the loop's own. Neighbours: `session.py` has the setting, and the guard of `run.train`;
+other loops have one each: `art/art_training.py`, and under `dspy/` `training.py`, `reinforce_job.py` and
+`training_job.py`. Knows nothing of rollouts.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -44,31 +45,61 @@ class NothingToTrain:
 
 @dataclass
 class NoProgressGuard:
-    """Counts the steps in a row that trained nothing, and the losses of the machine in a row."""
+    """Counts the steps in a row that had nothing to train, and the losses of the machine in a row.
+
+    After it has raised it counts anew: a program may go on. Safe to use from several threads.
+    """
 
     max_empty_steps: int = MAX_EMPTY_STEPS
     _empty: int = field(default=0, init=False)
     _rewinds: int = field(default=0, init=False)
+    # The run's step when the last one was empty, if that was told; the last loss of the machine.
+    _after_step: int | None = field(default=None, init=False)
+    _loss: object = field(default=None, init=False)
+    _lock: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
 
     def trained(self) -> None:
         """A step was trained."""
-        self._empty = self._rewinds = 0
+        with self._lock:
+            self._empty = self._rewinds = 0
 
-    def empty(self, why: str, hint: str) -> None:
-        """Nothing of a step could be trained. Raises TrainingFailed when it was one too many."""
-        self._empty += 1
-        if self._empty >= self.max_empty_steps:
-            raise TrainingFailed(f"Nothing could be trained in {self._empty} steps in a row", why, hint)
+    def empty(self, why: str, hint: str, after_step: int | None = None) -> None:
+        """Nothing of a step could be trained. Raises TrainingFailed when it was one too many.
+
+        `after_step`: the run's newest step, by which another loop's steps in between are noticed.
+        """
+        with self._lock:
+            if after_step is not None and after_step != self._after_step:
+                self._empty, self._after_step = 0, after_step
+            self._empty += 1
+            if self._empty < self.max_empty_steps:
+                return
+            count, self._empty = self._empty, 0
+        raise TrainingFailed(
+            f"Nothing could be trained in {count} steps in a row",
+            why,
+            f"{hint}; connect(max_empty_steps=N) allows more",
+        ) from None
 
     def rewound(self, rewound: Rewound) -> None:
-        """The machine was lost. Raises TrainingFailed when it was one time too many."""
-        self._rewinds += 1
-        if self._rewinds >= MAX_REWINDS:
-            raise TrainingFailed(
-                f"The run was rewound {self._rewinds} times without a step in between",
-                rewound.why,
-                "`launch status` shows the run; its log says why the machine keeps being lost",
-            ) from rewound
+        """The machine was lost. Raises TrainingFailed when it was one time too many.
+
+        Several steps may name rollouts of one lost machine.
+        """
+        with self._lock:
+            loss = rewound.error.get("lost_at")
+            if loss is not None and loss == self._loss:
+                return
+            self._loss = loss
+            self._rewinds += 1
+            if self._rewinds < MAX_REWINDS:
+                return
+            self._rewinds = 0
+        raise TrainingFailed(
+            f"The run was rewound {MAX_REWINDS} times without a step in between",
+            rewound.why,
+            "`launch status` shows the run; its log says why the machine keeps being lost",
+        ) from rewound
 
 
 def dropped_text(dropped: Mapping[str, int]) -> str:

@@ -59,8 +59,8 @@ def connect(
 
     From elsewhere on this computer, a notebook above all, its name: `connect("dev")`; or its address and key.
     Asks for the run's status, so it raises NotConnected, EndpointLost or Refused now rather than later.
-    `patience`: instead of the run's own (`Patience.of_run`). `max_empty_steps`: so many steps in a row of
-    which nothing can be trained end a training, of whatever kind.
+    `patience`: instead of the run's own (`Patience.of_run`). `max_empty_steps`: so many steps in a row with
+    nothing to train end a training of any kind with TrainingFailed.
     """
     install_excepthook()
     if base_url and "://" not in base_url:
@@ -247,6 +247,7 @@ class Session:
         of `step`, and TrainingFailed when nothing could be trained `max_empty_steps` times in a row or the
         machine was lost three times in a row.
         """
+        self._guard.max_empty_steps = self.max_empty_steps  # a program may have set another
         return train_groups.train(
             self._steps, self._state, self._guard, groups, state, timeout_seconds, settings
         )

@@ -21,6 +21,7 @@ from launcher.base.sanitize import plain_text as sanitized
 from launcher.client import run_lookup
 from launcher.client.failures import ClientError, NotConnected
 from launcher.client.holder import DONE
+from launcher.client.no_progress import MAX_EMPTY_STEPS
 from launcher.client.session import Session
 
 _LAST_LINES = 20
@@ -62,13 +63,14 @@ def start(
     settings: Mapping[str, Any] | None = None,
     options: Sequence[str] = (),
     quiet: bool = False,
+    max_empty_steps: int = MAX_EMPTY_STEPS,
 ) -> StartedRun:
     """Start a run and wait until it is ready. `settings` are those of `--set`, `options` launch's others.
 
     `from_run`: an earlier run to begin with instead of a model, as `--from` names it. For rented GPUs there
     is no prompt about the price: `yes=True` agrees to it, and `max` ("2h") or `budget` (dollars) bounds it.
     Raises StartRefused, and NotConnected with launch's own error if the run does not come up. The output of
-    launch goes to stderr, unless `quiet`.
+    launch goes to stderr, unless `quiet`. `max_empty_steps`: see `connect`.
     """
     _check_price_bound(gpus, options, max=max, budget=budget, yes=yes)
     words = [*_options(model=model, gpus=gpus, name=name, max=max, budget=budget)]
@@ -77,7 +79,7 @@ def start(
     words += ["--yes"] if yes else []
     launch = _Launch([*words, *options], quiet)
     found = run_lookup.find_run(launch.wait_until_ready())
-    return StartedRun(found.endpoint, found.patience, found.run_dir, launch)
+    return StartedRun(found.endpoint, found.patience, found.run_dir, launch, max_empty_steps=max_empty_steps)
 
 
 def _check_price_bound(gpus: str | None, options: Sequence[str], **given: Any) -> None:

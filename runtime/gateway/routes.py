@@ -106,7 +106,7 @@ async def _answered(work: Awaitable[T]) -> T:
         details = {"counts": error.counts.model_dump()}
         raise ApiError(422, str(error), param="groups", code="nothing_to_train", details=details) from error
     except RewoundError as error:
-        place = {"step": error.step, "client_state": error.client_state}
+        place = {"step": error.step, "client_state": error.client_state, "lost_at": error.lost_at}
         raise ApiError(409, str(error), code="rewound", details=place) from error
     except (UnknownStepError, UnknownCheckpointError) as error:
         raise ApiError(404, str(error), code="not_found") from error

@@ -230,4 +230,5 @@ def test_a_program_that_went_back_with_its_run_is_told_so_on_the_wire(served, tm
         assert answer.status_code == 409
         error = answer.json()["error"]
         assert (error["code"], error["step"], error["client_state"]) == ("rewound", 3, {"at": 3})
+        assert error["lost_at"] == rewound["time"]
     assert it.ask("GET", "/slipway/steps/2").status_code == 404

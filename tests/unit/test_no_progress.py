@@ -19,6 +19,7 @@ from launcher.client.art import SlipwayBackend
 from launcher.client.autorl import autorl
 from launcher.client.failures import Rewound, TrainingFailed
 from launcher.client.no_progress import MAX_EMPTY_STEPS
+from launcher.client.schema import SupervisedExample
 from tests.support import abuses
 from tests.support.played_judge import fair_text, played_judge
 from tests.support.small_door import error
@@ -164,6 +165,13 @@ def nothing_to_train(run: SmallRun) -> tuple[int, dict[str, Any]]:
 
 
 def lost(run: SmallRun) -> tuple[int, dict[str, Any]]:
+    """The machine that rolled these out, and another one each time."""
+    run.machine += 1
+    return run.rewound("these rollouts")
+
+
+def lost_before(run: SmallRun) -> tuple[int, dict[str, Any]]:
+    """Rollouts of a machine whose loss is known already."""
     return run.rewound("these rollouts")
 
 
@@ -206,6 +214,49 @@ def test_the_third_loss_of_the_machine_in_a_row_ends_every_loop_alike(run: Small
     with pytest.raises(TrainingFailed, match=r"^The run was rewound 3 times without a step in between"):
         loop(run.session(), 9)
     assert len(seen) == 6
+
+
+@pytest.mark.parametrize("loop", GO_BACK.values(), ids=GO_BACK)
+def test_one_loss_that_several_steps_tell_of_is_one(run: SmallRun, loop: Loop) -> None:
+    seen = ends(run, [lost, *[lost_before] * 4, lost, None])
+    loop(run.session(), 7)
+    assert len(seen) >= 7 and run.requests
+
+
+def test_a_loop_that_goes_on_after_the_error_has_the_whole_number_again(
+    run: SmallRun, session: Session
+) -> None:
+    ends(run, [*[nothing_to_train] * (2 * MAX_EMPTY_STEPS), *[lost] * 6])
+    for what in ("Nothing could be trained in 3", "Nothing could be trained in 3", "rewound 3"):
+        with pytest.raises(TrainingFailed, match=what):
+            trajectories(session, 9)
+
+
+def test_steps_of_another_loop_in_between_are_steps(run: SmallRun, session: Session) -> None:
+    few = [nothing_to_train] * (MAX_EMPTY_STEPS - 1)
+    ends(run, [*few, None, *few])
+    trajectories(session, len(few))
+    session.step(examples=[SupervisedExample(messages=conversation(1))])
+    trajectories(session, len(few))
+
+
+def test_calls_without_any_group_are_not_counted(session: Session) -> None:
+    for _ in range(MAX_EMPTY_STEPS + 1):
+        assert session.train([]).step is None
+
+
+def test_a_finetune_of_which_nothing_was_trained_is_an_error_with_the_reason(run: SmallRun) -> None:
+    ends(run, itertools.repeat(nothing_to_train))
+    with pytest.raises(TrainingFailed, match=r"^Nothing was trained\n.*no sample of this step"):
+        dspys_finetune(run.session(), 2)
+
+
+def test_a_number_that_is_set_later_counts(run: SmallRun, session: Session) -> None:
+    seen = ends(run, itertools.repeat(nothing_to_train))
+    session.max_empty_steps = 5
+    with pytest.raises(TrainingFailed, match="in 5 steps in a row"):
+        trajectories(session, 9)
+    assert len(seen) == 5
 
 
 def test_a_number_that_can_never_be_reached_is_refused(run: SmallRun) -> None:

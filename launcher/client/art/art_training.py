@@ -45,13 +45,13 @@ class ArtTraining:
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self._guard = NoProgressGuard(session.max_empty_steps)
+        self.guard = NoProgressGuard(session.max_empty_steps)
 
     def step(self, trajectory_groups: Sequence[Any], keywords: Mapping[str, Any]) -> TrainResult:
         """One step, until it is served.
 
-        Raises TrainingFailed for a keyword that the run cannot follow, and if nothing could be trained for
-        too long; also the errors of the step itself.
+        Raises TrainingFailed for a keyword that the run cannot follow, and by the guard
+        (`no_progress.py`); also the errors of the step itself.
         """
         resolved = train_kwargs.resolve(self._session.connection, keywords, trainer="art")
         for note in resolved.notes:
@@ -63,18 +63,19 @@ class ArtTraining:
         try:
             status = self._session.step(groups, settings=resolved.settings)
         except Rewound as rewound:
-            self._guard.rewound(rewound)
+            self.guard.rewound(rewound)
             raise
         except Refused as refused:
-            return self._empty_step(dropped + Counter(NothingToTrain.of(refused).counts.dropped))
-        self._guard.trained()
+            nothing = NothingToTrain.of(refused)
+            return self._empty_step(dropped + Counter(nothing.counts.dropped), nothing.why)
+        self.guard.trained()
         metrics = step_metrics(status, dropped)
         metrics["time/step_trainer_s"] = time.monotonic() - began
         return TrainResult(status.version or status.id, metrics)
 
-    def _empty_step(self, dropped: Counter[str]) -> TrainResult:
-        why = dropped_text(dropped) or "there was no trajectory"
-        self._guard.empty(why, "a trajectory is trained by the choices that the policy's own client returned")
+    def _empty_step(self, dropped: Counter[str], why: str = "there was no trajectory") -> TrainResult:
+        why = dropped_text(dropped) or why
+        self.guard.empty(why, "a trajectory is trained by the choices that the policy's own client returned")
         log_once(f"nothing of these trajectories can be trained, so there is no step: {why}")
         left_out = float(sum(dropped.values()))
         version = self._session.status().version

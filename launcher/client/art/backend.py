@@ -43,13 +43,15 @@ class SlipwayBackend:
             log_once(f"{name} has no effect: `launch` decides where a run is, and on which machine")
 
     @classmethod
-    async def initialize_cluster(cls, cluster_name: str | None = None, **others: Any) -> Self:
+    async def initialize_cluster(
+        cls, cluster_name: str | None = None, max_empty_steps: int = MAX_EMPTY_STEPS, **others: Any
+    ) -> Self:
         """The run that this program is in: `launch` has rented its machine."""
         details = "".join(
             f", {name}={value!r}" for name, value in others.items() if name in ("gpu", "resources")
         )
         log_once(f"the run is launch's, and so is its cluster (asked for was {cluster_name!r}{details})")
-        return await asyncio.to_thread(cls)
+        return await asyncio.to_thread(cls, max_empty_steps=max_empty_steps)
 
     # ------------------------------------------------------------------ calls that end nothing
 
@@ -122,8 +124,8 @@ class SlipwayBackend:
         """One step on these groups, until it is served. The keywords are those of ART's `LocalBackend`.
 
         A keyword that is not given has the run's value. If nothing can be trained there is no step, and a
-        line gives the reason. Raises TrainingFailed for a keyword that the run cannot follow, or nothing to
-        train for long.
+        line gives the reason. Raises TrainingFailed for a keyword that the run cannot follow, and when
+        nothing could be trained `max_empty_steps` times in a row.
         """
         return await asyncio.to_thread(self._training.step, list(trajectory_groups), keywords)
 
@@ -136,7 +138,7 @@ class SlipwayBackend:
         verbose: bool = False,
     ) -> AsyncIterator[dict[str, float]]:
         """Steps that learn the answers of trajectories, a batch each; yields the metrics of each step."""
-        return sft.sft_steps(self.session, trajectories, config)
+        return sft.sft_steps(self.session, self._training.guard, trajectories, config)
 
     # ------------------------------------------------------------------ checkpoints
 

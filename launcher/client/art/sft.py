@@ -13,7 +13,7 @@ from typing import Any
 
 from launcher.client.art.art_training import step_metrics
 from launcher.client.art.stderr_log import log_once
-from launcher.client.failures import Refused
+from launcher.client.failures import Refused, Rewound
 from launcher.client.no_progress import NoProgressGuard, NothingToTrain
 from launcher.client.schema import StepSettings, StepStatus, SupervisedExample
 from launcher.client.session import Session
@@ -23,7 +23,7 @@ AUTO_BATCH = 8
 
 
 async def sft_steps(
-    session: Session, trajectories: Iterable[Any], config: Any
+    session: Session, guard: NoProgressGuard, trajectories: Iterable[Any], config: Any
 ) -> AsyncIterator[dict[str, float]]:
     """Each step's metrics, once it is served. A batch without anything to learn is logged.
 
@@ -35,7 +35,6 @@ async def sft_steps(
     size = batch_size if isinstance(batch_size, int) and batch_size > 0 else AUTO_BATCH
     batches = [examples[start : start + size] for start in range(0, len(examples), size)]
     rates = _learning_rates(getattr(config, "learning_rate", None), len(batches))
-    guard = NoProgressGuard(session.max_empty_steps)
     for batch, rate in zip(batches, rates, strict=True):
         status = await asyncio.to_thread(_step, session, guard, batch, StepSettings(learning_rate=rate))
         if status is not None:
@@ -61,6 +60,9 @@ def _step(
 ) -> StepStatus | None:
     try:
         status = session.step(examples=batch, settings=settings)
+    except Rewound as rewound:
+        guard.rewound(rewound)
+        raise
     except Refused as refused:
         why = NothingToTrain.of(refused).why
         log_once(f"a batch of train_sft has no answer to learn: {why}")

@@ -107,8 +107,8 @@ async def autorl(
             pbar_desc=f"step {step + 1}",
             after_each=score.group,
         )
-        taken.append(await run.train_async(groups, state={STEP_KEY: step + 1}, **settings))
         await asyncio.to_thread(run.log, groups, "train")
+        taken.append(await run.train_async(groups, state={STEP_KEY: step + 1}, **settings))
     after = await answering.greedy_answers(begun.scenarios.validation)
     pairs = [AnswerPair(*them) for them in zip(begun.scenarios.validation, begun.before, after, strict=True)]
     verdict = await compare(

@@ -13,19 +13,17 @@ from launcher.client.dspy.report import Report, counts_text, plural
 from launcher.client.dspy.rollouts import RUN_BY_HAND, FinishedRun, all_failed
 from launcher.client.failures import TrainingFailed
 
+# In a row, before the training gives up.
+MAX_FAILED_STEPS = 3
+
 _BY_HAND = "run the program once by hand: does it call the policy, and does the metric"
 
 
 @dataclass
 class ProgramFailures:
-    """Counts the steps in a row in which the program failed, by the reason. Each method raises
-    TrainingFailed.
-
-    `max_failed_steps`: so many in a row end the training.
-    """
+    """Counts the steps in a row in which the program failed. Each method raises TrainingFailed."""
 
     report: Report
-    max_failed_steps: int
     # Whether a run has come to an end before, also in an earlier life of this training.
     has_run: bool = False
     _crashed: int = 0
@@ -43,7 +41,7 @@ class ProgramFailures:
                 why=finished[0].reason,
                 hint=f"{RUN_BY_HAND} trainset",
             )
-        if self._crashed >= self.max_failed_steps:
+        if self._crashed >= MAX_FAILED_STEPS:
             raise TrainingFailed(
                 f"The program raised in every rollout of {self._crashed} steps in a row",
                 why=finished[0].reason,
@@ -59,7 +57,7 @@ class ProgramFailures:
     ) -> None:
         """A step was trained on so many samples: none, where no answer parses and all are worth the same."""
         self._unparsed = self._unparsed + 1 if not parse_rate and not count else 0
-        if self._unparsed >= self.max_failed_steps:
+        if self._unparsed >= MAX_FAILED_STEPS:
             raise TrainingFailed(
                 f"No answer could be parsed in {self._unparsed} steps in a row",
                 why=next((it.reason for it in finished if it.reason), None),

@@ -97,9 +97,8 @@ class Training:
         self.had_finished = self.place.is_over(self.plan.steps)
         self._predictors = Predictors(self.program)
         self.alarms = Alarms(self.plan.thresholds)
-        most = self.session.max_empty_steps
-        self._guard = NoProgressGuard(most)
-        self._failures = ProgramFailures(self.report, most, has_run=self.place.step > 0)
+        self._guard = NoProgressGuard(self.session.max_empty_steps)
+        self._failures = ProgramFailures(self.report, has_run=self.place.step > 0)
         self.served = ServedVersion(self.session, self.journal)
         self.rolling = Rolling(
             self.program,

@@ -31,9 +31,7 @@ from launcher.client.schema import StepStatus, SupervisedExample
 from launcher.client.session import Session
 from launcher.client.train_kwargs import ResolvedTrainKwargs
 
-_NO_ANSWERS = (
-    "look at the answers of the good runs on the trainset: are any empty, or longer than the context?"
-)
+_NO_ANSWERS = "a conversation is learned by its assistant's messages whose weight is not 0: has it any?"
 
 _lock = threading.Lock()
 _last: threading.Event | None = None
@@ -115,6 +113,8 @@ class _SFTSteps:
         self.plan = SFTPlan.of(len(self.examples), train_kwargs)
         self.last: StepStatus | None = None
         self._guard = NoProgressGuard(session.max_empty_steps)
+        # Of the last step that had nothing to train.
+        self._why_empty: str | None = None
 
     def note(self, text: str) -> None:
         """A line for people."""
@@ -135,8 +135,8 @@ class _SFTSteps:
                 self.note(f"cancelled after {self.place.step} of {self.plan.steps} steps")
                 raise CancelledError
             self._step()
-        if not self.place.trained and not self.place.superseded:
-            raise TrainingFailed("Nothing was trained", "no step had an answer to learn", _NO_ANSWERS)
+        if self._why_empty is not None and not self.place.trained:
+            raise TrainingFailed("Nothing was trained", self._why_empty, _NO_ANSWERS)
         name = self.place.made or self._pin_last()
         record_version(self.place, name, self.session)
         self.note(f"the trained LM is {name}")
@@ -183,6 +183,7 @@ class _SFTSteps:
 
     def _count_empty_step(self, why: str) -> None:
         self.place.step += 1
+        self._why_empty = why
         self.note(f"step {self.place.step}/{self.plan.steps} trained nothing: {why}")
         self._guard.empty(why, _NO_ANSWERS)
 

@@ -29,10 +29,7 @@ from launcher.client.trajectories.results import StepResult
 
 # The step that these answers were made for was sent by the program before it was killed.
 STEP_ALREADY_TAKEN = "step taken already"
-_MISSING_REWARD = (
-    "an answer of the policy is trained by its reward: perhaps a judge failed (its errors are above), "
-    "or no choice of the policy is in a trajectory"
-)
+_REASONS = "the guide to trajectories has a table of the reasons"
 # A step that failed gives its samples back: the same groups may be sent so often.
 _MAX_ATTEMPTS = 4
 
@@ -65,10 +62,15 @@ def train(
     except Refused as refused:
         nothing = NothingToTrain.of(refused)
         program.unsaved = kept
-        return _log_empty(_result(nothing.counts, left_out), guard)
+        result = _log_result(_result(nothing.counts, left_out))
+        guard.empty(dropped_text(result.dropped) or nothing.why, _REASONS, before)
+        return result
     if status is None:
         program.unsaved = kept  # the next step keeps it
-        return _log_empty(StepResult(dropped=dict(left_out)), guard)
+        result = _log_result(StepResult(dropped=dict(left_out)))
+        if left_out:
+            guard.empty(dropped_text(left_out), _REASONS, before)
+        return result
     guard.trained()
     program.mark_saved(status.id, kept)
     if earlier is not None and not status.key.startswith(key):
@@ -157,12 +159,6 @@ def _result(counts: StepCounts, left_out: Counter[str], status: StepStatus | Non
         groups_without_variance=counts.groups_without_variance,
         metrics=status.metrics if status else {},
     )
-
-
-def _log_empty(result: StepResult, guard: NoProgressGuard) -> StepResult:
-    _log_result(result)
-    guard.empty(dropped_text(result.dropped) or "there was no answer", _MISSING_REWARD)
-    return result
 
 
 def _log_result(result: StepResult) -> StepResult:

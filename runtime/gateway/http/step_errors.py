@@ -56,12 +56,18 @@ class NothingToTrainError(StepError):
 
 class RewoundError(StepError):
     """The rollouts or steps were lost with a machine: the run is back at `step`, and the program should go
-    back too."""
+    back too.
 
-    def __init__(self, message: str, step: int, client_state: dict[str, Any] | None) -> None:
+    `lost_at`: when, in Unix seconds; it tells one loss from another.
+    """
+
+    def __init__(
+        self, message: str, step: int, client_state: dict[str, Any] | None, lost_at: float | None
+    ) -> None:
         super().__init__(message)
         self.step = step
         self.client_state = client_state
+        self.lost_at = lost_at
 
 
 class UnknownStepError(StepError):

@@ -25,12 +25,13 @@ class Rewind:
     """The run is back at `to_step`; the program's state there was `client_state`.
 
     `reused_after`: the least step that any loss of a machine went back to. Versions after it are counted
-    again, so a number alone does not identify their weights.
+    again, so a number alone does not identify their weights. `time`: of the newest loss.
     """
 
     to_step: int
     client_state: dict[str, Any] | None
     reused_after: int
+    time: float | None
 
     @classmethod
     def read(cls, state_dir: Path) -> Self | None:
@@ -39,7 +40,8 @@ class Rewind:
         if content is None:
             return None
         to_step = int(content["to_step"])
-        return cls(to_step, content.get("client_state"), min(to_step, content.get("reused_after", to_step)))
+        reused_after = min(to_step, content.get("reused_after", to_step))
+        return cls(to_step, content.get("client_state"), reused_after, content.get("time"))
 
     def check(
         self, groups: Iterable[Group], is_known: Callable[[Member], bool], *, steps_taken_since: bool
@@ -67,4 +69,5 @@ class Rewind:
             "roll out again from that step's client_state",
             self.to_step,
             self.client_state,
+            self.time,
         )
