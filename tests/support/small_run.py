@@ -139,8 +139,7 @@ class SmallRun(SmallVersions):
     def rewound(self, what: str) -> tuple[int, dict[str, Any]]:
         """The refusal of what only the lost machine knew."""
         status, body = error(409, f"{what} was lost: the run was rewound to step {self.version}", "rewound")
-        place = {"step": self.version, "client_state": self.client_state, "lost_at": float(self.machine)}
-        body["error"] |= place
+        body["error"] |= {"step": self.version, "client_state": self.client_state}
         return status, body
 
     def close(self) -> None:

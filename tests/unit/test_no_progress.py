@@ -167,12 +167,14 @@ def nothing_to_train(run: SmallRun) -> tuple[int, dict[str, Any]]:
 def lost(run: SmallRun) -> tuple[int, dict[str, Any]]:
     """The machine that rolled these out, and another one each time."""
     run.machine += 1
-    return run.rewound("these rollouts")
+    return lost_before(run)
 
 
 def lost_before(run: SmallRun) -> tuple[int, dict[str, Any]]:
     """Rollouts of a machine whose loss is known already."""
-    return run.rewound("these rollouts")
+    status, body = run.rewound("these rollouts")
+    body["error"]["lost_at"] = float(run.machine)
+    return status, body
 
 
 def ends(run: SmallRun, outcomes: Iterable[Any]) -> list[Any]:
