@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
+import re
 import tempfile
 import time
 import zlib
@@ -179,7 +180,29 @@ def test_g30_a_route_that_is_not_there_is_not_repeated_and_those_that_are_are_na
     answer = gateway.http.get("/sk-somebodys-secret/v1/models")
     assert "GET /v1/models" in refused(answer, 404)["message"]
     assert "sk-somebodys-secret" not in answer.text
-    assert "POST /v1/chat/completions" in refused(gateway.http.get(CHAT), 405)["message"]
+    assert refused(gateway.http.get(CHAT), 405)["message"] == (
+        "this route does not take GET; use POST /v1/chat/completions"
+    )
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "message"),
+    [
+        ("POST", "/chat/completions", 404, "no such route; use POST /v1/chat/completions. .* ends with /v1"),
+        ("POST", "/rollouts/r-1/chat/completions", 404, "no such route; use POST /v1/chat/completions. "),
+        ("GET", "/models", 404, "no such route; use GET /v1/models. A client's base URL ends with /v1"),
+        ("GET", "http://x//models", 404, "no such route; use GET /v1/models. A client's base URL"),
+        ("GET", "/v1//models", 404, "the path has a slash too many; use GET /v1/models$"),
+        ("GET", "/health", 404, "no such route; use GET /healthz"),
+        ("POST", "/v1/models", 405, "this route does not take POST; use GET /v1/models$"),
+        ("GET", "/v1/images", 404, "no such route; use GET /v1/models, POST /v1/chat/completions, POST"),
+    ],
+)  # fmt: skip
+def test_n15_a_wrong_path_or_method_gets_the_route_that_was_meant(
+    gateway: Gateway, method: str, path: str, status: int, message: str
+) -> None:
+    said = refused(gateway.http.request(method, path, json={}), status)["message"]
+    assert re.match(message, said), said
 
 
 @pytest.mark.parametrize("prefix", ["", "/rollouts/r"])

@@ -26,12 +26,12 @@ def install_error_handlers(app: FastAPI) -> None:
     app.add_exception_handler(Exception, _answer_failure)
 
 
-def _served(app: FastAPI) -> list[str]:
-    """The routes of OpenAI's that there are, as a client would write them."""
+def _served(app: FastAPI) -> list[tuple[str, str]]:
+    """The methods and paths of all routes."""
     return [
-        f"{method} {route.path}"
+        (method, route.path)
         for route in app.routes
-        if isinstance(route, Route) and route.path.startswith("/v1/")
+        if isinstance(route, Route)
         for method in sorted(route.methods or ())
         if method != "HEAD"
     ]

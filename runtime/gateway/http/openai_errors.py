@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from typing import Any
 
 from runtime.gateway.http import retired
@@ -29,6 +30,10 @@ CONTEXT_LENGTH = "context_length_exceeded"
 _TOO_LONG = re.compile(
     r"maximum context length|maximum model length|max_(completion_)?tokens must be at least 1, got 0"
 )
+_SLASHES = re.compile(r"/{2,}")
+_ROLLOUT = re.compile(r"^/rollouts/[^/]+")
+# As `re.escape` writes a route's `{name}`.
+_PARAMETER = re.compile(r"\\{[^}]*\\}")
 # Of a client's own words, in an error.
 _MAX_SHOWN_LENGTH = 100
 # Of the versions that answer, in an error.
@@ -38,7 +43,10 @@ _UNSERVED_ROUTES = {
     "/v1/responses": "the Responses API is not served: use /v1/chat/completions. In the OpenAI Agents SDK "
     'that is set_default_openai_api("chat_completions"), in LangChain use_responses_api=False',
     "/v1/embeddings": "the policy writes text and has no embeddings: get them from another endpoint",
+    "/health": "no such route; use GET /healthz",
 }
+# Those that a client without a route is told.
+_MAIN_ROUTES = (("GET", "/v1/models"), ("POST", "/v1/chat/completions"), ("POST", "/v1/completions"))
 
 
 class ApiError(Exception):
@@ -128,15 +136,34 @@ def reused_model(name: str, after: int | None, now: str | None) -> ApiError:
     return ApiError(409, message, param="model", code="version_reused")
 
 
-def not_served(status: int, method: str, path: str, served: list[str]) -> ApiError:
-    """404 or 405 for a route. The path is not repeated: a token that is in the wrong place is often there."""
+def not_served(status: int, method: str, path: str, served: Sequence[tuple[str, str]]) -> ApiError:
+    """404 or 405 for a route. The path is not repeated: a token that is in the wrong place is often there.
+
+    `served`: the methods and paths of all routes, as in `("GET", "/v1/models/{model}")`.
+    """
     if way := retired.way_out(path):
         return ApiError(404, way, code="retired")
     for end, hint in _UNSERVED_ROUTES.items():
         if path.endswith(end):
             return ApiError(404, hint, code="not_served")
-    message = f"this route does not take {method}; use {', '.join(served)}"
-    return ApiError(status, message, code="not_served")
+    plain = "/" + _ROLLOUT.sub("", _SLASHES.sub("/", path)).strip("/")
+    if there := _routes_of(plain, served):
+        problem = f"this route does not take {method}" if status == 405 else "the path has a slash too many"
+        return ApiError(status, f"{problem}; use {there}", code="not_served")
+    if there := _routes_of(f"/v1{plain}", served):
+        message = f"no such route; use {there}. A client's base URL ends with /v1"
+        return ApiError(status, message, code="not_served")
+    routes = ", ".join(f"{verb} {route}" for verb, route in _MAIN_ROUTES)
+    return ApiError(status, f"no such route; use {routes}", code="not_served")
+
+
+def _routes_of(path: str, served: Sequence[tuple[str, str]]) -> str:
+    """The routes that have this path, with their methods: `GET /v1/models/{model}`."""
+    return ", ".join(
+        f"{method} {route}"
+        for method, route in served
+        if re.fullmatch(_PARAMETER.sub("[^/]+", re.escape(route)), path)
+    )
 
 
 def from_engine(status: int, body: bytes) -> ApiError:
