@@ -47,14 +47,15 @@ def environments() -> Iterator[tuple[ProcessId, dict[str, str]]]:
 
 
 def with_working_folder(folder: Path) -> set[ProcessId]:
-    """The living processes, without this one, whose working folder this is."""
+    """The living processes, without this one, whose working folder this is, also by a symlink."""
     others = (process for process in all_running() if process.pid != os.getpid())
-    return {process for process in others if _query(process, psutil.Process.cwd) == str(folder)}
+    real = os.path.realpath(folder)  # as the system names a working folder
+    return {process for process in others if _query(process, psutil.Process.cwd) == real}
 
 
 def runs_from(folder: Path) -> bool:
-    """Whether a process runs a program of this folder."""
-    inside = str(folder) + os.sep
+    """Whether a process runs a program of this folder, by its own name or a symlink's target."""
+    inside = (str(folder) + os.sep, os.path.realpath(folder) + os.sep)
     commands = (_query(process, psutil.Process.cmdline) for process in all_running())
     return any(command and command[0].startswith(inside) for command in commands)
 

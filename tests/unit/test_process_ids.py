@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -31,6 +32,18 @@ def started() -> Iterator[list[subprocess.Popen[bytes]]]:
     for process in found:
         process.kill()
         process.wait()
+
+
+def test_p10_a_process_is_found_by_its_folder_where_that_is_behind_a_symlink(
+    started: list[subprocess.Popen[bytes]], tmp_path: Path
+) -> None:
+    there, link = tmp_path / "there", tmp_path / "home"
+    there.mkdir()
+    link.symlink_to(there, target_is_directory=True)
+    shutil.copy("/bin/sleep", there / "sleep")
+    started.append(subprocess.Popen([there / "sleep", "600"], cwd=link))
+    assert [it.pid for it in process_inspection.with_working_folder(link)] == [started[0].pid]
+    assert process_inspection.runs_from(link) and not process_inspection.runs_from(tmp_path / "other")
 
 
 def test_a_reused_pid_is_another_process(started: list[subprocess.Popen[bytes]]) -> None:
