@@ -54,10 +54,12 @@ def with_working_folder(folder: Path) -> set[ProcessId]:
 
 
 def runs_from(folder: Path) -> bool:
-    """Whether a process runs a program of this folder, by its own name or a symlink's target."""
-    inside = (str(folder) + os.sep, os.path.realpath(folder) + os.sep)
+    """Whether a process runs a program of this folder, whichever symlink either is named by."""
+    inside = os.path.realpath(folder) + os.sep
     commands = (_query(process, psutil.Process.cmdline) for process in all_running())
-    return any(command and command[0].startswith(inside) for command in commands)
+    # The program itself may be a symlink out of the folder, as a virtual environment's Python is.
+    places = (os.path.realpath(os.path.dirname(command[0])) for command in commands if command)
+    return any(place.startswith(inside) or place + os.sep == inside for place in places)
 
 
 def name_of(process: ProcessId) -> str:

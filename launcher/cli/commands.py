@@ -55,7 +55,7 @@ class PlanCommand(help_text.CommandHelp):
 class RunCommand(PlanCommand):
     """A verb that starts a run."""
 
-    options_of_a_run = _PLAN_OPTIONS | {"resume", "plain"}
+    options_of_a_run = _PLAN_OPTIONS | {"plain"}
 
 
 app = typer.Typer(
@@ -128,11 +128,11 @@ def root(
     version: options.Version = False,
 ) -> int:
     invocation = context.obj = context.obj.with_options(context.params)
+    if version:
+        raise typer.Exit(_show_version(invocation.output))
     if context.invoked_subcommand is not None:
         usage_errors.check_verb(context.invoked_subcommand, invocation, dry_run)
         return 0
-    if version:
-        return _show_version(invocation.output)
     if invocation.command == []:
         raise UsageError("no program after --", "the program to run goes after --", "launch -- python my.py")
     return _show_plan(invocation) if dry_run else _run(invocation)

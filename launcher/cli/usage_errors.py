@@ -36,6 +36,9 @@ def check_verb(verb: str, invocation: Invocation, dry_run: bool) -> None:
     if dry_run:
         instead = "launch plan" if verb == "up" else f"launch {verb}"
         raise UsageError(f"--dry-run cannot be used with {verb}", "it is a run's option", instead)
+    if verb == "up" and (resumed := invocation.flags.get("resume")) is not None:
+        why = "a resumed run goes on with the program that it had"
+        raise UsageError("--resume cannot be used with up", why, f"launch --resume {resumed}")
     if given and verb not in ("up", "config"):
         raise _option_of_a_run("--" + given[0].replace("_", "-"), verb)
 

@@ -3,7 +3,7 @@
 | a step, when it is sent, | at first | so often in a row |
 |---|---|---|
 | has nothing that can be trained | it is no step; the loop goes on | TrainingFailed (`max_empty_steps`) |
-| names rollouts of a lost machine | Rewound: roll out again | TrainingFailed (`MAX_REWINDS` losses) |
+| names rollouts of a lost machine | Rewound: roll out again | TrainingFailed (`MAX_REWINDS`) |
 | is trained, if only to find all rewards equal | both counts begin anew | |
 
 Any other error is the loop's own. Neighbours: `session.py` has the setting, and the guard of `run.train`;
@@ -23,6 +23,8 @@ from launcher.client.schema import StepCounts
 # Unless a program gives another number (`connect(max_empty_steps=…)`).
 MAX_EMPTY_STEPS = 3
 MAX_REWINDS = 3
+# Steps of groups that were gathered before a loss tell of it again, so many at most.
+MAX_LATE_STEPS = 32
 
 _NOTHING_TO_TRAIN = "nothing_to_train"
 
@@ -53,9 +55,11 @@ class NoProgressGuard:
     max_empty_steps: int = MAX_EMPTY_STEPS
     _empty: int = field(default=0, init=False)
     _rewinds: int = field(default=0, init=False)
-    # The run's step when the last one was empty, if that was told; the last loss of the machine.
+    # The run's step when the last one was empty, if that was told.
     _after_step: int | None = field(default=None, init=False)
+    # The last loss of the machine, and how many late steps have told of it.
     _loss: object = field(default=None, init=False)
+    _late: int = field(default=0, init=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
 
     def trained(self) -> None:
@@ -76,21 +80,23 @@ class NoProgressGuard:
                 return
             count, self._empty = self._empty, 0
         raise TrainingFailed(
-            f"Nothing could be trained in {count} steps in a row",
+            f"Nothing could be trained in {count} {'step' if count == 1 else 'steps'} in a row",
             why,
             f"{hint}; connect(max_empty_steps=N) allows more",
         ) from None
 
-    def rewound(self, rewound: Rewound) -> None:
+    def rewound(self, rewound: Rewound, *, may_be_late: bool = False) -> None:
         """The machine was lost. Raises TrainingFailed when it was one time too many.
 
-        Several steps may name rollouts of one lost machine.
+        `may_be_late`: the step's groups may have been gathered before the last loss that was told, so that
+        it is told again.
         """
         with self._lock:
             loss = rewound.error.get("lost_at")
-            if loss is not None and loss == self._loss:
+            if may_be_late and loss is not None and loss == self._loss and self._late < MAX_LATE_STEPS:
+                self._late += 1
                 return
-            self._loss = loss
+            self._loss, self._late = loss, 0
             self._rewinds += 1
             if self._rewinds < MAX_REWINDS:
                 return
@@ -100,6 +106,13 @@ class NoProgressGuard:
             rewound.why,
             "`launch status` shows the run; its log says why the machine keeps being lost",
         ) from rewound
+
+
+def check_max_empty_steps(count: int) -> int:
+    """Raises ValueError for a number that no training could go on with."""
+    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+        raise ValueError(f"max_empty_steps is a whole number of at least 1, not {count!r}")
+    return count
 
 
 def dropped_text(dropped: Mapping[str, int]) -> str:

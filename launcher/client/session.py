@@ -30,7 +30,7 @@ from launcher.client import checkpoints, run_lookup
 from launcher.client.connection import Connection
 from launcher.client.error_display import install_excepthook
 from launcher.client.failures import NotConnected
-from launcher.client.no_progress import MAX_EMPTY_STEPS, NoProgressGuard
+from launcher.client.no_progress import MAX_EMPTY_STEPS, NoProgressGuard, check_max_empty_steps
 from launcher.client.program_state import ProgramState
 from launcher.client.schema import (
     CheckpointInfo,
@@ -103,10 +103,8 @@ class Session:
     def __post_init__(self) -> None:
         self.connection = Connection(self.endpoint, self.patience)
         self._steps = TrainingSteps(self.connection)
-        if self.max_empty_steps < 1:
-            raise ValueError(f"max_empty_steps is at least 1, not {self.max_empty_steps}")
         self._state = ProgramState(self._steps)
-        self._guard = NoProgressGuard(self.max_empty_steps)
+        self._guard = NoProgressGuard(check_max_empty_steps(self.max_empty_steps))
         self._traced_run = TracedRun(self.connection)
 
     # ------------------------------------------------------------- address
@@ -247,7 +245,7 @@ class Session:
         of `step`, and TrainingFailed when nothing could be trained `max_empty_steps` times in a row or the
         machine was lost three times in a row.
         """
-        self._guard.max_empty_steps = self.max_empty_steps  # a program may have set another
+        self._guard.max_empty_steps = check_max_empty_steps(self.max_empty_steps)  # it may be set anew
         return train_groups.train(
             self._steps, self._state, self._guard, groups, state, timeout_seconds, settings
         )

@@ -21,7 +21,7 @@ from launcher.base.sanitize import plain_text as sanitized
 from launcher.client import run_lookup
 from launcher.client.failures import ClientError, NotConnected
 from launcher.client.holder import DONE
-from launcher.client.no_progress import MAX_EMPTY_STEPS
+from launcher.client.no_progress import MAX_EMPTY_STEPS, check_max_empty_steps
 from launcher.client.session import Session
 
 _LAST_LINES = 20
@@ -72,14 +72,21 @@ def start(
     Raises StartRefused, and NotConnected with launch's own error if the run does not come up. The output of
     launch goes to stderr, unless `quiet`. `max_empty_steps`: see `connect`.
     """
+    check_max_empty_steps(max_empty_steps)
     _check_price_bound(gpus, options, max=max, budget=budget, yes=yes)
     words = [*_options(model=model, gpus=gpus, name=name, max=max, budget=budget)]
     words += [f"--from={from_run}"] if from_run else []
     words += [f"--set={key}={_text(value)}" for key, value in (settings or {}).items()]
     words += ["--yes"] if yes else []
     launch = _Launch([*words, *options], quiet)
-    found = run_lookup.find_run(launch.wait_until_ready())
-    return StartedRun(found.endpoint, found.patience, found.run_dir, launch, max_empty_steps=max_empty_steps)
+    try:
+        found = run_lookup.find_run(launch.wait_until_ready())
+        return StartedRun(
+            found.endpoint, found.patience, found.run_dir, launch, max_empty_steps=max_empty_steps
+        )
+    except BaseException:  # a Ctrl-C too: nobody else has the run
+        launch.end()
+        raise
 
 
 def _check_price_bound(gpus: str | None, options: Sequence[str], **given: Any) -> None:

@@ -22,7 +22,7 @@ def check_port(port: int, home: Home | None = None, *, keyless_option: str | Non
     hint = (
         other_port_hint(port, keyless_option)
         if keyless_option
-        else "launch  # without --port: 7453, or the next free one"
+        else "leave out --port: launch takes 7453, or the next free port"
     )
     raise PreflightError(f"port {port} is taken", port_owner(port, home) or trouble, hint)
 

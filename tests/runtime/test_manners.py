@@ -189,7 +189,11 @@ def test_g30_a_route_that_is_not_there_is_not_repeated_and_those_that_are_are_na
     ("method", "path", "status", "message"),
     [
         ("POST", "/chat/completions", 404, "no such route; use POST /v1/chat/completions. .* ends with /v1"),
-        ("POST", "/rollouts/r-1/chat/completions", 404, "no such route; use POST /v1/chat/completions. "),
+        ("POST", "/rollouts/r-1/chat/completions", 404, "no such route; use POST /rollouts/{rollout}/v1/c"),
+        ("GET", "/rollouts/r-1/v1/chat/completions", 405, ".* GET; use POST /rollouts/{rollout}/v1/chat/c"),
+        ("GET", "/rollouts/r-1/slipway/status", 404, "this route is not under /rollouts/ID; use GET /s"),
+        ("POST", "/v1/models/Qwen/Qwen3-8B", 405, ".* not take POST; use GET /v1/models/{model}$"),
+        ("PUT", "/slipway/steps", 405, "this route does not take PUT; use .*POST /slipway/steps"),
         ("GET", "/models", 404, "no such route; use GET /v1/models. A client's base URL ends with /v1"),
         ("GET", "http://x//models", 404, "no such route; use GET /v1/models. A client's base URL"),
         ("GET", "/v1//models", 404, "the path has a slash too many; use GET /v1/models$"),

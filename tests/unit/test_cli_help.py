@@ -86,12 +86,13 @@ def test_an_endpoint_without_a_program_is_the_same_run_with_up_and_with_any_opti
 ) -> None:
     started: list[Any] = []
     monkeypatch.setattr("launcher.run.launching.launch_run", lambda *given: started.append(given[:4]))
-    words = "--name dev --set train.seed=3 --resume last"
+    words = "--name dev --set train.seed=3 --lease 5m"
     for line in (words, f"up {words}", f"--name dev up {words.removeprefix('--name dev ')}", "up --plain"):
         assert main(shlex.split(line)) == 0
     plain, *same, alone = started
-    assert same == [plain] * 2 and plain[0]["resume"] == "last"
+    assert same == [plain] * 2 and plain[0]["lease"] == "5m"
     assert not any(alone[0].values()) and not any(alone[1:])
+    assert main(["--version", "up"]) == 0 and len(started) == 4
 
 
 def test_help_is_the_same_on_every_terminal(monkeypatch: pytest.MonkeyPatch) -> None:

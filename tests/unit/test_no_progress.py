@@ -18,7 +18,7 @@ from launcher.client import GRPO, PolicyLM, Session, Trajectory, TrajectoryGroup
 from launcher.client.art import SlipwayBackend
 from launcher.client.autorl import autorl
 from launcher.client.failures import Rewound, TrainingFailed
-from launcher.client.no_progress import MAX_EMPTY_STEPS
+from launcher.client.no_progress import MAX_EMPTY_STEPS, MAX_LATE_STEPS
 from launcher.client.schema import SupervisedExample
 from tests.support import abuses
 from tests.support.played_judge import fair_text, played_judge
@@ -218,11 +218,19 @@ def test_the_third_loss_of_the_machine_in_a_row_ends_every_loop_alike(run: Small
     assert len(seen) == 6
 
 
-@pytest.mark.parametrize("loop", GO_BACK.values(), ids=GO_BACK)
-def test_one_loss_that_several_steps_tell_of_is_one(run: SmallRun, loop: Loop) -> None:
+@pytest.mark.parametrize("name", ["run.train", "ART train"])
+def test_one_loss_that_steps_gathered_before_tell_of_is_one(run: SmallRun, name: str) -> None:
     seen = ends(run, [lost, *[lost_before] * 4, lost, None])
-    loop(run.session(), 7)
-    assert len(seen) >= 7 and run.requests
+    LOOPS[name](run.session(), 7)
+    assert len(seen) == 7 and len(run.requests) == 1
+
+
+@pytest.mark.parametrize("loop", GO_BACK.values(), ids=GO_BACK)
+def test_a_loop_that_is_sent_back_by_one_loss_for_ever_ends(run: SmallRun, loop: Loop) -> None:
+    seen = ends(run, [lost, *[lost_before] * 3 * MAX_LATE_STEPS])
+    with pytest.raises(TrainingFailed, match=r"^The run was rewound 3 times"):
+        loop(run.session(), 3 * MAX_LATE_STEPS)
+    assert len(seen) == (3 + 2 * MAX_LATE_STEPS if loop in (trajectories, arts_train) else 3)
 
 
 def test_a_loop_that_goes_on_after_the_error_has_the_whole_number_again(
@@ -262,5 +270,5 @@ def test_a_number_that_is_set_later_counts(run: SmallRun, session: Session) -> N
 
 
 def test_a_number_that_can_never_be_reached_is_refused(run: SmallRun) -> None:
-    with pytest.raises(ValueError, match="max_empty_steps is at least 1, not 0"):
+    with pytest.raises(ValueError, match="max_empty_steps is a whole number of at least 1, not 0"):
         connect(run.base_url, TOKEN, PATIENCE, max_empty_steps=0)

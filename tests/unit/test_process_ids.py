@@ -43,7 +43,19 @@ def test_p10_a_process_is_found_by_its_folder_where_that_is_behind_a_symlink(
     shutil.copy("/bin/sleep", there / "sleep")
     started.append(subprocess.Popen([there / "sleep", "600"], cwd=link))
     assert [it.pid for it in process_inspection.with_working_folder(link)] == [started[0].pid]
-    assert process_inspection.runs_from(link) and not process_inspection.runs_from(tmp_path / "other")
+    assert process_inspection.runs_from(link) and process_inspection.runs_from(there)
+    assert not process_inspection.runs_from(tmp_path / "other")
+
+
+def test_p10_a_program_is_found_by_the_real_name_of_the_folder_that_it_was_started_from_by_a_symlink(
+    started: list[subprocess.Popen[bytes]], tmp_path: Path
+) -> None:
+    there, link = tmp_path / "there", tmp_path / "home"
+    there.mkdir()
+    link.symlink_to(there, target_is_directory=True)
+    (there / "python").symlink_to("/bin/sleep")  # as in a virtual environment
+    started.append(subprocess.Popen([link / "python", "600"]))
+    assert process_inspection.runs_from(link) and process_inspection.runs_from(there)
 
 
 def test_a_reused_pid_is_another_process(started: list[subprocess.Popen[bytes]]) -> None:

@@ -78,6 +78,7 @@ COMMAND_LINE = [
     Refused("plan --resume dev", 2, "--resume cannot be used with plan", "an option of a run", "launch plan --help"),
     Refused("up -- python my.py", 2, "up runs no program", "takes no program", "launch -- PROGRAM"),
     Refused("--dry-run up", 2, "--dry-run cannot be used with up", "a run's option", "launch plan"),
+    Refused("--resume dev up", 2, "--resume cannot be used with up", "the program that it had", "launch --resume dev"),
     Refused("up --gpus H100:0", 2, "--gpus: 'H100:0' is not valid", "at least one GPU", "launch --help"),
     Refused("up --gpus H100:4", 2, "there is no terminal", "renting GPUs costs money", "launch plan --gpus H100:4"),
     Refused("--resume dev --dry-run", 2, "--resume cannot be used with a plan", "a plan changes nothing", "launch status"),

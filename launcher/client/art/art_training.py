@@ -63,7 +63,7 @@ class ArtTraining:
         try:
             status = self._session.step(groups, settings=resolved.settings)
         except Rewound as rewound:
-            self.guard.rewound(rewound)
+            self.guard.rewound(rewound, may_be_late=True)
             raise
         except Refused as refused:
             nothing = NothingToTrain.of(refused)

@@ -57,7 +57,7 @@ def train(
             status = _step(steps, key, made, kept, step_settings, timeout_seconds)
     except Rewound as rewound:
         program.rewind()
-        guard.rewound(rewound)
+        guard.rewound(rewound, may_be_late=True)
         raise
     except Refused as refused:
         nothing = NothingToTrain.of(refused)

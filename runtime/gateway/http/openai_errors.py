@@ -43,7 +43,6 @@ _UNSERVED_ROUTES = {
     "/v1/responses": "the Responses API is not served: use /v1/chat/completions. In the OpenAI Agents SDK "
     'that is set_default_openai_api("chat_completions"), in LangChain use_responses_api=False',
     "/v1/embeddings": "the policy writes text and has no embeddings: get them from another endpoint",
-    "/health": "no such route; use GET /healthz",
 }
 # Those that a client without a route is told.
 _MAIN_ROUTES = (("GET", "/v1/models"), ("POST", "/v1/chat/completions"), ("POST", "/v1/completions"))
@@ -146,24 +145,39 @@ def not_served(status: int, method: str, path: str, served: Sequence[tuple[str, 
     for end, hint in _UNSERVED_ROUTES.items():
         if path.endswith(end):
             return ApiError(404, hint, code="not_served")
-    plain = "/" + _ROLLOUT.sub("", _SLASHES.sub("/", path)).strip("/")
-    if there := _routes_of(plain, served):
-        problem = f"this route does not take {method}" if status == 405 else "the path has a slash too many"
-        return ApiError(status, f"{problem}; use {there}", code="not_served")
-    if there := _routes_of(f"/v1{plain}", served):
-        message = f"no such route; use {there}. A client's base URL ends with /v1"
-        return ApiError(status, message, code="not_served")
-    routes = ", ".join(f"{verb} {route}" for verb, route in _MAIN_ROUTES)
-    return ApiError(status, f"no such route; use {routes}", code="not_served")
+    return ApiError(status, _meant_route(status, method, path, served), code="not_served")
+
+
+def _meant_route(status: int, method: str, path: str, served: Sequence[tuple[str, str]]) -> str:
+    """What is wrong with a path or method, and the route that was meant, as far as can be told."""
+    if status == 405:
+        routes = _routes_of(path, served)
+        return f"this route does not take {method}" + (f"; use {routes}" if routes else "")
+    plain = "/" + _SLASHES.sub("/", path).strip("/")
+    if plain == "/health":
+        return "no such route; use GET /healthz"
+    if plain != path and (routes := _routes_of(plain, served)):
+        return f"the path has a slash too many; use {routes}"
+    without = _ROLLOUT.sub("", plain)
+    if without != plain and (routes := _routes_of(without, served)):
+        return f"this route is not under /rollouts/ID; use {routes}"
+    if routes := _routes_of(f"{plain.removesuffix(without)}/v1{without}", served):
+        return f"no such route; use {routes}. A client's base URL ends with /v1"
+    main = ", ".join(f"{verb} {route}" for verb, route in _MAIN_ROUTES)
+    return f"no such route; use {main}"
 
 
 def _routes_of(path: str, served: Sequence[tuple[str, str]]) -> str:
     """The routes that have this path, with their methods: `GET /v1/models/{model}`."""
     return ", ".join(
-        f"{method} {route}"
+        f"{method} {route.replace(':path}', '}')}"
         for method, route in served
-        if re.fullmatch(_PARAMETER.sub("[^/]+", re.escape(route)), path)
+        if re.fullmatch(_PARAMETER.sub(_parameter_pattern, re.escape(route)), path)
     )
+
+
+def _parameter_pattern(parameter: re.Match[str]) -> str:
+    return ".+" if ":path" in parameter[0] else "[^/]+"
 
 
 def from_engine(status: int, body: bytes) -> ApiError:
