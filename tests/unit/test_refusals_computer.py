@@ -37,17 +37,17 @@ def test_g31_a_taken_port_is_3_and_says_who_holds_it_without_asking_for_everybod
         taken.listen()
         port = taken.getsockname()[1]
         holder = f"(pid {os.getpid()}) uses it"
-        check(Refused(f"--port {port}", 3, f"port {port} is taken", holder, "without --port"), place)
+        check(Refused(f"--port {port}", 3, f"port {port} is taken", holder, "leave out --port"), place)
         place.live_run("dev")
         store = RecordStore(Home.find({"LAUNCH_HOME": str(place.home)}))
         store.update(store.load("dev").id, url=f"http://127.0.0.1:{port}")
-        check(Refused(f"--port {port}", 3, "is taken", "the run dev uses it", "without --port"), place)
+        check(Refused(f"--port {port}", 3, "is taken", "the run dev uses it", "leave out --port"), place)
 
 
 def test_a_disk_too_full_for_the_environment_is_3(place: Place) -> None:
     place.patch.setattr(disk, "free_bytes", lambda folder: 3 * 10**9)
     check(
-        Refused("", 3, "the runtime's environment needs 8.0 GB of disk", "3.0 GB are free at", "LAUNCH_HOME"),
+        Refused("up", 3, "the runtime's environment needs 8.0 GB of disk", "3.0 GB are free at", "LAUNCH_HOME"),
         place,
     )
 
@@ -87,7 +87,7 @@ def test_no_network_is_3_while_the_environment_is_not_built(place: Place, tmp_pa
             place.patch.delenv(name, raising=False)
         place.patch.setenv("UV_NO_CONFIG", "1")
         what = "the runtime's environment is not built, and its packages cannot be downloaded"
-        check(Refused("", 3, what, "fetch", "once the environment is built, launch works offline"), place)
+        check(Refused("up", 3, what, "fetch", "once the environment is built, launch works offline"), place)
 
 
 @pytest.mark.parametrize(
@@ -137,7 +137,7 @@ def test_an_old_python_gets_as_far_as_the_refusal() -> None:
 
 def test_a_run_here_needs_linux_and_the_verbs_do_not(place: Place) -> None:
     place.patch.setattr(sys, "platform", "darwin")
-    check(Refused("", 3, "needs Linux, this is macOS", "needs a Linux feature", "container"), place)
+    check(Refused("up", 3, "needs Linux, this is macOS", "needs a Linux feature", "container"), place)
     assert place.typed("status").returncode == 0
 
 
