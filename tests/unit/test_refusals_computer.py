@@ -47,7 +47,7 @@ def test_g31_a_taken_port_is_3_and_says_who_holds_it_without_asking_for_everybod
 def test_a_disk_too_full_for_the_environment_is_3(place: Place) -> None:
     place.patch.setattr(disk, "free_bytes", lambda folder: 3 * 10**9)
     check(
-        Refused("up", 3, "the runtime's environment needs 8.0 GB of disk", "3.0 GB are free at", "LAUNCH_HOME"),
+        Refused("up", 3, "the runtime's environment needs 8.0 GB of disk", "3.0 GB are free", "LAUNCH_HOME"),
         place,
     )
 
