@@ -79,8 +79,9 @@ def start(
     words += [f"--set={key}={_text(value)}" for key, value in (settings or {}).items()]
     words += ["--yes"] if yes else []
     launch = _Launch([*words, *options], quiet)
+    run_id = launch.wait_until_ready()
     try:
-        found = run_lookup.find_run(launch.wait_until_ready())
+        found = run_lookup.find_run(run_id)
         return StartedRun(
             found.endpoint, found.patience, found.run_dir, launch, max_empty_steps=max_empty_steps
         )
