@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 
 from launcher.client.failures import Refused, Rewound
-from launcher.client.schema import CLIENT_STATE_MAX_BYTES
+from launcher.client.request_bodies import CLIENT_STATE_MAX_BYTES
 
 
 def parse_json(response: httpx.Response) -> Any:

@@ -16,7 +16,8 @@ import httpx
 from pydantic import BaseModel
 
 from launcher.client.answers import parse_json, refused_error
-from launcher.client.schema import REQUEST_HEADER, RuntimeStatus
+from launcher.client.request_bodies import REQUEST_HEADER
+from launcher.client.schema import RuntimeStatus
 from launcher.client.wire import Endpoint, Patience, Wire, new_request_id
 
 _Answer = TypeVar("_Answer", bound=BaseModel)

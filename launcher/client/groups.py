@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Protocol, cast
 
-from launcher.client.schema import Group, Member
+from launcher.client.request_bodies import Group, Member
 
 
 class RewardedRollout(Protocol):

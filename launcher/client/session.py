@@ -32,19 +32,12 @@ from launcher.client.error_display import install_excepthook
 from launcher.client.failures import NotConnected
 from launcher.client.no_progress import MAX_EMPTY_STEPS, NoProgressGuard, check_max_empty_steps
 from launcher.client.program_state import ProgramState
-from launcher.client.schema import (
-    CheckpointInfo,
-    Group,
-    RuntimeStatus,
-    StepSettings,
-    StepStatus,
-    SupervisedExample,
-    Validation,
-)
+from launcher.client.request_bodies import Group, StepSettings, SupervisedExample, TrainSettings, Validation
+from launcher.client.schema import CheckpointInfo, RuntimeStatus, StepStatus
 from launcher.client.steps import TrainingSteps
 from launcher.client.tracing.rollout import Rollout, TracedRun, samples_of
 from launcher.client.trajectories import log_groups, train_groups
-from launcher.client.trajectories.results import Logged, StepResult, TrainSettings
+from launcher.client.trajectories.results import Logged, StepResult
 from launcher.client.wire import Endpoint, Patience
 
 

@@ -15,15 +15,8 @@ from launcher.client.answers import check_client_state
 from launcher.client.connection import Connection
 from launcher.client.dropped_samples import DroppedSampleWarnings
 from launcher.client.failures import EndpointLost, StepFailed
-from launcher.client.schema import (
-    Group,
-    RestoreRequest,
-    RuntimeStatus,
-    StepRequest,
-    StepSettings,
-    StepStatus,
-    SupervisedExample,
-)
+from launcher.client.request_bodies import Group, RestoreRequest, StepRequest, StepSettings, SupervisedExample
+from launcher.client.schema import RuntimeStatus, StepStatus
 
 _LONG_POLL_SECONDS = 30
 # A step's own time; the endpoint may be away meanwhile, once for all of its patience.

@@ -19,7 +19,7 @@ from pydantic import ValidationError
 
 from launcher.client.connection import Connection
 from launcher.client.failures import Refused, TrainingFailed
-from launcher.client.schema import REQUEST_HEADER, RequestBody, ResponseBody, StepSettings
+from launcher.client.request_bodies import REQUEST_HEADER, RequestBody, ResponseBody, StepSettings
 from launcher.client.wire import new_request_id
 
 _PATH = "/slipway/train_kwargs"

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import httpx
 
 from launcher.client.failures import EndpointLost, NotConnected
-from launcher.client.schema import REQUEST_HEADER
+from launcher.client.request_bodies import REQUEST_HEADER
 
 # Statuses of a temporary refusal: the link or an engine is away (502, 503, 504), the queue is full (429).
 _RETRYABLE_STATUSES = frozenset({429, 502, 503, 504})

@@ -42,20 +42,11 @@ _ENVIRONMENT = "the environment"
 _MIN_TYPO_SIMILARITY = 0.8
 # Of two keys' last words: `lerning_rate` is `learning_rate`, `init_adapter` is nothing.
 _MIN_SIMILARITY = 0.7
-# Our settings under the names of other trainers.
+# Settings under the names of other trainers, besides those of `train.` (runtime/shared/train_config.py).
 _ALIASES = {
-    "lr": "learning_rate",
-    "beta": "kl_beta",
-    "kl_coef": "kl_beta",
-    "epsilon": "clip_low",
-    "epsilon_high": "clip_high",
-    "loss_type": "loss",
     "max_seq_len": "max_model_len",
     "max_length": "max_model_len",
     "gpu_memory_utilization": "memory_fraction",
-    "r": "rank",
-    "lora_rank": "rank",
-    "lora_alpha": "alpha",
     "torch_dtype": "dtype",
 }
 
@@ -277,8 +268,10 @@ def _require_known(key: str, place: str, known: list[str], error: type[LaunchErr
 def _closest_key(key: str, known: list[str]) -> str | None:
     """The known key closest to an unknown one. The last word decides, because people leave the prefix out
     or use another, and a long prefix makes two unrelated keys alike."""
+    from runtime.shared import train_config
+
     last = key.rpartition(".")[2]
-    last = _ALIASES.get(last, last)
+    last = (_ALIASES | train_config.aliases()).get(last, last)
     by_word = {name.rpartition(".")[2]: name for name in known}
     word = last if last in by_word else closest_match(last, by_word, _MIN_SIMILARITY)
     return by_word[word] if word else None

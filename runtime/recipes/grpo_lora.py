@@ -36,6 +36,7 @@ from runtime.shared.metrics import MetricsLog, line_of
 from runtime.shared.peft_format import portable_name
 from runtime.shared.probe_file import PROBE_FILE
 from runtime.shared.start_adapter_layout import START
+from runtime.shared.train_config import TrainConfig
 from runtime.shared.wandb_log import WandbLog
 from runtime.trainer import optimizer_state, parity_export
 from runtime.trainer import policy as policies
@@ -45,7 +46,7 @@ from runtime.trainer.next_step import NextStep
 from runtime.trainer.old_logprobs import PolicyHistory
 from runtime.trainer.probe_logprobs import compute_probe_logprobs, fallback_probe_batch
 from runtime.trainer.ranks import RankLostError, Ranks, thread_count
-from runtime.trainer.settings import SettingsError, UpdateSettings
+from runtime.trainer.settings import SettingsError, UpdateSettings, run_settings
 from runtime.trainer.sft import sft_step
 from runtime.trainer.step_state import state_of
 from runtime.trainer.update import StepResult, update
@@ -70,6 +71,7 @@ class GRPOLoRARecipe(FTRecipeInterface):
         self.store = CheckpointStore(Path(cfg.checkpoints_dir))
         self.metrics = MetricsLog(self.output / "metrics.jsonl")
         self.crashes = CrashCounter(self.output / "tries.json", self.ranks)
+        self.train_config = run_settings(cfg)
         self.settings = UpdateSettings.of(cfg)
         self.stopping = False
         self.next = NextStep(
@@ -102,25 +104,23 @@ class GRPOLoRARecipe(FTRecipeInterface):
             torch.set_num_threads(count)
         torch.use_deterministic_algorithms(self.cfg.device == "cpu")
         model = policies.resolve(str(self.cfg.model_path))
+        lora = self.train_config.lora
         self.policy = policies.build(
             model,
-            policies.Lora(
-                self.cfg.lora_rank,
-                float(self.cfg.lora_alpha),
-                bool(self.cfg.lora_use_rslora),
-                tuple(self.cfg.lora_target_modules or ()),
-            ),
+            policies.Lora(lora.rank, lora.alpha, lora.use_rslora, lora.target_modules or ()),
             dtype=self.cfg.dtype,
             device=self.ranks.device,
-            seed=self.cfg.seed,
-            recompute=bool(self.cfg.activation_checkpointing),
+            seed=self.train_config.seed,
+            recompute=bool(self.train_config.activation_checkpointing),
         )
         if self.cfg.follow and self.cfg.admit and self.ranks.is_rank_zero:
             parity_export.export_parity_check(
                 self.policy, self.output, str(self.cfg.admit), model, self._base_name()
             )
         self.optimizer = torch.optim.AdamW(
-            self.policy.master_weights.values(), lr=self.cfg.learning_rate, weight_decay=self.cfg.weight_decay
+            self.policy.master_weights.values(),
+            lr=self.settings.learning_rate,
+            weight_decay=self.settings.weight_decay,
         )
         self.optimizer.register_step_pre_hook(self._before_optimizer_step)
         self.optimizer.register_step_post_hook(lambda *_: failpoints.failpoint("trainer.stepped"))
@@ -226,7 +226,7 @@ class GRPOLoRARecipe(FTRecipeInterface):
     def _adapter_of(self, version: int) -> Path | None:
         """Where a version's adapter is, of those kept by number alone: a replay knows no pins."""
         name, names = checkpoint_name(version), self.store.names()
-        if name not in names or len(names) - names.index(name) > self.cfg.keep_checkpoints:
+        if name not in names or len(names) - names.index(name) > self.train_config.keep_checkpoints:
             return None
         try:
             return self.store.load(name).adapter
@@ -290,7 +290,7 @@ class GRPOLoRARecipe(FTRecipeInterface):
         failpoints.failpoint("trainer.logged")
         # The next versions may be waiting for their proof still.
         self.store.prune(
-            self.cfg.keep_checkpoints, self.restore_sources | served_checkpoint_names(self.output)
+            self.train_config.keep_checkpoints, self.restore_sources | served_checkpoint_names(self.output)
         )
 
     def _base_name(self) -> str:
@@ -342,9 +342,9 @@ class GRPOLoRARecipe(FTRecipeInterface):
 
 
 def with_defaults(cfg: DictConfig) -> DictConfig:
-    """An older run's recipe.yaml, with newer keys from the YAML beside this file."""
+    """A recipe's keys with the defaults of those it lacks, as an older run's recipe.yaml lacks newer ones."""
     own = OmegaConf.load(Path(__file__).parent / "configs" / "grpo_lora.yaml")
-    return cast("DictConfig", OmegaConf.merge(own, cfg))
+    return cast("DictConfig", OmegaConf.merge(own, TrainConfig().recipe_keys(), cfg))
 
 
 @config.parse

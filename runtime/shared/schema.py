@@ -1,18 +1,27 @@
 """The HTTP bodies that are sent to the runtime, the headers, and the common part of its answers.
 
 Neighbours: client and CLI send them; `statuses.py` has the answers, `runtime_config.py` the configuration,
-`train_config.py` the names of its choices. Knows nothing of torch, vLLM, files or processes: pydantic only,
-so both halves can import it.
+`train_config.py` the settings of a step. `python -m tests.generate` makes the client's copy of this file.
+Knows nothing of torch, vLLM, files or processes: pydantic only, so both halves can import it.
 """
 
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any, Self
+from copy import copy
+from typing import TYPE_CHECKING, Annotated, Any, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    FiniteFloat,
+    create_model,
+    model_validator,
+)
 
-from runtime.shared.train_config import Loss, Normaliser, Overlong, Schedule
+from runtime.shared.train_config import TrainConfig, per_step_settings
 
 SCHEMA = 1
 
@@ -120,7 +129,28 @@ def _children(node: Any) -> list[Any]:
 ClientState = Annotated[dict[str, Any] | None, AfterValidator(_plain_json)]
 
 
-class StepSettings(Body):
+def _optional_settings() -> dict[str, Any]:
+    """Every setting that a step may have its own value of, as TrainConfig bounds it; None: not given."""
+    found = dict[str, Any]()
+    for name in per_step_settings():
+        field = copy(TrainConfig.model_fields[name])
+        field.default = None
+        annotation: Any = field.annotation
+        found[name] = (annotation | None, field)
+        if name == "schedule_steps":
+            # Beside it, as ever: a client's key of a step is made from its settings in their order.
+            found["schedule_step"] = (int | None, None)
+    return found
+
+
+# For a type checker, a step's settings have the names and types of the run's.
+if TYPE_CHECKING:
+    _OptionalSettings = TrainConfig
+else:
+    _OptionalSettings = create_model("_OptionalSettings", __base__=Body, **_optional_settings())
+
+
+class StepSettings(_OptionalSettings):
     """The settings in which one step differs from the run's own `train.` keys; None: the run's value (C60).
 
     The names are those of TrainConfig. `learning_rate` rises to its value over `warmup_steps` steps; after
@@ -128,22 +158,7 @@ class StepSettings(Body):
     `schedule_step` is this step's place in it, 0 is the first; None counts the run's steps.
     """
 
-    learning_rate: float | None = Field(default=None, gt=0)
-    schedule: Schedule | None = None
-    warmup_steps: int | None = Field(default=None, ge=0)
-    schedule_steps: int | None = Field(default=None, ge=1)
     schedule_step: int | None = Field(default=None, ge=0)
-    weight_decay: float | None = Field(default=None, ge=0)
-    max_grad_norm: float | None = Field(default=None, gt=0)
-    loss: Loss | None = None
-    normaliser: Normaliser | None = None
-    scale_rewards: bool | None = None
-    clip_low: float | None = Field(default=None, gt=0)
-    clip_high: float | None = Field(default=None, gt=0)
-    kl_beta: float | None = Field(default=None, ge=0)
-    overlong: Overlong | None = None
-    overlong_tokens: int | None = Field(default=None, ge=2)
-    overlong_buffer: int | None = Field(default=None, ge=1)
 
 
 class SupervisedExample(Body):

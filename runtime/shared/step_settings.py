@@ -23,29 +23,19 @@ from typing import Any
 from pydantic import ValidationError
 
 from runtime.shared.schema import StepSettings
-from runtime.shared.train_config import LOSSES, TrainConfig, first_error
-
-# The run's values of these keys belong to the run's own choice alone: choice -> keys.
-_DEPENDENT_KEYS = {
-    "loss": ("normaliser", "constant_tokens", "scale_rewards", "clip_low", "clip_high", "dual_clip"),
-    "schedule": ("schedule_steps",),
-    "overlong": ("overlong_tokens", "overlong_buffer"),
-    "normaliser": ("constant_tokens",),
-}
-
+from runtime.shared.train_config import (
+    LOSSES,
+    ResolvedTrainConfig,
+    TrainConfig,
+    first_error,
+    settings_of,
+    use_of,
+)
 
 # Keys that only a loss of rewards reads.
-_REWARD_KEYS = (
-    "loss",
-    "scale_rewards",
-    "clip_low",
-    "clip_high",
-    "overlong",
-    "overlong_tokens",
-    "overlong_buffer",
-)
+_REWARD_KEYS = settings_of("rewards")
 # A supervised step has these keys' defaults here, or its own values, never the run's.
-_NOT_INHERITED = (*_REWARD_KEYS, "normaliser", "constant_tokens", "dual_clip", "mismatch_cap", "kl_beta")
+_NOT_INHERITED = settings_of("rewards", "loss")
 
 
 class SettingsError(Exception):
@@ -60,7 +50,7 @@ class SettingsError(Exception):
 class ResolvedSettings:
     """One step's settings. `train` is resolved; `schedule_step`: its place in the schedule, from 0."""
 
-    train: TrainConfig
+    train: ResolvedTrainConfig
     schedule_step: int
     supervised: bool = False
 
@@ -71,10 +61,8 @@ class ResolvedSettings:
 
     def recorded(self) -> dict[str, Any]:
         """All of it in plain values, under the names that `StepSettings` and TrainConfig have."""
-        unread = {"lora", "activation_checkpointing", "seed", "keep_checkpoints", "pack_tokens"}
-        if self.supervised:
-            unread |= {*_REWARD_KEYS, "constant_tokens", "dual_clip", "mismatch_cap"}
-        return self.train.model_dump(exclude=unread) | {"schedule_step": self.schedule_step}
+        read = {*settings_of("optimizer", "loss"), *(() if self.supervised else _REWARD_KEYS)}
+        return self.train.model_dump(include=read) | {"schedule_step": self.schedule_step}
 
 
 def resolve(
@@ -87,9 +75,9 @@ def resolve(
         run = run.model_copy(update={key: _default(key) for key in _NOT_INHERITED})
     place = own.pop("schedule_step", step - 1)
     values = run.model_dump()
-    for choice, keys in _DEPENDENT_KEYS.items():
-        if _is_changed(choice, run, own):
-            values |= {key: _default(key) for key in keys}
+    for key in TrainConfig.model_fields:
+        if any(_is_changed(choice, run, own) for choice in use_of(TrainConfig, key).belongs_to):
+            values[key] = _default(key)
     values |= own
     try:
         return ResolvedSettings(TrainConfig.model_validate(values).resolved(), place, supervised)

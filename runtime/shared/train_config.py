@@ -1,14 +1,16 @@
-"""The settings of an optimizer step: the keys under `train.`, each loss's defaults, the contradictions.
+"""The one table of the training settings: the keys under `train.`, each loss's defaults, the contradictions.
 
-Neighbours: `runtime_config.py` has the rest of the runtime's configuration and puts this into it; the trainer
-reads it. pydantic only, so that both halves can import it.
+All else is derived from it: the settings of one step (`schema.py`, `step_settings.py`), those of an update
+(`trainer/settings.py`), the recipe's keys, the keywords of other trainers that mean the same, and the types
+of the client (`python -m tests.generate`). Neighbours: `runtime_config.py` has the rest of the runtime's
+configuration and puts this into it. pydantic only, so that both halves can import it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Literal, LiteralString, Self
+from typing import Annotated, Any, Literal, LiteralString, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
@@ -18,6 +20,22 @@ class ConfigSection(BaseModel):
     """A part of the configuration: an unknown key is an error, not a silent no-op."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+@dataclass(frozen=True)
+class Use:
+    """The use of a setting.
+
+    `part`: the part of a step that reads it; of "rewards" and "loss", a step that learns from examples reads
+    the second alone. None: it is fixed when the run starts. `per_step`: one step may have its own value.
+    `belongs_to`: the settings to whose value it belongs: a step that chooses another value there does not
+    take the run's value here. `aliases`: its names in other trainers.
+    """
+
+    part: Literal["optimizer", "loss", "rewards"] | None = None
+    per_step: bool = True
+    belongs_to: tuple[str, ...] = ()
+    aliases: tuple[str, ...] = ()
 
 
 def _split_names(value: object) -> object:
@@ -32,8 +50,8 @@ class LoraConfig(ConfigSection):
     of the linear layers that have it (`q_proj`, ...); None: all of the blocks, of experts those of attention.
     """
 
-    rank: int = Field(default=16, ge=1, le=256)
-    alpha: float = Field(default=16.0, gt=0)
+    rank: Annotated[int, Use(aliases=("r", "lora_rank"))] = Field(default=16, ge=1, le=256)
+    alpha: Annotated[float, Use(aliases=("lora_alpha",))] = Field(default=16.0, gt=0)
     use_rslora: bool = False
     target_modules: Annotated[tuple[str, ...] | None, BeforeValidator(_split_names)] = Field(
         default=None, min_length=1
@@ -91,24 +109,40 @@ class TrainConfig(ConfigSection):
     """
 
     lora: LoraConfig = LoraConfig()
-    learning_rate: float = Field(default=2e-5, gt=0, allow_inf_nan=False)
-    schedule: Schedule = "constant"
-    warmup_steps: int = Field(default=0, ge=0)
-    schedule_steps: int | None = Field(default=None, ge=1)
-    weight_decay: float = Field(default=0.0, ge=0, allow_inf_nan=False)
-    max_grad_norm: float = Field(default=1.0, gt=0)
-    loss: Loss = "grpo"
-    normaliser: Normaliser | None = None
-    constant_tokens: int | None = Field(default=None, ge=1)
-    scale_rewards: bool | None = None
-    clip_low: float | None = Field(default=None, gt=0)
-    clip_high: float | None = Field(default=None, gt=0)
-    dual_clip: float | None = Field(default=None, gt=1)
-    mismatch_cap: float = Field(default=2.0, ge=1)
-    kl_beta: float = Field(default=0.0, ge=0)
-    overlong: Overlong = "mask"
-    overlong_tokens: int | None = Field(default=None, ge=2)
-    overlong_buffer: int | None = Field(default=None, ge=1)
+    learning_rate: Annotated[float, Use("optimizer", aliases=("lr",))] = Field(
+        default=2e-5, gt=0, allow_inf_nan=False
+    )
+    schedule: Annotated[Schedule, Use("optimizer")] = "constant"
+    warmup_steps: Annotated[int, Use("optimizer")] = Field(default=0, ge=0)
+    schedule_steps: Annotated[int | None, Use("optimizer", belongs_to=("schedule",))] = Field(
+        default=None, ge=1
+    )
+    weight_decay: Annotated[float, Use("optimizer")] = Field(default=0.0, ge=0, allow_inf_nan=False)
+    max_grad_norm: Annotated[float, Use("optimizer")] = Field(default=1.0, gt=0)
+    loss: Annotated[Loss, Use("rewards", aliases=("loss_type",))] = "grpo"
+    normaliser: Annotated[Normaliser | None, Use("loss", belongs_to=("loss",))] = None
+    constant_tokens: Annotated[
+        int | None, Use("rewards", per_step=False, belongs_to=("loss", "normaliser"))
+    ] = Field(default=None, ge=1)
+    scale_rewards: Annotated[bool | None, Use("rewards", belongs_to=("loss",))] = None
+    clip_low: Annotated[float | None, Use("rewards", belongs_to=("loss",), aliases=("epsilon",))] = Field(
+        default=None, gt=0
+    )
+    clip_high: Annotated[float | None, Use("rewards", belongs_to=("loss",), aliases=("epsilon_high",))] = (
+        Field(default=None, gt=0)
+    )
+    dual_clip: Annotated[float | None, Use("rewards", per_step=False, belongs_to=("loss",))] = Field(
+        default=None, gt=1
+    )
+    mismatch_cap: Annotated[float, Use("rewards", per_step=False)] = Field(default=2.0, ge=1)
+    kl_beta: Annotated[float, Use("loss", aliases=("beta", "kl_coef"))] = Field(default=0.0, ge=0)
+    overlong: Annotated[Overlong, Use("rewards")] = "mask"
+    overlong_tokens: Annotated[int | None, Use("rewards", belongs_to=("overlong",))] = Field(
+        default=None, ge=2
+    )
+    overlong_buffer: Annotated[int | None, Use("rewards", belongs_to=("overlong",))] = Field(
+        default=None, ge=1
+    )
     pack_tokens: int = Field(default=4096, ge=16)
     # Layers compute their insides again in the backward pass; None: where memory asks for it, on GPUs.
     activation_checkpointing: bool | None = None
@@ -116,7 +150,7 @@ class TrainConfig(ConfigSection):
     # As many as there are versions whose samples are trained (`max_staleness` and the newest) in any case.
     keep_checkpoints: int = Field(default=4, ge=2)
 
-    def resolved(self) -> Self:
+    def resolved(self) -> ResolvedTrainConfig:
         """The same with the loss's own value wherever none was given."""
         own = LOSSES[self.loss]
         found = {name: getattr(self, name) for name in LossDefaults.__dataclass_fields__}
@@ -127,7 +161,22 @@ class TrainConfig(ConfigSection):
         found["dual_clip"] = self.dual_clip or max(_DUAL_CLIP, end_of_clip)
         if self.overlong_tokens is not None:
             found["overlong_buffer"] = self.overlong_buffer or max(1, self.overlong_tokens // 5)
-        return self.model_copy(update=found)
+        return ResolvedTrainConfig.model_construct(**(dict(self) | found))
+
+    def recipe_keys(self) -> dict[str, Any]:
+        """The keys of the trainer's recipe; `lora.rank` is `lora_rank` there."""
+        lora = {f"lora_{name}": value for name, value in self.lora}
+        return lora | {name: value for name, value in self if name != "lora"}
+
+    @classmethod
+    def of_recipe(cls, keys: Mapping[str, Any]) -> Self:
+        """The settings that a recipe's keys hold; a key that is not there has its default.
+
+        Raises pydantic's ValidationError.
+        """
+        lora = {name: keys[f"lora_{name}"] for name in LoraConfig.model_fields if f"lora_{name}" in keys}
+        own = {name: keys[name] for name in cls.model_fields if name in keys}
+        return cls.model_validate(own | {"lora": lora})
 
     @model_validator(mode="after")
     def _combination_means_something(self) -> Self:
@@ -170,6 +219,44 @@ class TrainConfig(ConfigSection):
             yield "schedule", f"{self.schedule} falls to 0 at a step: say which with train.schedule_steps"
         if self.schedule_steps is not None and self.warmup_steps >= self.schedule_steps:
             yield "warmup_steps", "the rate falls to 0 at schedule_steps, so its rise must end before"
+
+
+class ResolvedTrainConfig(TrainConfig):
+    """`TrainConfig.resolved()`, in the types that it has then: nothing that the loss decides is None."""
+
+    normaliser: Normaliser
+    scale_rewards: bool
+    clip_low: float
+    clip_high: float
+    dual_clip: float
+
+
+def use_of(model: type[ConfigSection], name: str) -> Use:
+    """The use of a setting; of one without a mark, a run's."""
+    marks = (it for it in model.model_fields[name].metadata if isinstance(it, Use))
+    return next(marks, Use(per_step=False))
+
+
+def settings_of(*parts: str) -> tuple[str, ...]:
+    """The names of the settings that these parts of a step read, in their order."""
+    return tuple(name for name in TrainConfig.model_fields if use_of(TrainConfig, name).part in parts)
+
+
+def per_step_settings() -> tuple[str, ...]:
+    """The names of the settings that one step may have its own value of."""
+    found = ((name, use_of(TrainConfig, name)) for name in TrainConfig.model_fields)
+    return tuple(name for name, use in found if use.part is not None and use.per_step)
+
+
+def aliases() -> dict[str, str]:
+    """The names that other trainers have for settings, each with ours."""
+    models = (TrainConfig, LoraConfig)
+    return {
+        alias: name
+        for model in models
+        for name in model.model_fields
+        for alias in use_of(model, name).aliases
+    }
 
 
 def first_error(error: ValidationError) -> tuple[str, str, str]:

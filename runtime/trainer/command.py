@@ -1,7 +1,7 @@
 """The command line that starts the trainer: every key of its recipe, from the run's configuration.
 
-A key under `train.` has the same name in the recipe's YAML (`lora.rank` is `lora_rank` there), so that the
-keys are written once, in train_config.py. Knows the recipe's place, nothing of torch.
+A key under `train.` has the same name in the recipe (`lora.rank` is `lora_rank` there): they are written
+once, in train_config.py. Knows the recipe's place, nothing of torch.
 """
 
 from __future__ import annotations
@@ -42,11 +42,7 @@ def trainer_command(config: RuntimeConfig, *, follow: bool = True) -> list[str]:
         "wandb_completions": config.wandb_completions,
         "device": config.device,
         "dtype": config.dtype,
-        "lora_rank": train.lora.rank,
-        "lora_alpha": train.lora.alpha,
-        "lora_use_rslora": train.lora.use_rslora,
-        "lora_target_modules": train.lora.target_modules,
-        **train.model_dump(exclude={"lora"}),
+        **train.recipe_keys(),
         # The adapter that sampled a stale answer must be there to be asked (C51).
         "keep_checkpoints": max(train.keep_checkpoints, config.max_staleness + 1),
         "wandb_mode": config.wandb_mode,

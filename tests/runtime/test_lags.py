@@ -236,7 +236,9 @@ def test_a_lag_is_the_gateways_word_and_without_it_of_the_versions_numbers() -> 
 
 
 def one_rank(folder: Path, ranks: Ranks) -> None:
-    measured = measure(trained_policy(), several_packs(), replace(SETTINGS, pack_tokens=64), ranks)
+    measured = measure(
+        trained_policy(), several_packs(), SETTINGS.model_copy(update={"pack_tokens": 64}), ranks
+    )
     torch.save(measured.metrics, folder / f"{ranks.rank}.pt")
 
 

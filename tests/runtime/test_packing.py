@@ -168,7 +168,7 @@ RULES |= {"a token of its answer": settings_of("dapo", normaliser="sequence", ov
 
 
 def ruled(name: str, budget: int) -> UpdateSettings:
-    return replace(RULES[name], pack_tokens=budget)
+    return RULES[name].model_copy(update={"pack_tokens": budget})
 
 
 @pytest.mark.parametrize(("budget", "count"), BUDGETS.items())

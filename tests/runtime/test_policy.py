@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -156,7 +155,7 @@ def test_c31_a_bf16_base_works_with_the_rounded_fp32_masters(tmp_path: Path) -> 
 
 def test_c31_micro_batches_of_a_bf16_base_add_up_in_fp32() -> None:
     policy, batch = trained_policy("bfloat16"), make_batch(random_samples(32, groups=8, prompt=30))
-    whole = measure(policy, batch, replace(SETTINGS, pack_tokens=64)).gradient
+    whole = measure(policy, batch, SETTINGS.model_copy(update={"pack_tokens": 64})).gradient
     for value in whole.values():
         assert value.dtype == torch.float32
     # Of A: a gradient of B is scaled in fp32, which hides how it was added up.

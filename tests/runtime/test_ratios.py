@@ -265,7 +265,7 @@ def test_c51_what_the_policy_itself_sampled_costs_no_second_pass(
         return hidden(tokens_BL, positions_BL, mask_BLL)
 
     monkeypatch.setattr(policy, "hidden", counted)
-    rule = replace(SETTINGS, pack_tokens=64)
+    rule = SETTINGS.model_copy(update={"pack_tokens": 64})
     count = len(pack(sequences(batch), range(batch.sequences), 64))
     at_lag_0 = measure(policy, batch, rule, past=PolicyHistory(0, lambda _: tmp_path))
     assert len(passes) == count > 1

@@ -99,7 +99,9 @@ def test_a_recipe_that_an_older_run_has_left_gets_the_keys_that_came_since(tmp_p
         del older[key]
     older["learning_rate"] = 0.5
     found = with_defaults(older)
-    assert UpdateSettings.of(found) == replace(recipe.settings, learning_rate=0.5)
+    recorded = {**recipe.settings.recorded, "learning_rate": 0.5}
+    changed = recipe.settings.model_copy(update={"learning_rate": 0.5, "recorded": recorded})
+    assert UpdateSettings.of(found) == changed
     assert found.init_adapter is None
 
 

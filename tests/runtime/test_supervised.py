@@ -131,8 +131,8 @@ def test_c53_answers_in_one_sequence_are_learned_as_answers_apart() -> None:
 
 def test_c15_packs_and_ranks_change_nothing_of_what_examples_teach(tmp_path: Path) -> None:
     policy, batch = trained_policy(), examples_of(learnable(5, examples=9))
-    whole = measure(policy, batch, replace(settings_of(kl_beta=0.2), pack_tokens=4096))
-    small = measure(policy, batch, replace(settings_of(kl_beta=0.2), pack_tokens=64))
+    whole = measure(policy, batch, settings_of(kl_beta=0.2).model_copy(update={"pack_tokens": 4096}))
+    small = measure(policy, batch, settings_of(kl_beta=0.2).model_copy(update={"pack_tokens": 64}))
     assert_same_gradient(small.gradient, whole.gradient)
     assert small.metrics == pytest.approx(whole.metrics, rel=1e-5)
     assert whole.metrics["kl_reference"] > 0
@@ -143,7 +143,9 @@ def test_c15_packs_and_ranks_change_nothing_of_what_examples_teach(tmp_path: Pat
 
 def part_of(folder: Path, ranks: Ranks) -> None:
     batch = examples_of(learnable(5, examples=9))
-    found = measure(trained_policy(), batch, replace(settings_of(kl_beta=0.2), pack_tokens=64), ranks)
+    found = measure(
+        trained_policy(), batch, settings_of(kl_beta=0.2).model_copy(update={"pack_tokens": 64}), ranks
+    )
     if ranks.is_rank_zero:
         torch.save(found.gradient, folder / "gradient")
 

@@ -110,7 +110,7 @@ def one_rank(folder: Path, ranks: Ranks) -> None:
     found = measure(
         trained_policy(),
         off_in_two_groups(folder),
-        replace(SETTINGS, pack_tokens=64),
+        SETTINGS.model_copy(update={"pack_tokens": 64}),
         ranks,
         of_version_2(folder),
     )

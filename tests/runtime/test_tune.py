@@ -7,13 +7,15 @@ import sys
 from pathlib import Path
 
 import pytest
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
+from runtime.recipes.grpo_lora import with_defaults
 from runtime.recipes.tune import SkippedModule
 from runtime.shared.runtime_config import RuntimeConfig
-from runtime.shared.train_config import TrainConfig
+from runtime.shared.train_config import LoraConfig, TrainConfig, per_step_settings, use_of
+from runtime.shared.train_kwargs.mapped import MAPPED
 from runtime.trainer.command import RECIPES, trainer_command
-from runtime.trainer.settings import UpdateSettings
+from runtime.trainer.settings import run_settings
 from tests.support.environment import PROGRAMS, REPOSITORY, runtime_environ
 
 
@@ -30,8 +32,6 @@ def test_each_process_of_a_trainer_is_asked_for_and_every_setting_is_a_key() -> 
     command = trainer_command(config, follow=False)
     assert command[:6] == [sys.executable, "-m", "runtime.recipes.tune", "run", "--nproc_per_node", "4"]
     keys = dict(word.split("=", 1) for word in command if "=" in word)
-    named = set((REPOSITORY / "runtime/recipes/configs/grpo_lora.yaml").read_text().split())
-    assert {f"{key}:" for key in keys} <= named
     settings = set(type(config.train).model_fields) - {"lora"} | {
         f"lora_{key}" for key in type(config.train.lora).model_fields
     }
@@ -48,17 +48,25 @@ def test_a_name_arrives_as_it_is_whatever_it_reads_as(name: str) -> None:
     assert (found.constant_tokens, found.follow, found.lora_rank) == (None, True, 16)
 
 
-def test_a_training_setting_has_one_name_and_one_default_wherever_it_is_written() -> None:
-    """The YAML is whole by itself, for plain `tune run`, and says what a run says where nobody sets it."""
-    recipe = OmegaConf.to_container(OmegaConf.load(RECIPES / "configs" / "grpo_lora.yaml"))
-    assert isinstance(recipe, dict)
-    train = TrainConfig()
-    said = train.model_dump(exclude={"lora"}) | {f"lora_{key}": value for key, value in train.lora}
-    assert {key: recipe.get(key, "nothing") for key in said} == said
+def test_the_recipes_keys_are_its_own_file_and_the_training_settings_for_a_run_and_for_plain_tune() -> None:
+    recipe = OmegaConf.load(RECIPES / "configs" / "grpo_lora.yaml")
+    assert isinstance(recipe, DictConfig)
     config = RuntimeConfig(run_id="r", model_path="m", state_dir="/s", socket_dir="/t")
     given = {word.partition("=")[0] for word in trainer_command(config) if "=" in word}
-    assert set(recipe) == given | {"threads"}, "of a run it is the machine's own affair"
-    assert UpdateSettings.__dataclass_fields__.keys() - {"recorded"} <= train.model_dump().keys()
+    settings = TrainConfig().recipe_keys().keys()
+    assert not settings & set(recipe), "each is written once"
+    assert set(recipe) | settings == given | {"threads"}, "of a run it is the machine's own affair"
+    assert run_settings(with_defaults(recipe)) == TrainConfig()
+    changed = with_defaults(DictConfig({"loss": "dapo", "lora_target_modules": ["q_proj"], "lora_rank": 8}))
+    lora = LoraConfig(rank=8, target_modules=("q_proj",))
+    assert run_settings(changed) == TrainConfig(loss="dapo", lora=lora)
+
+
+def test_every_setting_of_a_step_is_a_keyword_of_a_training_and_a_dependence_is_on_a_setting() -> None:
+    """A new setting is one line of the table."""
+    assert set(per_step_settings()) <= MAPPED.keys()
+    for name in TrainConfig.model_fields:
+        assert set(use_of(TrainConfig, name).belongs_to) <= TrainConfig.model_fields.keys()
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ from launcher.client.dspy.program_rollout import AnswerRecord, ProgramRollout
 from launcher.client.dspy.rolling import zero_variance_examples
 from launcher.client.dspy.rollouts import FinishedRun, ProgramRun
 from launcher.client.dspy.sampler import EpochSampler
-from launcher.client.schema import Group, Member
+from launcher.client.request_bodies import Group, Member
 from tests.support.lives import begin_life
 from tests.support.small_counts import FLAT
 from tests.support.small_run import CUT_OFF, Asked, SmallRun

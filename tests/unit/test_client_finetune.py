@@ -18,7 +18,7 @@ from dspy.clients.utils_finetune import TrainDataFormat, TrainingStatus
 from launcher.client import PolicyLM, StepFailed, TrainingFailed, load
 from launcher.client.dspy.provider import SlipwayProvider
 from launcher.client.dspy.sft_plan import SFTPlan
-from launcher.client.schema import MOST_EXAMPLES
+from launcher.client.request_bodies import MOST_EXAMPLES
 from tests.support import abuses as a
 from tests.support.environment import REPOSITORY
 from tests.support.lives import be_another_process, begin_life

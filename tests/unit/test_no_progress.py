@@ -19,7 +19,7 @@ from launcher.client.art import SlipwayBackend
 from launcher.client.autorl import autorl
 from launcher.client.failures import Rewound, TrainingFailed
 from launcher.client.no_progress import MAX_EMPTY_STEPS, MAX_LATE_STEPS
-from launcher.client.schema import SupervisedExample
+from launcher.client.request_bodies import SupervisedExample
 from tests.support import abuses
 from tests.support.played_judge import fair_text, played_judge
 from tests.support.small_door import error

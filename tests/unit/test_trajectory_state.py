@@ -5,13 +5,11 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
 import pytest
 
 from launcher.client import Refused, Rewound, Session, Trajectory, TrajectoryGroup
-from launcher.client.schema import StepSettings
-from launcher.client.trajectories.results import TrainSettings
 from tests.support.small_run import SmallRun
 
 ASKED = {"role": "user", "content": "Well?"}
@@ -103,10 +101,6 @@ def test_b12_what_the_run_refuses_for_another_reason_is_raised(run: SmallRun, se
     run.break_next = ["", 400]  # its place is told, the step is refused
     with pytest.raises(Refused):
         session.train([group()])
-
-
-def test_b10_trains_settings_are_those_of_a_step() -> None:
-    assert get_type_hints(TrainSettings).keys() == StepSettings.model_fields.keys()
 
 
 # ------------------------------------------------------------------ log

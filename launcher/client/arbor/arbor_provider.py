@@ -26,7 +26,7 @@ from launcher.client.dspy.lm import PolicyLM
 from launcher.client.dspy.lm_endpoint import targets_run
 from launcher.client.dspy.provider import SlipwayProvider
 from launcher.client.failures import NotConnected
-from launcher.client.schema import PURPOSE_HEADER
+from launcher.client.request_bodies import PURPOSE_HEADER
 from launcher.client.session import Session
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from urllib.parse import quote
 
 from launcher.client.connection import Connection
-from launcher.client.schema import REQUEST_HEADER
+from launcher.client.request_bodies import REQUEST_HEADER
 from launcher.client.wire import new_request_id
 
 _MAX_EVENTS = 100

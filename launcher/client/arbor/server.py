@@ -17,7 +17,7 @@ from urllib.parse import quote, urlsplit
 
 from launcher.client.arbor.stderr_log import log, log_once
 from launcher.client.failures import NotConnected, Refused
-from launcher.client.schema import REQUEST_HEADER
+from launcher.client.request_bodies import REQUEST_HEADER
 from launcher.client.session import Session, connect
 from launcher.client.wire import new_request_id
 

@@ -18,7 +18,8 @@ from launcher.client.art.sample_lookup import look_up_samples
 from launcher.client.art.stderr_log import log_once
 from launcher.client.failures import Refused, Rewound
 from launcher.client.no_progress import NoProgressGuard, NothingToTrain, dropped_text
-from launcher.client.schema import Group, StepStatus
+from launcher.client.request_bodies import Group
+from launcher.client.schema import StepStatus
 from launcher.client.session import Session
 from launcher.client.trajectories.members import group_of
 

@@ -11,7 +11,7 @@ from typing import Any
 from pydantic_core import to_json
 
 from launcher.client.answers import parse_json, refused_error
-from launcher.client.schema import REQUEST_HEADER
+from launcher.client.request_bodies import REQUEST_HEADER
 from launcher.client.session import Session
 from launcher.client.wire import new_request_id
 

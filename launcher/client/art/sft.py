@@ -15,7 +15,8 @@ from launcher.client.art.art_training import step_metrics
 from launcher.client.art.stderr_log import log_once
 from launcher.client.failures import Refused, Rewound
 from launcher.client.no_progress import NoProgressGuard, NothingToTrain
-from launcher.client.schema import StepSettings, StepStatus, SupervisedExample
+from launcher.client.request_bodies import StepSettings, SupervisedExample
+from launcher.client.schema import StepStatus
 from launcher.client.session import Session
 
 # Where ART's `batch_size` is "auto": a batch is a step, and each step is a version that is served.

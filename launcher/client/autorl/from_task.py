@@ -25,15 +25,15 @@ from launcher.base.sanitize import plain_text as sanitized
 from launcher.client.autorl.pairwise_comparison import HELD_OUT_RUBRIC, AnswerPair, BeforeAfter, compare
 from launcher.client.autorl.policy_sampling import PolicySampler
 from launcher.client.autorl.scenario_generation import Scenarios, scenarios
+from launcher.client.request_bodies import TrainSettings, Validation
 from launcher.client.ruler.judge_prompt import DEFAULT_RUBRIC
 from launcher.client.ruler.judge_retries import Tries
 from launcher.client.ruler.judge_usage import Usage
 from launcher.client.ruler.judges import resolve_judge
 from launcher.client.ruler.score_group import DEFAULT_JUDGE, ruler_score_group
-from launcher.client.schema import Validation
 from launcher.client.session import Session, connect
 from launcher.client.trajectories.gathering import gather_trajectory_groups
-from launcher.client.trajectories.results import StepResult, TrainSettings
+from launcher.client.trajectories.results import StepResult
 from launcher.client.trajectories.trajectory_group import TrajectoryGroup
 
 # In the run's folder: the inputs, and the answers to the held-out ones from before.

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from launcher.client.answers import parse_json, refused_error
-from launcher.client.schema import PURPOSE_HEADER, ROLLOUT_HEADER
+from launcher.client.request_bodies import PURPOSE_HEADER, ROLLOUT_HEADER
 from launcher.client.session import Session
 from launcher.client.trajectories.trajectory import Trajectory, message_of
 from launcher.client.wire import AsyncWire

@@ -28,7 +28,7 @@ from launcher.client.dspy.program_rollout import AnswerRecord, Call, RolloutEnde
 from launcher.client.dspy.tagging import begin_call, current_rollout, is_untagged
 from launcher.client.dspy.version_names import parse_version
 from launcher.client.failures import EndpointLost
-from launcher.client.schema import PURPOSE_HEADER, REQUEST_HEADER, VERSION_HEADER
+from launcher.client.request_bodies import PURPOSE_HEADER, REQUEST_HEADER, VERSION_HEADER
 from launcher.client.tracing.rollout import is_in_rollout
 from launcher.client.wire import AsyncWire, new_request_id
 

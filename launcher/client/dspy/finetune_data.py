@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from launcher.client.dspy.training_place import Place
-from launcher.client.schema import SupervisedExample
+from launcher.client.request_bodies import SupervisedExample
 
 
 def load_or_save(

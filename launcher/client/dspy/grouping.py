@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from launcher.client.dspy.rollouts import FinishedRun
-from launcher.client.schema import Group, Member
+from launcher.client.request_bodies import Group, Member
 
 _REASON_LENGTH = 80
 _TEXT_LENGTH = 300

@@ -19,7 +19,8 @@ from launcher.client.dspy.score_comparison import Scores, is_comparable, rounded
 from launcher.client.dspy.training_place import Place, Validated
 from launcher.client.dspy.validation import Evaluation
 from launcher.client.failures import Refused, TrainingFailed
-from launcher.client.schema import StepStatus, Validation
+from launcher.client.request_bodies import Validation
+from launcher.client.schema import StepStatus
 from launcher.client.session import Session
 
 CheckpointMode = Literal["single-best", "improvements", "none"]

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from launcher.client.schema import Group, Member
+from launcher.client.request_bodies import Group, Member
 
 
 @dataclass

@@ -33,7 +33,8 @@ from launcher.client.dspy.reinforce_groups import GroupDeduplicator
 from launcher.client.dspy.training_place import Place
 from launcher.client.failures import Refused, Rewound, TrainingFailed
 from launcher.client.no_progress import NoProgressGuard, NothingToTrain
-from launcher.client.schema import Group, StepStatus
+from launcher.client.request_bodies import Group
+from launcher.client.schema import StepStatus
 from launcher.client.session import Session, connect
 from launcher.client.train_kwargs import ResolvedTrainKwargs
 

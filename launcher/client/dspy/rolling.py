@@ -44,7 +44,7 @@ from launcher.client.dspy.served_version import ServedVersion
 from launcher.client.dspy.tickets import Ended, Ticket
 from launcher.client.dspy.validation import raise_if_unanswered
 from launcher.client.dspy.workers import BackgroundCall, Workers, WorkerTask
-from launcher.client.schema import Group
+from launcher.client.request_bodies import Group
 
 _Result = TypeVar("_Result")
 # Of a step's own rollouts, the default bound for extra ones.

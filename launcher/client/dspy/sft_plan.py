@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from launcher.client.schema import MOST_EXAMPLES
+from launcher.client.request_bodies import MOST_EXAMPLES
 
 _EPOCHS, _PER_DEVICE, _ACCUMULATED = 5, 1, 8
 

@@ -27,7 +27,8 @@ from launcher.client.dspy.sft_plan import SFTPlan
 from launcher.client.dspy.version_names import parse_version
 from launcher.client.failures import Refused, Rewound, TrainingFailed
 from launcher.client.no_progress import NoProgressGuard, NothingToTrain
-from launcher.client.schema import StepStatus, SupervisedExample
+from launcher.client.request_bodies import SupervisedExample
+from launcher.client.schema import StepStatus
 from launcher.client.session import Session
 from launcher.client.train_kwargs import ResolvedTrainKwargs
 

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
+from launcher.client.request_bodies import PURPOSE_HEADER
 from launcher.client.ruler.judge_failures import AnswerUnusable, Declined, JudgeUnusable, RetryableError
 from launcher.client.ruler.judge_usage import Usage
-from launcher.client.schema import PURPOSE_HEADER
 from launcher.client.trajectories.members import get_field
 
 Messages = Sequence[Mapping[str, Any]]

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from launcher.client.connection import Connection
+from launcher.client.request_bodies import PURPOSE_HEADER
 from launcher.client.ruler.http_judge import chat_body, parse_response
 from launcher.client.ruler.judge_protocol import JudgeReply, Messages, cache_identity, names_fixed_weights
-from launcher.client.schema import PURPOSE_HEADER
 from launcher.client.wire import AsyncWire
 
 

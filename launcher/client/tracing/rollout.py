@@ -27,12 +27,7 @@ from urllib.parse import quote
 
 from launcher.base.sanitize import plain_text as sanitized
 from launcher.client.connection import Connection
-from launcher.client.schema import (
-    PREDICTOR_HEADER,
-    PURPOSE_HEADER,
-    ROLLOUT_HEADER,
-    Member,
-)
+from launcher.client.request_bodies import PREDICTOR_HEADER, PURPOSE_HEADER, ROLLOUT_HEADER, Member
 from launcher.client.tracing.http_patch import HttpPatch, HttpRequest
 from launcher.client.tracing.sampling_request import match_sampling_request
 

@@ -27,7 +27,7 @@ from launcher.base.sanitize import plain_text as sanitized
 from launcher.client import standard_error
 from launcher.client.connection import Connection
 from launcher.client.failures import Refused
-from launcher.client.schema import Validation
+from launcher.client.request_bodies import Validation
 from launcher.client.trajectories.members import choices_of, exception_reason, get_field, to_float, version_of
 from launcher.client.trajectories.results import Logged
 from launcher.client.trajectories.trajectory_group import Raised

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from launcher.client.schema import Group, Member
+from launcher.client.request_bodies import Group, Member
 
 # In the history, but nothing that this run sampled: a judge's turn, another model's.
 OTHER_MODEL = "answer of another model"

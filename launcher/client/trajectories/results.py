@@ -1,4 +1,4 @@
-"""The results of training and logging trajectories, awaited or not; and the settings of a step.
+"""The results of training and logging trajectories, awaited or not.
 
 Neighbours: `train_groups.py` and `log_groups.py` make these, `session.py` hands them to the program. Knows
 nothing of their making.
@@ -9,30 +9,7 @@ from __future__ import annotations
 from collections.abc import Generator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self, TypedDict
-
-from launcher.client.schema import Loss, Normaliser, Overlong, Schedule
-
-
-class TrainSettings(TypedDict, total=False):
-    """Settings of a step that override the run's, by the names of StepSettings."""
-
-    learning_rate: float
-    schedule: Schedule
-    warmup_steps: int
-    schedule_steps: int
-    schedule_step: int
-    weight_decay: float
-    max_grad_norm: float
-    loss: Loss
-    normaliser: Normaliser
-    scale_rewards: bool
-    clip_low: float
-    clip_high: float
-    kl_beta: float
-    overlong: Overlong
-    overlong_tokens: int
-    overlong_buffer: int
+from typing import Any, Self
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,8 @@ from launcher.client.answers import check_client_state
 from launcher.client.failures import Refused, Rewound, StepFailed
 from launcher.client.no_progress import NoProgressGuard, NothingToTrain, dropped_text
 from launcher.client.program_state import ProgramState
-from launcher.client.schema import Group, StepCounts, StepSettings, StepStatus
+from launcher.client.request_bodies import Group, StepSettings
+from launcher.client.schema import StepCounts, StepStatus
 from launcher.client.steps import TrainingSteps
 from launcher.client.trajectories.members import get_field, group_of
 from launcher.client.trajectories.results import StepResult

@@ -7,11 +7,13 @@ of `runtime/shared/schema.py`. Each keyword's meaning in TRL and Arbor is docume
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Callable
+from typing import Any, get_args
 
 from pydantic import ValidationError
 
 from runtime.shared.schema import StepSettings
+from runtime.shared.train_config import per_step_settings
 from runtime.shared.train_kwargs.translation import (
     Handler,
     Translation,
@@ -45,27 +47,19 @@ _CLIPPED_LOSSES = ("grpo", "bnpo", "dapo")
 _SCALES = {True: True, "group": True, False: False, "none": False}
 
 
-def _number(setting: str) -> Handler:
+def _plain(setting: str) -> Handler:
+    """A keyword whose value is the setting's own."""
+    parse = _parser_of(setting)
+
     def act(reading: Translation, name: str, value: Any) -> None:
-        reading.apply(name, setting, bounded(setting, number(value)))
+        reading.apply(name, setting, bounded(setting, parse(value)))
 
     return act
 
 
-def _integer(setting: str) -> Handler:
-    def act(reading: Translation, name: str, value: Any) -> None:
-        reading.apply(name, setting, bounded(setting, integer(value)))
-
-    return act
-
-
-def _as_is(setting: str) -> Handler:
-    """A setting by our own name, as it is."""
-
-    def act(reading: Translation, name: str, value: Any) -> None:
-        reading.apply(name, setting, bounded(setting, value))
-
-    return act
+def _parser_of(setting: str) -> Callable[[Any], Any]:
+    options = get_args(StepSettings.model_fields[setting].annotation)
+    return number if float in options else integer if int in options else lambda value: value
 
 
 def bounded(setting: str, value: Any) -> Any:
@@ -248,11 +242,11 @@ def _default_clip_of_trl(reading: Translation) -> None:
             reading.sources[setting] = "loss_type"
 
 
+# By the keyword of TRL, Arbor or transformers. Then, under our own names, all settings that a step may have.
 MAPPED: dict[str, Handler] = {
     "learning_rate": _learning_rate,
-    "weight_decay": _number("weight_decay"),
     "max_grad_norm": _max_grad_norm,
-    "beta": _number("kl_beta"),
+    "beta": _plain("kl_beta"),
     "loss_type": _loss_type,
     "importance_sampling_level": _importance_sampling_level,
     "scale_rewards": _scale_rewards,
@@ -263,15 +257,5 @@ MAPPED: dict[str, Handler] = {
     "warmup_ratio": _warmup_ratio,
     "mask_truncated_completions": _mask_truncated,
     "soft_completion_penalty_length": _soft_overlong,
-    # Under our own names, which are those of `train.` keys.
-    "kl_beta": _number("kl_beta"),
-    "loss": _as_is("loss"),
-    "normaliser": _as_is("normaliser"),
-    "clip_low": _number("clip_low"),
-    "clip_high": _number("clip_high"),
-    "schedule": _as_is("schedule"),
-    "schedule_steps": _integer("schedule_steps"),
-    "overlong": _as_is("overlong"),
-    "overlong_tokens": _integer("overlong_tokens"),
-    "overlong_buffer": _integer("overlong_buffer"),
 }
+MAPPED |= {name: _plain(name) for name in per_step_settings() if name not in MAPPED}

@@ -10,7 +10,7 @@ import sys
 import openai
 
 from launcher.client import Session, connect, group
-from launcher.client.schema import Validation
+from launcher.client.request_bodies import Validation
 from tests.support.waiting import wait_until
 
 STEPS = 2
