@@ -71,8 +71,8 @@ FLOORS = {
 }  # fmt: skip
 LONGEST_FILE = 500
 MOST_PUBLIC_NAMES = 12
-# Of the client, what it takes of the runtime's schema: it is made from that one.
-CLIENT_SCHEMA = "launcher/client/schema.py"
+# Made from the runtime's (`tests/generate.py`).
+CLIENT_SCHEMA = "launcher/client/request_bodies.py"
 # What breaks a rule until it is replaced. An entry that is not needed fails.
 TWICE_FOR_NOW: dict[str, set[str]] = {
     "launcher": {"Place"},  # of a training and of what is gathered ahead: one cursor takes the place of both
@@ -208,7 +208,7 @@ def test_no_file_has_too_many_public_names() -> None:
     Nor does `__all__`: who hands on what others define, as an `__init__` does, defines nothing.
     """
     many = {str(path.relative_to(ROOT)) for path in _house() if len(_public_names(path)) > MOST_PUBLIC_NAMES}
-    assert many == {CLIENT_SCHEMA}
+    assert not many
 
 
 @pytest.mark.parametrize("half", sorted(TWICE_FOR_NOW))
