@@ -123,11 +123,15 @@ class QueueRun(SmallRun):
         return 202, status.model_dump(mode="json")
 
     def status(self) -> dict[str, Any]:
-        return super().status() | {
-            "client_state": self.queue.client_state,
-            "steps_queued": self.queue.queued,
-            "last_metrics": self.queue.last_metrics,
-        }
+        """Of one instant, as the gateway's: no step ends between two of its parts."""
+        return self.on_loop(self._status())
+
+    async def _status(self) -> dict[str, Any]:
+        own = {"client_state": self.queue.client_state, "steps_queued": self.queue.queued}
+        return super().status() | own
+
+    def _last_metrics(self) -> dict[str, float]:
+        return self.queue.last_metrics
 
     def wait(self, number: int) -> dict[str, Any]:
         """A step's status, once it has ended or has not for a while."""
