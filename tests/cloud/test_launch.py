@@ -66,6 +66,7 @@ def _lift_the_refusal(rig: Rig) -> None:
     rig.faults("refuse-terminate", None)
 
 
+@pytest.mark.long  # in every run: test_played_launch.py's, and the one region above
 def test_no_capacity_anywhere_is_exit_4_and_leaves_nothing_behind(rig: Rig) -> None:
     rig.faults("no-capacity", EVERYWHERE)
     launched = Launched(rig, [*RENTED, "--", "true"])
@@ -75,6 +76,7 @@ def test_no_capacity_anywhere_is_exit_4_and_leaves_nothing_behind(rig: Rig) -> N
     wait_until(lambda: not left(rig), what=lambda: f"{left(rig)} to be gone")
 
 
+@pytest.mark.long  # in every run: test_run.py's signals on the way up, test_matrix.py's kill here
 def test_g02_ctrl_c_while_provisioning_ends_the_request_and_the_machine(rig: Rig) -> None:
     launched = Launched(rig, [*RENTED, "--", "true"])
     wait_until(lambda: rig.witness("run"), 900, lambda: f"a machine\n{launched.text}")

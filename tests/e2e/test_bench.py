@@ -1,4 +1,4 @@
-"""`launch bench` from outside: a short form in every run; the comparison with TRL by hand.
+"""`launch bench` from outside: a short form, and the comparison with TRL.
 
 What is measured in a short form on a busy computer is no figure; that it is measured, and what becomes of
 what was started, is what is tested here.
@@ -34,6 +34,7 @@ def found_by(launched: Launched) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.long
 def test_a_short_form_measures_each_line_and_leaves_nothing(home: Path) -> None:
     found = bench(home, "--steps", "1")
     lines = {line["what"]: line for line in found["lines"]}

@@ -167,13 +167,16 @@ def served_plainly(line: str) -> Iterator[PlainServer]:
 
 
 @pytest.fixture(scope="module")
-def plain_vllm(exported: dict[str, Any]) -> Iterator[dict[str, PlainServer]]:
-    """One of each export. They come up while other tests of this file run."""
-    with (
-        served_plainly(exported["adapter"]["serve"]) as adapter,
-        served_plainly(exported["merged"]["serve"]) as merged,
-    ):
-        yield {"adapter": adapter, "merged": merged}
+def plain_adapter(exported: dict[str, Any]) -> Iterator[PlainServer]:
+    """It comes up while other tests of this file run."""
+    with served_plainly(exported["adapter"]["serve"]) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def plain_merged(exported: dict[str, Any]) -> Iterator[PlainServer]:
+    with served_plainly(exported["merged"]["serve"]) as server:
+        yield server
 
 
 def apart(found: list[float], wanted: list[float]) -> float:
@@ -182,7 +185,7 @@ def apart(found: list[float], wanted: list[float]) -> float:
     return max(abs(a - b) for a, b in zip(found, wanted, strict=True))
 
 
-@pytest.mark.usefixtures("plain_vllm")
+@pytest.mark.usefixtures("plain_adapter")
 @pytest.mark.parametrize("form", ["adapter", "merged"])
 def test_b19_what_is_exported_has_the_served_logprobs(
     learned: tuple[str, Served], exported: dict[str, Any], form: str
@@ -217,11 +220,13 @@ def test_b19_a_run_begins_there_and_a_killed_python_leaves_nothing_of_it(
     assert not processes_of(said["run"])
 
 
-@pytest.mark.parametrize("form", ["adapter", "merged"])
+# In every run, the merged model's logprobs are computed without vLLM (above).
+@pytest.mark.parametrize("form", ["adapter", pytest.param("merged", marks=pytest.mark.long)])
 def test_b19_vllm_by_itself_answers_by_the_exports_line_as_the_run_did(
-    learned: tuple[str, Served], exported: dict[str, Any], plain_vllm: dict[str, PlainServer], form: str
+    learned: tuple[str, Served], exported: dict[str, Any], request: pytest.FixtureRequest, form: str
 ) -> None:
-    answer, said, server = learned[1], exported[form], plain_vllm[form]
+    answer, said = learned[1], exported[form]
+    server: PlainServer = request.getfixturevalue(f"plain_{form}")
     wait_until(server.ready, 600, server.log.read_text)
     plain = served(server.base_url, "none", "policy" if form == "adapter" else said["into"])
     assert (plain.prompt, plain.ids) == (answer.prompt, answer.ids)
