@@ -99,7 +99,11 @@ class TrainConfig(ConfigSection):
     """The settings of one optimizer step. Defaults follow the field's practice for GRPO with LoRA.
 
     None is the loss's own value (`resolved`). `normaliser`: a token counts 1 / the step's tokens, 1 / (the
-    step's answers x its answer's tokens), or 1 / (the step's answers x `constant_tokens`). `overlong`: an
+    step's answers x its answer's tokens), or 1 / (the step's answers x `constant_tokens`). `scale_rewards`:
+    advantages are divided by their group's deviation. `clip_low`, `clip_high`: ratios are cut to 1 - clip_low
+    and 1 + clip_high. `kl_beta`: the weight of the k3 KL divergence to the base (the adapter off); 0 leaves
+    out its forward pass. `max_grad_norm`: the gradient's norm is cut to it. `pack_tokens`: the tokens, with
+    padding, of one forward pass. `seed`: of the adapter's start. `overlong`: an
     answer cut off at its limit is left out (mask), kept as it is (keep), or kept while each answer is charged
     up to 1 over its last `overlong_buffer` of `overlong_tokens` tokens (soft; DAPO, equation 13).
     `dual_clip`: a ratio above it teaches nothing if the advantage is negative, and counts for no more in the
