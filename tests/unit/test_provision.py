@@ -15,7 +15,7 @@ from launcher.backends.skypilot.cluster_request import ClusterRequest
 from launcher.backends.skypilot.provision import Provisioning
 from launcher.backends.skypilot.sky_home import SkyHome
 from launcher.backends.skypilot.sky_process import NoAccessError, SkyCallError, SkyProcess
-from launcher.base.errors import CapacityError
+from launcher.base.errors import CapacityError, LaunchError
 
 OFFER = {"instance_type": "p5.48xlarge", "price_per_hour": 27.52}
 ORDER = ClusterRequest(
@@ -66,15 +66,22 @@ class Played:
         return {"where": self._cloud}
 
 
-def provisioned(played: Played, tried: list[list[str]], unsure: list[str] | None = None) -> dict[str, Any]:
-    """`tried`: all that was asked so far, each time that it was said. `unsure`: where it may be, of these."""
+def provisioned(
+    played: Played,
+    tried: list[list[str]],
+    unsure: list[str] | None = None,
+    warned: list[str] | None = None,
+) -> dict[str, Any]:
+    """`tried`: all that was asked so far, each time that it was said. `unsure`: where it may be, of these.
+    `warned`: gets the lines for the user."""
     order = replace(ORDER, unsure=[] if unsure is None else unsure)
     home, sky = cast("SkyHome", played), cast("SkyProcess", played)
 
     def trying(places: list[str]) -> None:
         tried.append(list(places))
 
-    return Provisioning(order, home, sky, trying, lambda line: None, lambda line: None).run()
+    warn = ([] if warned is None else warned).append
+    return Provisioning(order, home, sky, trying, warn, lambda line: None).run()
 
 
 def test_g16_the_next_cloud_is_tried_in_a_home_of_its_own() -> None:
@@ -117,13 +124,24 @@ def test_nowhere_is_said_by_the_last_cloud_and_all_of_them_can_be_asked_afterwar
     assert played.did[-1] == "made for all"
 
 
-@pytest.mark.parametrize(("cloud", "asked_somebody"), [("lambda", False), ("aws", True)])
-def test_where_the_first_cloud_lets_nobody_in_nothing_was_asked(cloud: str, asked_somebody: bool) -> None:
-    refused = NoAccessError("the cloud does not accept your credentials")
-    played, tried = Played({"lambda": CapacityError("full")} | {cloud: refused}), []
+REFUSED = NoAccessError("none of the clouds you asked for accepts your credentials", "Lambda: key expired")
+
+
+@pytest.mark.parametrize(("first", "tried_there"), [(CapacityError("full"), ["lambda"]), (REFUSED, [])])
+def test_where_the_last_cloud_lets_nobody_in_only_the_others_were_asked(
+    first: LaunchError, tried_there: list[str]
+) -> None:
+    played, tried = Played({"lambda": first, "aws": REFUSED}), []
     with pytest.raises(NoAccessError):
         provisioned(played, tried)
-    assert tried[-1] == (["lambda"] if asked_somebody else [])
+    assert tried[-1] == tried_there
+
+
+def test_p11_a_cloud_that_refuses_the_credentials_is_said_and_the_next_is_tried() -> None:
+    played, tried, warned = Played({"lambda": REFUSED}), [], []
+    assert provisioned(played, tried, warned=warned) == {"where": "aws"}
+    assert tried[-1] == ["aws/us-east-1"], "no machine can be at the first"
+    assert warned == [f"lambda: {REFUSED.message} (Lambda: key expired); aws is next"]
 
 
 def test_p04_whose_account_it_is_is_written_down_before_a_machine_is_asked_for(tmp_path: Path) -> None:

@@ -42,14 +42,17 @@ class Provisioning:
     progress: Progress
 
     def run(self) -> dict[str, Any]:
-        """The cluster, as SkyPilot's books have it. Raises PreflightError, CapacityError."""
+        """The cluster, by SkyPilot's books: on the first cloud that has room and takes the credentials.
+
+        Raises PreflightError, CapacityError: those of the last cloud.
+        """
         clouds = clouds_of(self.order.infra)
         tried: list[str] = []
         try:
             for cloud, after in pairwise(clouds):
                 try:
                     return self._on(cloud, tried)
-                except CapacityError as error:
+                except (CapacityError, NoAccessError) as error:
                     self.warn(f"{cloud}: {error.message} ({error.why}); {after} is next")
                     self.sky.end()
             return self._on(clouds[-1], tried)
