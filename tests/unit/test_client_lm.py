@@ -7,7 +7,6 @@ import warnings
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
-from pathlib import Path
 from typing import Any
 
 import dspy
@@ -276,26 +275,6 @@ def test_copies_share_the_endpoint(run: SmallRun, session: Session) -> None:
     copied = program.deepcopy()
     assert copied.lm is not program.lm and copied.lm.policy is program.lm.policy
     assert copied(english="hello").french == "bonjour"
-
-
-def test_a_saved_program_asks_the_run_it_is_loaded_in_and_never_openai(
-    run: SmallRun, session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    program = dspy.Predict("english -> french")
-    program.set_lm(PolicyLM(session, max_tokens=9, extra_body={"min_p": 0.2}))
-    program.save(tmp_path / "program.json")
-    assert TOKEN not in (tmp_path / "program.json").read_text()
-    loaded = dspy.Predict("english -> french")
-    with pytest.raises(ValueError, match="PolicyLM"):
-        loaded.load(tmp_path / "program.json")
-    other = SmallRun()
-    monkeypatch.setenv("LAUNCH_BASE_URL", other.base_url)
-    monkeypatch.setenv("LAUNCH_API_KEY", TOKEN)
-    loaded.load(tmp_path / "program.json", allow_unsafe_lm_state=True)
-    loaded(english="hello")
-    assert not run.asked
-    assert (other.asked[0].body["max_tokens"], other.asked[0].body["min_p"]) == (9, 0.2)
-    other.close()
 
 
 def test_a_plain_lm_becomes_a_policy_with_the_same_settings(run: SmallRun, session: Session) -> None:

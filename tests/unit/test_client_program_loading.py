@@ -1,11 +1,13 @@
-"""A saved program asks the run it is loaded in, or the LM it is given: never OpenAI; no token is written."""
+"""A saved program asks the run it is loaded in, the LM it is given, or a vLLM, and never OpenAI."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import dspy
 import pytest
+from dspy.clients.base_lm import LM_CLASS_STATE_KEY
 
 from launcher.client import NotConnected, PolicyLM, load
 from tests.support import abuses as a
@@ -78,9 +80,42 @@ def test_with_an_lm_of_its_own_it_needs_no_run(
     assert program(english="hello").back == "hi"
 
 
-def test_dspy_alone_refuses_it_rather_than_asking_somebody_else(run: SmallRun, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"launcher\.client\.PolicyLM"):
-        a.Two().load(saved(run, tmp_path / "program.json"))
+@pytest.mark.parametrize(("model", "name"), [(None, "policy"), ("base", "base")])
+def test_s05_dspy_alone_makes_it_a_program_of_a_vllm_and_asks_nobody_else(
+    run: SmallRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: str | None, name: str
+) -> None:
+    """As `vllm serve` serves the export, where `launcher` is not installed."""
+    program = a.predict()
+    program.set_lm(PolicyLM(run.session(), model=model, max_tokens=9, extra_body={"min_p": 0.2}))
+    program.save(tmp_path / "program.json")
+    lm = json.loads((tmp_path / "program.json").read_text())["lm"]
+    assert "launcher" not in lm[LM_CLASS_STATE_KEY] and "policy@" not in lm["model"]
+    monkeypatch.delenv("LAUNCH_BASE_URL")
+    vllm = SmallRun(answer=a.varied)
+    monkeypatch.setenv("HOSTED_VLLM_API_BASE", vllm.base_url)
+    monkeypatch.setenv("HOSTED_VLLM_API_KEY", TOKEN)
+    loaded = a.predict()
+    loaded.load(tmp_path / "program.json")
+    loaded(english="hello")
+    (asked,) = vllm.asked
+    body = asked.body
+    assert (body["model"], body["max_tokens"], body["min_p"]) == (name, 9, 0.2)
+    assert KEY not in str(asked.headers)
+    assert not body.keys() & {"launch_kwargs", "slipway_model"}
+    vllm.close()
+
+
+def test_a_program_that_was_saved_with_our_class_still_loads(run: SmallRun, tmp_path: Path) -> None:
+    path = saved(run, tmp_path / "program.json")
+    state = json.loads(path.read_text())
+    settings = {"max_tokens": 9, "extra_body": {"min_p": 0.2}, "num_retries": 0, "cache": False}
+    kinds = {LM_CLASS_STATE_KEY: "launcher.client.PolicyLM", "model": "policy@v3", "model_type": "chat"}
+    state["first"]["lm"] = kinds | settings
+    path.write_text(json.dumps(state))
+    program = a.Two()
+    load(program, path)
+    program.first(english="hello")
+    assert (run.asked[0].body["model"], run.asked[0].body["min_p"]) == ("policy", 0.2)
 
 
 def test_g14_a_pickled_program_has_no_token_and_asks_the_run_it_is_unpickled_in(

@@ -23,7 +23,16 @@ from launcher.client.dspy.version_names import parse_version, served_version_nam
 from launcher.client.session import Session, connect
 
 # Fields of a saved state that the constructor of a new run's LM decides itself.
-_NOT_RESTORED = (LM_CLASS_STATE_KEY, "model", "model_type", "num_retries", "cache")
+_NOT_RESTORED = (LM_CLASS_STATE_KEY, "model", "model_type", "num_retries", "cache", "launch_kwargs")
+# A saved policy is a plain LM, which DSPy loads where nothing of ours is installed: of a vLLM's
+# (HOSTED_VLLM_API_BASE, or localhost:8000), never of OpenAI's with the user's key.
+_PLAIN_CLASS = f"{dspy.LM.__module__}.{dspy.LM.__qualname__}"
+_PLAIN_PROVIDER = "hosted_vllm"
+_PLAIN_RETRIES = 3
+# The name of the version in its `launch_kwargs`, which go into no request.
+_SAVED_MODEL = "slipway_model"
+# The class in files of earlier versions: by its public place, and by the one before.
+_POLICY_LM_CLASSES = ("launcher.client.PolicyLM", "launcher.client.lm.PolicyLM")
 
 
 class PolicyLM(dspy.LM):
@@ -170,8 +179,18 @@ class PolicyLM(dspy.LM):
         return _unpickled, (self.dump_state(), self.session.run_id, self.model, self.compiled)
 
     def dump_state(self) -> dict[str, Any]:
-        """Settings without address or token. Loading needs `allow_unsafe_lm_state=True`, inside a run."""
-        return BaseLM.dump_state(self) | {"extra_body": self.policy.extra_body}
+        """Settings without address or token: those of a plain LM of the same name on a vLLM.
+
+        `launcher.client.load` makes it an LM of the run that it is loaded in.
+        """
+        name = BASE_MODEL if self.model == BASE_MODEL else self.session.model
+        return BaseLM.dump_state(self) | {
+            LM_CLASS_STATE_KEY: _PLAIN_CLASS,
+            "model": f"{_PLAIN_PROVIDER}/{name}",
+            "num_retries": _PLAIN_RETRIES,
+            "launch_kwargs": {_SAVED_MODEL: self.model},
+            "extra_body": self.policy.extra_body,
+        }
 
     @classmethod
     def load_state(cls, state: dict[str, Any], *, allow_custom_lm_class: bool = False) -> PolicyLM:
@@ -182,7 +201,20 @@ class PolicyLM(dspy.LM):
     def from_state(cls, state: dict[str, Any], session: Session | None = None) -> PolicyLM:
         """The LM of this run with the settings that `dump_state` wrote: the newest version, or the base."""
         kept = {key: value for key, value in state.items() if key not in _NOT_RESTORED}
-        return cls(session, model=BASE_MODEL if state.get("model") == BASE_MODEL else None, **kept)
+        return cls(session, model=BASE_MODEL if _saved_model(state) == BASE_MODEL else None, **kept)
+
+
+def is_saved_policy(state: dict[str, Any]) -> bool:
+    """Whether a saved LM is the policy's."""
+    return state.get(LM_CLASS_STATE_KEY) in _POLICY_LM_CLASSES or _SAVED_MODEL in _launch_kwargs(state)
+
+
+def _saved_model(state: dict[str, Any]) -> Any:
+    return _launch_kwargs(state).get(_SAVED_MODEL, state.get("model"))
+
+
+def _launch_kwargs(state: dict[str, Any]) -> dict[str, Any]:
+    return state.get("launch_kwargs") or {}
 
 
 def _unpickled(state: dict[str, Any], run_id: str = "", model: str = "", compiled: bool = False) -> PolicyLM:

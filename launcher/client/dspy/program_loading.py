@@ -1,8 +1,8 @@
 """Loads a saved program so that it uses this run, or the LM it is given, and never any other.
 
 `program.save("program.json")` writes no address and no key. Loaded by DSPy alone, a program that used the
-policy is refused (its LM is a class of ours), and one saved with a plain LM would call OpenAI with the user's
-own key. Neighbours: `lm.py` has the policy's LM. Knows nothing of training.
+policy asks a vLLM for it, and one saved with a plain LM would call OpenAI with the user's own key.
+Neighbours: `lm.py` has the policy's LM. Knows nothing of training.
 """
 
 from __future__ import annotations
@@ -12,13 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import dspy
-from dspy.clients.base_lm import LM_CLASS_STATE_KEY, BaseLM
+from dspy.clients.base_lm import BaseLM
 
-from launcher.client.dspy.lm import PolicyLM
+from launcher.client.dspy.lm import PolicyLM, is_saved_policy
 from launcher.client.session import Session, connect
-
-# By its public place, which stays; and by its earlier place, for programs that were saved then.
-_POLICY_LM_CLASSES = (f"{PolicyLM.__module__}.{PolicyLM.__qualname__}", "launcher.client.lm.PolicyLM")
 
 
 def load(
@@ -45,14 +42,14 @@ def load(
         settings = {"self": _pop_lm({"self": state}, "self")}
     else:
         settings = {name: _pop_lm(state, name) for name, _ in program.named_parameters()}
-    if lm is None and any(map(_was_policy_lm, settings.values())):
+    if lm is None and any(saved is not None and is_saved_policy(saved) for saved in settings.values()):
         session = session or connect()
     program.load_state(state)
     for name, predictor in program.named_predictors():
         saved = settings.get(name)
         if lm is not None:
             predictor.lm = lm
-        elif saved is not None and _was_policy_lm(saved):
+        elif saved is not None and is_saved_policy(saved):
             predictor.lm = PolicyLM.from_state(saved, session)
     return program
 
@@ -64,7 +61,3 @@ def _pop_lm(state: dict[str, Any], name: str) -> dict[str, Any] | None:
     saved = state[name].get("lm")
     state[name]["lm"] = None
     return saved
-
-
-def _was_policy_lm(saved: dict[str, Any] | None) -> bool:
-    return saved is not None and saved.get(LM_CLASS_STATE_KEY) in _POLICY_LM_CLASSES
