@@ -168,10 +168,19 @@ def test_g19_a_training_in_which_no_answer_parses_ends_soon_and_says_what_to_try
     with pytest.raises(TrainingFailed, match=r"No answer could be parsed in 3 steps in a row\n") as raised:
         grpo.compile(a.predict(), trainset=examples())
     hint = str(raised.value.hint)
-    assert "adapter" in hint and "max_tokens" in hint and "fewer output fields" in hint
+    assert "ChatAdapter" in hint and "max_tokens" in hint and "one output field" in hint
+    assert "dspy.BootstrapFinetune" in hint, "S9: a base that cannot write the format learns it first"
     assert "50% of the runs were cut off" in hint
     assert len(run.requests) == 3
-    assert capfd.readouterr().err.count("no run had answers that could be parsed; try another adapter") == 1
+    assert capfd.readouterr().err.count("no run had answers that could be parsed; the model") == 1
+
+
+def test_n07_the_adapter_in_use_is_not_what_to_try(run: SmallRun) -> None:
+    run.answer, run.drop_flat = (lambda asked: a.BAD), True
+    with pytest.raises(TrainingFailed) as raised:
+        optimizer(adapter=dspy.JSONAdapter()).compile(a.predict(), trainset=examples())
+    hint = str(raised.value.hint)
+    assert "the format of JSONAdapter" in hint and "adapter=dspy.ChatAdapter()" in hint
 
 
 def test_a_single_step_of_unparsed_answers_fails_with_the_same_hint(run: SmallRun) -> None:

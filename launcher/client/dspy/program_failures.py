@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import dspy
+
 from launcher.client.dspy.report import Report, counts_text, plural
 from launcher.client.dspy.rollouts import RUN_BY_HAND, FinishedRun, all_failed
 from launcher.client.failures import TrainingFailed
@@ -24,6 +26,7 @@ class ProgramFailures:
     """Counts the steps in a row in which the program failed. Each method raises TrainingFailed."""
 
     report: Report
+    adapter: dspy.Adapter
     # Whether a run has come to an end before, also in an earlier life of this training.
     has_run: bool = False
     _crashed: int = 0
@@ -61,7 +64,7 @@ class ProgramFailures:
             raise TrainingFailed(
                 f"No answer could be parsed in {self._unparsed} steps in a row",
                 why=next((it.reason for it in finished if it.reason), None),
-                hint=unparsed(cut_off_rate),
+                hint=unparsed(cut_off_rate, self.adapter),
             )
 
     def ended(self, steps: int, trained: bool) -> None:
@@ -72,7 +75,7 @@ class ProgramFailures:
         if trained or not steps:
             return
         outcomes = {name for name, count in self.report.outcomes.items() if count}
-        hint = unparsed(0.0) if outcomes == {"unparsed"} else _outside(self.report)
+        hint = unparsed(0.0, self.adapter) if outcomes == {"unparsed"} else _outside(self.report)
         raise TrainingFailed(
             f"Nothing was trained in {plural(steps, 'step')}",
             why=f"rollouts: {counts_text(self.report.outcomes)}; "
@@ -81,12 +84,16 @@ class ProgramFailures:
         )
 
 
-def unparsed(cut_off_rate: float) -> str:
+def unparsed(cut_off_rate: float, adapter: dspy.Adapter) -> str:
     """Advice if no answer parses. `cut_off_rate`: the share of runs cut off at their length limit."""
     cut_off = f" ({cut_off_rate:.0%} of the runs were cut off)" if cut_off_rate else ""
+    known = (dspy.JSONAdapter, dspy.ChatAdapter)  # the first is a kind of the second
+    used = next((one.__name__ for one in known if isinstance(adapter, one)), type(adapter).__name__)
+    other = "ChatAdapter" if used == "JSONAdapter" else "JSONAdapter"
     return (
-        "try another adapter (GRPO(adapter=dspy.JSONAdapter()), evaluate(adapter=…)), "
-        f"more room for an answer (PolicyLM(max_tokens=…)){cut_off}, or fewer output fields"
+        f"the model does not write the format of {used}; teach it first with examples "
+        f"(dspy.BootstrapFinetune), use a plain signature of one output field, try adapter=dspy.{other}(), "
+        f"or give an answer more room (PolicyLM(max_tokens=…)){cut_off}"
     )
 
 

@@ -98,7 +98,7 @@ class Training:
         self._predictors = Predictors(self.program)
         self.alarms = Alarms(self.plan.thresholds)
         self._guard = NoProgressGuard(self.session.max_empty_steps)
-        self._failures = ProgramFailures(self.report, has_run=self.place.step > 0)
+        self._failures = ProgramFailures(self.report, self.adapter, has_run=self.place.step > 0)
         self.served = ServedVersion(self.session, self.journal)
         self.rolling = Rolling(
             self.program,
@@ -212,7 +212,7 @@ class Training:
 
     def _report_unparsed(self, parse_rate: float, cut_off_rate: float, outcomes: Mapping[str, int]) -> None:
         if not parse_rate and any(count for name, count in outcomes.items() if name != "crashed"):
-            text = f"no run had answers that could be parsed; {unparsed(cut_off_rate)}"
+            text = f"no run had answers that could be parsed; {unparsed(cut_off_rate, self.adapter)}"
             self.journal.note_once("unparsed", text)
 
     def _train(self, rolled: Rolled) -> None:
