@@ -369,7 +369,7 @@ def test_a17_a_finetuned_program_is_loaded_in_a_later_run_and_outside_any(
     path = tmp_path / "program.json"
     optimizer.compile(student(run, max_tokens=9), trainset=examples(2)).save(path)
     assert TOKEN not in path.read_text() and "api.openai.com" not in path.read_text()
-    assert json.loads(path.read_text())["lm"]["model"] == run.name_of(1)
+    assert json.loads(path.read_text())["lm"]["launch_kwargs"] == {"slipway_model": run.name_of(1)}
 
     later = SmallRun(run_id="run-2")
     try:

@@ -118,6 +118,8 @@ def test_g14_a_command_that_crashes_shows_no_secret(
 
     for name in ("result", "stream_log"):
         monkeypatch.setattr(f"launcher.console.output.Output.{name}", crash)
+    # N12: nothing here gets as far as using one.
+    monkeypatch.setattr("launcher.config.remote_tools.missing_tools", lambda *tools: [])
     monkeypatch.setattr(preflight, "check_runtime_environment", crash)
     monkeypatch.setattr("launcher.backends.cloud_machine.CloudMachine.from_description", crash)
     monkeypatch.setattr("launcher.backends.skypilot.prices.market", crash)
