@@ -18,6 +18,7 @@ import pytest
 
 from tests.support.environment import REPOSITORY, runtime_environ, runtime_python
 from tests.support.lane import Lane, LaneError, in_a_lane
+from tests.support.places import are_taken, of_this_computer
 
 RUNTIME = "tests/runtime/"
 GPU = "tests/gpu/"
@@ -96,6 +97,11 @@ def pytest_runtestloop(session: pytest.Session) -> None:
     for item in session.items:
         if (name := _lane_for(item)) is not None:
             chosen[name].append(item.nodeid)
+    if chosen and are_taken(*of_this_computer()):
+        print(
+            "\nAnother suite runs on this computer: these tests wait until it has a place for them.",
+            file=sys.stderr,
+        )
     for name in sorted(chosen, key=_is_the_runtimes):
         session.config.stash[_STARTED][name] = _start(name, chosen[name])
 

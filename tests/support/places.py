@@ -34,23 +34,43 @@ def take(folder: Path, count: int) -> int:
 
     It is this process's alone: what it forks has none (POSIX record locks).
     """
-    folder.mkdir(mode=0o700, exist_ok=True)
-    while True:
-        for number in range(count):
-            descriptor = os.open(folder / str(number), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            try:
-                fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                os.close(descriptor)
-            else:
-                _held.append(descriptor)
-                return number
+    while (found := _try(folder, count)) is None:
         time.sleep(_POLL_SECONDS)
+    number, descriptor = found
+    _held.append(descriptor)
+    return number
+
+
+def are_taken(folder: Path, count: int) -> bool:
+    """Whether a lane that began now would wait."""
+    found = _try(folder, count)
+    if found is not None:
+        os.close(found[1])
+    return found is None
+
+
+def _try(folder: Path, count: int) -> tuple[int, int] | None:
+    """A free place's number and its locked file; None if there is none."""
+    folder.mkdir(mode=0o700, exist_ok=True)
+    for number in range(count):
+        descriptor = os.open(folder / str(number), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(descriptor)
+        else:
+            return number, descriptor
+    return None
+
+
+def of_this_computer() -> tuple[Path, int]:
+    """The folder of the places that all suites here share, and how many there are."""
+    from tests.support.lanes import LANES
+
+    return Path(tempfile.gettempdir()) / f"slipway-places-{os.getuid()}", places(len(LANES))
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtestloop() -> None:
     """Before the first test of the lane."""
-    from tests.support.lanes import LANES
-
-    take(Path(tempfile.gettempdir()) / f"slipway-places-{os.getuid()}", places(len(LANES)))
+    take(*of_this_computer())

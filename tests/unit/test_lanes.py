@@ -15,7 +15,7 @@ from tests.support import descendants, lane_reports
 from tests.support.environment import PROGRAMS, REPOSITORY
 from tests.support.lane import Lane, LaneError
 from tests.support.lanes import GPU_LANE, LANES, lane_of
-from tests.support.places import places
+from tests.support.places import are_taken, places
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.process
@@ -114,6 +114,7 @@ def test_a_lane_that_finds_no_place_has_the_one_of_the_next_that_ends(tmp_path: 
     try:
         taken = {place(name): begun[name] for name in ("one", "two")}
         assert set(taken) == {0, 1}
+        assert are_taken(tmp_path / "places", 2) and not are_taken(tmp_path / "places", 3)
         begun["three"] = begin("three")
         taken[1].kill()
         assert place("three") == 1
