@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -327,7 +326,7 @@ class CloudMachine:
     def _within_limits(self) -> bool:
         """Whether no time limit and no budget is reached yet."""
         limits = replace(self._limits, price_per_hour=self.price_per_hour or 0.0)
-        return limits.reached(time.time()) is None
+        return limits.reached(limits.wall_time()) is None
 
     # -------------------------------------------------------------- down
 

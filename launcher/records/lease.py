@@ -1,14 +1,15 @@
-"""Tells when to renew the lease, how much of it is left, and when a deadline or budget is reached. Pure.
+"""Tells when to renew the lease, how much of it is left, and when a deadline or budget is reached.
 
 Neighbours: `runtime_monitor.py` renews, `run.py` asks for limits. Times are seconds on whatever clock the
 caller uses: one that goes on while the computer sleeps (`clock.py`). Knows nothing of processes or of the
-network.
+network. Pure, but for `wall_time`.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from launcher.base.process_location import wall_time
 from launcher.base.units import format_duration, format_money
 
 _RENEWALS_PER_LEASE = 4
@@ -48,6 +49,13 @@ class Limits:
     budget: float | None = None
     price_per_hour: float = 0.0
     spent: float = 0.0
+    # For limits on the wall clock: the boot clock at `begun_at`, and the boot.
+    begun_boot: float | None = None
+    boot: str | None = None
+
+    def wall_time(self) -> float:
+        """The time now, by the wall clock of `begun_at`."""
+        return wall_time(self.begun_at, self.begun_boot, self.boot)
 
     def cost(self, now: float) -> float:
         """The cost of this life."""

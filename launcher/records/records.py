@@ -19,10 +19,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from launcher.base import atomic, locks
+from launcher.base import atomic, clock, locks
 from launcher.base.errors import LaunchError, UsageError
 from launcher.base.home import Home
-from launcher.base.process_location import ProcessLocation
+from launcher.base.process_location import ProcessLocation, wall_time
 from launcher.base.processes import ProcessId
 from launcher.base.suggestions import closest_match
 from launcher.records import reachability, teardown_lock
@@ -48,10 +48,10 @@ class RunRecord:
     ended, but without a proof that nothing is left; such a run still counts as live. `exit_code` is the
     user's command's own; `ended_by` is "launch", "guardian", "down", "gc" or "resume"; `reason` is the
     cause of the end, `why` the cause of that. `details` is the caller's own (JSON). `begun`: when this
-    life began, None for the first; `earlier_lives` are those before. `unpulled`: why its newest results
-    are not on this computer; `given_up`: the user no longer waits for them. `troubles`: other failures
-    during its end. `place`: where this life's processes are, None in records of older versions. `folder`:
-    the run's, as this process finds it; not in the file."""
+    life began, None for the first; `begun_boot`: the boot clock then. `earlier_lives` are those before.
+    `unpulled`: why its newest results are not on this computer; `given_up`: the user no longer waits for
+    them. `troubles`: other failures during its end. `place`: where this life's processes are, None in records
+    of older versions. `folder`: the run's, as this process finds it; not in the file."""
 
     id: str
     created: float
@@ -71,6 +71,7 @@ class RunRecord:
     proof: dict[str, Any] | None = None
     details: dict[str, Any] = field(default_factory=dict)
     begun: float | None = None
+    begun_boot: float | None = None
     earlier_lives: tuple[Life, ...] = ()
     unpulled: str | None = None
     given_up: bool = False
@@ -134,6 +135,10 @@ class RunRecord:
         begun = self.created if self.begun is None else self.begun
         ended = begun if self.ended is None else self.ended
         return Life(begun, None if self.live else ended, price)
+
+    def now(self) -> float:
+        """The time by the wall clock of its newest life's begin, whatever has been set since (P13)."""
+        return wall_time(self.life.begun, self.begun_boot, self.place.boot if self.place else None)
 
     @property
     def lives(self) -> tuple[Life, ...]:
@@ -235,6 +240,7 @@ class RecordStore:
             teardown_lock.create(self.folder(run_id))
             ours: dict[str, Any] = {"launch": ProcessId.own(), "place": ProcessLocation.here()}
             ours |= {"name": name, "command": command, "folder": self.folder(run_id)}
+            ours["begun_boot"] = clock.boot_seconds()
             record = RunRecord(run_id, time.time(), **(ours | fields))
             self._write(record)
             atomic.sync(self.runs)
@@ -255,6 +261,7 @@ class RecordStore:
             ended |= {"ended_by": None, "reason": None, "why": None, "proof": None, "unpulled": None}
             life = {"troubles": (), "given_up": False, "begun": time.time(), "earlier_lives": record.lives}
             life |= {"launch": ProcessId.own(), "place": ProcessLocation.here()}
+            life["begun_boot"] = clock.boot_seconds()
             return self.update(run_id, state="created", **(ended | life | fields))
 
     def check_name(self, name: str | None) -> None:

@@ -243,7 +243,7 @@ class Ending:
             return fields
         return fields | {
             "state": "verified" if proof.verified else "unverified",
-            "ended": time.time(),
+            "ended": self._run.record.now(),
             "ended_by": "launch",
             "proof": proof.to_dict(),
             "unpulled": self._why_unpulled(),

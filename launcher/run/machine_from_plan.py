@@ -56,9 +56,15 @@ def machine_for(
         secrets=secrets,
         alias=record.name,
         copy_rate=copy_rate,
-        limits=Limits(record.life.begun, plan.deadline_seconds, plan.budget, spent=plan.spent),
+        limits=_limits(plan, record),
         warn=warn,
     )
+
+
+def _limits(plan: Plan, record: RunRecord) -> Limits:
+    boot = record.place.boot if record.place else None
+    until = (plan.deadline_seconds, plan.budget)
+    return Limits(record.life.begun, *until, spent=plan.spent, begun_boot=record.begun_boot, boot=boot)
 
 
 def _own_folder(model: str) -> Path | None:

@@ -197,7 +197,7 @@ def _end_exclusively(
     _log(f"{run_id}: {proof.detail}")
     lock.report("saving the record")
     state = "verified" if proof.verified else "unverified"
-    ended = time.time() if ended_before is None else ended_before
+    ended = record.now() if ended_before is None else ended_before
     changes = {"state": state, "proof": proof.to_dict(), "ended": ended, "unpulled": unpulled}
     for _ in range(_WRITES):
         if _note(store, run_id, **changes):
@@ -210,7 +210,7 @@ def _self_ended(record: RunRecord) -> float | None:
     """The latest time at which a machine that is gone can have ended itself: it was paid for until then.
     None if that time is still to come, or the machine is still there."""
     latest = self_termination.latest_end(record)
-    if latest is None or latest >= time.time():
+    if latest is None or latest >= record.now():
         return None
     try:
         cast("Machine", from_record(record)).ended()

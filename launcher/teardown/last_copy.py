@@ -102,7 +102,7 @@ def _while_it_moves(
             break
         if given_up():
             return "the user gave them up"
-        if reached := take_down.limit_reached(record, time.time()):
+        if reached := take_down.limit_reached(record, record.now()):
             return reached
         if clock.boot_seconds() >= until:
             return f"they did not arrive within the lease of {format_duration(_lease(record))}"

@@ -19,7 +19,7 @@ _MACHINE_FOLDER = "machine"
 
 
 def latest_end(record: RunRecord) -> float | None:
-    """On the wall clock; None if unknown: for a run that was never ready, or has no sign of life."""
+    """By `record.now`'s clock; None if unknown: for a run that was never ready, or has no sign of life."""
     lease = (record.details.get("plan") or {}).get("lease_seconds")
     idle = record.machine.get("idle_minutes")
     age = heartbeat.age_seconds(record.folder)

@@ -144,7 +144,8 @@ def take_down(
         lock.report("down")
         proof = machine_from_record.end_machine(from_record(record), note)
         lock.report("saving the record")
-        ended = time.time() if latest is None or not outcome.gone else min(latest, time.time())
+        now = record.now()
+        ended = now if latest is None or not outcome.gone else min(latest, now)
         return _write_final_record(store, record, ended_by, ended, proof, outcome.unpulled, note)
 
 
@@ -187,7 +188,7 @@ def _bring_home(
         return _PullOutcome(None)
     if isinstance(machine, NoMachine) or not cast("Machine", machine).ephemeral:
         return _PullOutcome(why)
-    reached = limit_reached(record, time.time())
+    reached = limit_reached(record, record.now())
     if not (reached or given_up()):
         note(f"{why}; trying for a minute")
         results = store.folder(record.id) / RESULTS
@@ -231,7 +232,7 @@ def _unreachable(record: RunRecord) -> TeardownUnverified:
 
 def _kept_error(record: RunRecord, why: str) -> NotPulled:
     label, price = record.name or record.id, record.life.price_per_hour
-    so_far = lives.cost([record.life], time.time())
+    so_far = lives.cost([record.life], record.now())
     cost = f" at {format_money(price)}/h, {format_money(so_far)} so far" if price else ""
     return NotPulled(
         f"{label} is kept: its newest results could not be copied",

@@ -7,10 +7,12 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
+from launcher.backends.cloud_machine import CloudMachine
+from launcher.base import clock
 from launcher.base.errors import PreflightError, UsageError
 from launcher.base.home import Home
 from launcher.base.log import close_log
@@ -134,3 +136,29 @@ def test_p12_nothing_keeps_a_machine_past_the_budget_of_all_lives(store: RecordS
     past = replace(within, earlier_lives=(*first, *first))
     assert take_down.limit_reached(within, now) is None
     assert take_down.limit_reached(past, now) == "the budget of $40.00 is spent"
+
+
+@pytest.mark.parametrize("hours", [6, -6], ids=["forward", "back"])
+def test_p13_a_wall_clock_that_is_set_in_mid_run_moves_no_limit(
+    hours: int, store: RecordStore, home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else unpulled results would be given up, or a machine kept past its deadline."""
+    gpus = RentedGpus("H100:4", ("aws",), 10, None, train_gpus=1, infer_gpus=3)
+    plan = Plan("4×H100 on aws", "tiny", 27.52, 3600.0, 900.0, None, gpus)
+    record = store.create(details={"plan": {"deadline_seconds": 3600.0}})
+    machine = cast("CloudMachine", machine_from_plan.machine_for(plan, record, store, home))
+    real, boot = time.time, clock.boot_seconds
+    monkeypatch.setattr(time, "time", lambda: real() + hours * 3600)
+    record = store.load(record.id)
+    assert take_down.limit_reached(record, record.now()) is None and machine._within_limits()
+    assert abs(record.now() - record.life.begun) < 60
+    monkeypatch.setattr(clock, "boot_seconds", lambda: boot() + 3700)
+    assert take_down.limit_reached(record, record.now()) == "the deadline of 1h is reached"
+    assert not machine._within_limits()
+
+
+def test_p13_after_a_reboot_or_from_elsewhere_the_wall_clock_is_all_there_is(store: RecordStore) -> None:
+    record = store.create()
+    assert record.place is not None
+    for place in (None, replace(record.place, boot="another"), replace(record.place, boot=None)):
+        assert replace(record, place=place).now() == pytest.approx(time.time(), abs=5)
