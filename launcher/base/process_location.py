@@ -70,9 +70,10 @@ def wall_time(begun: float, begun_boot: float | None, boot: str | None) -> float
     """The time now, by the wall clock as it went at `begun`: one that is set in mid-run moves no deadline.
 
     `begun_boot`: the boot clock (`clock.boot_seconds`) at that instant, and `boot` whose it is. After a
-    reboot, on another computer, or without them it is `time.time()`.
+    reboot, on another computer, or without them it is `time.time()`; so it is in WSL, whose boot clock stands
+    still while Windows sleeps.
     """
-    if begun_boot is None or boot is None or boot != boot_id():
+    if begun_boot is None or boot is None or boot != boot_id() or "microsoft" in os.uname().release.lower():
         return time.time()
     return begun + clock.boot_seconds() - begun_boot
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import io
+import os
 import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -157,8 +159,15 @@ def test_p13_a_wall_clock_that_is_set_in_mid_run_moves_no_limit(
     assert not machine._within_limits()
 
 
-def test_p13_after_a_reboot_or_from_elsewhere_the_wall_clock_is_all_there_is(store: RecordStore) -> None:
+def test_p13_after_a_reboot_from_elsewhere_or_in_wsl_the_wall_clock_is_all_there_is(
+    store: RecordStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     record = store.create()
     assert record.place is not None
     for place in (None, replace(record.place, boot="another"), replace(record.place, boot=None)):
         assert replace(record, place=place).now() == pytest.approx(time.time(), abs=5)
+    later = clock.boot_seconds() - 3600  # as if Windows had slept for an hour
+    release = SimpleNamespace(release="5.15.167.4-microsoft-standard-WSL2")
+    monkeypatch.setattr(os, "uname", lambda: release)
+    monkeypatch.setattr(clock, "boot_seconds", lambda: later)
+    assert record.now() == pytest.approx(time.time(), abs=5)
