@@ -98,6 +98,32 @@ def test_g13_the_token_is_compared_in_constant_time(monkeypatch: pytest.MonkeyPa
     assert (compared, answered) == ([(b"Bearer x", b"Bearer t")], ["/slipway/status"])
 
 
+@pytest.mark.parametrize(
+    ("headers", "enters"),
+    [
+        ([(b"api-key", b"t")], True),
+        ([(b"api-key", b"Bearer t")], False),
+        ([(b"api-key", b"")], False),
+        ([(b"api-key", b"t"), (b"authorization", b"Bearer x")], False),
+        ([(b"api-key", b"x"), (b"authorization", b"Bearer t")], True),
+    ],
+)
+def test_r08_azures_header_is_the_key_where_there_is_no_authorization(
+    headers: list[tuple[bytes, bytes]], enters: bool
+) -> None:
+    statuses: list[int] = []
+
+    async def application(scope: dict[str, Any], receive: Any, send: Any) -> None:
+        statuses.append(200)
+
+    async def send(message: dict[str, Any]) -> None:
+        statuses.append(message.get("status", 0))
+
+    scope = {"type": "http", "path": "/slipway/status", "headers": headers}
+    asyncio.run(BearerAuth(application, b"t")(scope, None, send))
+    assert statuses[0] == (200 if enters else 401)
+
+
 def test_c37_no_part_of_ours_puts_an_engine_to_sleep() -> None:
     """vLLM's sleep frees weights and caches; it is off, and its routes are behind a door that lists none."""
     assert {"/sleep", "/wake_up"} <= set(OF_VLLM)
