@@ -15,9 +15,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from starlette.routing import Route
 
+from launcher.proxy.relay import Relay
 from runtime.gateway.gateway import build_app, build_components
 from runtime.gateway.http.auth import BearerAuth
 from runtime.shared import open_files
@@ -145,6 +147,24 @@ def test_g13_what_is_not_listed_is_not_there(gateway: Gateway, path: str) -> Non
         answer = gateway.http.request(method, path, json={})
         assert answer.status_code == 404
         assert answer.json()["error"]["type"] == "invalid_request_error"
+
+
+@pytest.mark.process
+def test_r08_head_is_answered_as_get_without_the_body(gateway: Gateway) -> None:
+    relay = Relay(gateway.socket, 0, token=TOKEN)
+    headers = {"Authorization": f"Bearer {TOKEN}"}
+    try:
+        url = f"http://127.0.0.1:{relay.start()}"
+        with httpx.Client(base_url=url, headers=headers, trust_env=False, timeout=60) as through:
+            for client in (gateway.http, through):
+                for path in ("/healthz", "/v1/models", "/v1/models/no", "/v1/files", "/slipway/steps", "/no"):
+                    get, head = client.get(path), client.head(path)
+                    assert head.status_code == get.status_code, path
+                    assert head.content == b"" and head.headers["content-type"] == "application/json"
+                    assert head.headers["content-length"] == str(len(get.content)), path
+                assert client.head("/v1/chat/completions").status_code == 405
+    finally:
+        relay.stop()
 
 
 def test_the_socket_is_its_users_alone(gateway: Gateway) -> None:
