@@ -140,6 +140,13 @@ def test_g30_what_is_no_request_is_answered_as_openai_does_and_repeats_nothing(
     assert len(upstream.seen) == end_to_end_headers
 
 
+@pytest.mark.parametrize("name", ["a long line", "a long header", "many headers"])
+def test_r08_a_head_that_is_too_large_is_431(shared: tuple[RelayProcess, Upstream], name: str) -> None:
+    head, _, body = answer_to(shared[0], MALFORMED[name].encode()).partition(b"\r\n\r\n")
+    assert head.split()[1] == b"431"
+    assert json.loads(body)["error"]["code"] == "request_header_fields_too_large"
+
+
 def test_g30_bytes_after_a_request_are_the_last_that_is_read(shared: tuple[RelayProcess, Upstream]) -> None:
     got = b""
     with connect(shared[0]) as client, contextlib.suppress(ConnectionError):
