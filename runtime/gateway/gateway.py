@@ -221,8 +221,9 @@ def build_app(parts: Components) -> FastAPI:
 def _answer_head(app: FastAPI) -> None:
     """HEAD is answered as GET, as OpenAI does; the server leaves the body out."""
     for route in app.routes:
-        if isinstance(route, Route) and "GET" in (route.methods or ()):
-            route.methods = {*route.methods, "HEAD"}
+        methods = route.methods if isinstance(route, Route) else None
+        if methods is not None and "GET" in methods:
+            methods.add("HEAD")
 
 
 def _openai_routes(parts: Components) -> list[Route]:
