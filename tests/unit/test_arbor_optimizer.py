@@ -376,7 +376,7 @@ def test_s08_a_model_that_the_run_does_not_have_is_named_once_and_not_once_an_ex
             it("hello")
     said = capsys.readouterr().err
     assert said.count("does not train Qwen/Qwen3-32B") == said.count("does not train") == 1
-    assert f'use "openai/arbor:policy"' in said
+    assert 'use "openai/arbor:policy"' in said
 
 
 @pytest.mark.process
