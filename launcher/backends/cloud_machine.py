@@ -71,10 +71,11 @@ class CloudMachine:
 
     `variant` is the runtime's build there, "cuda"; "cpu" is for machines of tests. `needs`: further
     requirements beside these GPUs. `model`: a folder of the user's own, uploaded to the machine. `secrets`
-    are variables for the runtime's environment; no description holds them. `alias`: another name for plain
-    ssh. `copy_rate`: as `copy_rate.py` takes it. `limits` are times on the wall clock; after them the
-    machine's timer is not reset any more. `warn` gets messages for the user about a run that goes on.
-    `keep(description)` is called whenever `describe()` has changed, before anything depends on it.
+    are variables for the runtime's environment, `variables` for that and the set-up; no description holds
+    them. `alias`: another name for plain ssh. `copy_rate`: as `copy_rate.py` takes it. `limits` are times on
+    the wall clock; after them the machine's timer is not reset any more. `warn` gets messages for the user
+    about a run that goes on. `keep(description)` is called whenever `describe()` has changed, before anything
+    depends on it.
     """
 
     kind = "cloud"
@@ -94,6 +95,7 @@ class CloudMachine:
         model: Path | None = None,
         keep: Callable[[dict[str, Any]], object] = lambda description: None,
         secrets: Mapping[str, str] | None = None,
+        variables: Mapping[str, str] | None = None,
         alias: str | None = None,
         copy_rate: float | None = None,
         limits: Limits = NO_LIMITS,
@@ -110,6 +112,7 @@ class CloudMachine:
         self._model = model
         self._keep = keep
         self._secrets = secrets or {}
+        self._variables = variables or {}
         self._alias = alias
         self._limits = limits
         self._warn = warn
@@ -235,18 +238,25 @@ class CloudMachine:
         """See launcher/types/machine.py. An image that has the environment needs no build. A model is
         uploaded after the checks of the machine have passed."""
         needs = self._needs or Needs(self._variant, self._order.gpus)
-        self.run_script("setup", machine_scripts.setup(self.state_dir, needs), SETUP_SECONDS, progress)
+        script = machine_scripts.setup(self.state_dir, needs)
+        given = machine_scripts.variables_text(self._variables)
+        self.run_script("setup", script, SETUP_SECONDS, progress, given)
         if self._model is not None:
             models = RemoteFolder(self.host, self._there.model_path(str(self._model)), self._folder)
             model_upload.upload(models, self._model, progress, self._presence.raise_if_gone)
         failpoint("cloud.prepared")
 
     def run_script(
-        self, name: str, script: str, bound_seconds: float, progress: Progress = no_progress
+        self,
+        name: str,
+        script: str,
+        bound_seconds: float,
+        progress: Progress = no_progress,
+        stdin: bytes = b"",
     ) -> None:
         """A script on the machine, to its end. Raises JobFailed with its last line."""
         job = RemoteJob(self._there.run_folder(), name)
-        job.start(script, bound_seconds)
+        job.start(script, bound_seconds, stdin)
         job.wait(bound_seconds, progress, self._presence.raise_if_gone)
 
     def serve(self, config: RuntimeConfig, token: str, progress: Progress = no_progress) -> Path:
@@ -255,7 +265,7 @@ class CloudMachine:
         place = {"run_id": self._run_id, "state_dir": self.state_dir, "socket_dir": self.socket_dir}
         place["model_path"] = self._there.model_path(config.model_path)
         remote.write("runtime.json", config.model_copy(update=place).model_dump_json(indent=1).encode())
-        given = machine_scripts.stdin_text(token, self._secrets)
+        given = machine_scripts.stdin_text(token, {**self._variables, **self._secrets})
         RemoteJob(remote, "serve").start(machine_scripts.serve(self.state_dir), stdin=given)
         failpoint("cloud.serving")
         sockets = short_folder(self._run_id)

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from launcher.base import proxies
 from launcher.base.errors import ConfigError
 from launcher.base.log import REDACTOR
 
@@ -39,6 +40,10 @@ _FOR_RUNTIME_PREFIXES = (
     "CUDA_", "NVIDIA_", "NCCL_", "GLOO_", "OMP_", "KMP_", "MKL_", "OPENBLAS_", "NUMEXPR_", "MALLOC_",
     "DNNL_", "ONEDNN_", "TORCH", "PYTORCH_", "TRITON_", "VLLM_", "SLIPWAY_",
 )  # fmt: skip
+# The hub's settings, for a runtime on another machine too, and those that mean this computer: its cache, and
+# whether it is to download anything.
+_HUB, _HUB_PREFIX = "HF_ENDPOINT", "HF_HUB_"
+_HUB_HERE = frozenset({"HF_HUB_CACHE", "HF_HUB_OFFLINE"})
 
 
 @dataclass(frozen=True)
@@ -81,11 +86,14 @@ def is_secret_name(name: str) -> bool:
 
 
 def hide_secrets_of(environ: Mapping[str, str]) -> None:
-    """Hide the values of all secrets in `environ`, also those of other programs. A path of a key file is
-    no secret."""
+    """Hide the values of all secrets in `environ`, also those of other programs, and passwords of proxies. A
+    path of a key file is no secret."""
     REDACTOR.hide(
         value for name, value in environ.items() if is_secret_name(name) and not value.startswith(("/", "~"))
     )
+    for name, value in environ.items():
+        if (proxies.is_proxy(name) or name == _HUB) and (user := proxies.user_of(value)):
+            REDACTOR.hide([user, user.partition(":")[2]])
 
 
 def runtime_environ(environ: Mapping[str, str], secrets: Mapping[str, str]) -> dict[str, str]:
@@ -96,6 +104,26 @@ def runtime_environ(environ: Mapping[str, str], secrets: Mapping[str, str]) -> d
         if name in _FOR_RUNTIME or name.startswith(_FOR_RUNTIME_PREFIXES)
     }
     return kept | dict(secrets)
+
+
+def rented_environ(environ: Mapping[str, str]) -> dict[str, str]:
+    """The part of `environ` that holds on a rented machine as well: the hub's settings and the proxies.
+
+    No folder or address of this computer is in it. A proxy's address may hold a password.
+    """
+    hub = {
+        name: value
+        for name, value in environ.items()
+        if (name == _HUB and not proxies.is_here(value))
+        or (name.startswith(_HUB_PREFIX) and name not in _HUB_HERE and not value.startswith(("/", "~")))
+    }
+    through = {
+        name: value
+        for name, value in environ.items()
+        if proxies.is_proxy(name) and not proxies.is_here(value)
+    }
+    found = hub | through | (proxies.no_proxy(environ) if through else {})
+    return {name: value for name, value in found.items() if value and "\n" not in value}
 
 
 def _parse(text: str, shown: str, path: Path) -> dict[str, str]:

@@ -27,6 +27,8 @@ WITHOUT_FINDERS = frozenset(
 )  # fmt: skip
 # Finders that give the same answer at every call; by the module that made them.
 _KNOWN_FINDERS = ("_frozen_importlib", "zipimport", "_distutils_hack", "__editable__", "_virtualenv")
+# Ours offers these names once it is imported (client/arbor/supplied_names.py).
+_ARBOR, _OF_OUR_ARBOR = "arbor", frozenset({"peft"})
 _INSTALLED = frozenset({"site-packages", "dist-packages"})
 # A program that uses one of these names may change the path of imports, or install something.
 _DYNAMIC_IMPORT = frozenset(
@@ -75,11 +77,14 @@ def first_missing(tree: ast.Module, script: str) -> tuple[str, int, int] | None:
     """The first name that is imported at the top, unguarded, and not found: with its line, and how sure."""
     local = _local(script)
     sure = CERTAIN if _only_known_finders() else UNKNOWN
+    supplied: frozenset[str] = frozenset()
     for statement in tree.body:
         names = _names(statement)
         for name in names:
-            if not found(name):
+            if name not in supplied and not found(name):
                 return name, statement.lineno, sure
+        if _ARBOR in names and _is_our_arbor():
+            supplied = _OF_OUR_ARBOR
         sure = min(sure, confidence(statement, local))
     return None
 
@@ -174,9 +179,14 @@ def _adds_no_modules(name: str, local: set[str]) -> bool:
     if name in library:
         return place is None or place not in local
     kind = os.path.basename(place or "")
-    if name == "arbor":  # ours stands in a folder of its own, first on the path
-        return kind == "on_path"
+    if name == _ARBOR:
+        return _is_our_arbor()
     return name in WITHOUT_FINDERS and (kind in _INSTALLED or name == "launcher")
+
+
+def _is_our_arbor() -> bool:
+    """Ours stands in a folder of its own, first on the path."""
+    return os.path.basename(_folder(_spec(_ARBOR)) or "") == "on_path"
 
 
 def _of_attribute(node: ast.Attribute) -> int:

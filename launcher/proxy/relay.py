@@ -284,6 +284,7 @@ class Relay:
         # One, where a client sent two: the gateway and the receipt would not mean the same.
         headers[REQUEST_HEADER] = headers.get(REQUEST_HEADER) or uuid.uuid4().hex
         headers["Host"] = "localhost"
+        relay_rules.with_authorization(headers)
         if self._keyless_by and self._token:
             relay_rules.with_token(headers, self._token)
         headers[RECEIPT_HEADER] = FOLLOWS

@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 from aiohttp import web
 from aiohttp.http import RawRequestMessage
+from aiohttp.http_exceptions import HttpProcessingError, LineTooLong
 from aiohttp.streams import EMPTY_PAYLOAD, StreamReader
 
 from launcher.base.log import LOGGER
@@ -32,6 +33,7 @@ MAX_UNAUTHENTICATED = 2048
 _IDLE_SECONDS = 600.0
 # Further data from a refused client is discarded for so long, so that the client can read the reason.
 _LINGERING_SECONDS = 5.0
+_TOO_LARGE = "the request's head is too large: a line may have 8,190 bytes, the head 128 headers"
 
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
@@ -114,6 +116,8 @@ class RelayConnection(web.RequestHandler):
             log.error("the relay failed on a request", exc_info=exc)
             return relay_rules.error(500, "the relay failed on this request", "relay_failed", closes=True)
         self._relay_server.on_malformed()
+        if _is_too_large(exc):
+            return relay_rules.error(431, _TOO_LARGE, "request_header_fields_too_large", closes=True)
         return relay_rules.error(400, "this is not a well-formed HTTP request", "bad_request", closes=True)
 
     def log_exception(self, *args: Any, **kw: Any) -> None:
@@ -152,6 +156,13 @@ class RelayServer(web.Server):
 
     def __call__(self) -> RelayConnection:
         return RelayConnection(self, loop=self._loop, **self._kwargs)
+
+
+def _is_too_large(error: BaseException | None) -> bool:
+    """Whether a head was refused for its size: aiohttp has a class for a long line, only a text for many
+    headers."""
+    many = isinstance(error, HttpProcessingError) and error.message.startswith("Too many headers")
+    return many or isinstance(error, LineTooLong)
 
 
 def peer_state(transport: asyncio.BaseTransport | None) -> Literal["open", "closed", "reset"]:

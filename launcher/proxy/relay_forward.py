@@ -234,11 +234,11 @@ class Forwarder:
                     return await self._stream(call, upstream)
                 whole = await upstream.read()
                 failpoint("relay.answered")
+                headers = relay_rules.end_to_end_headers(upstream.headers)
+                if upstream.method == "HEAD" and (length := upstream.headers.get("Content-Length")):
+                    headers["Content-Length"] = length  # of the body that GET would have
                 return web.Response(
-                    status=upstream.status,
-                    reason=upstream.reason,
-                    headers=relay_rules.end_to_end_headers(upstream.headers),
-                    body=whole,
+                    status=upstream.status, reason=upstream.reason, headers=headers, body=whole
                 )
         except (aiohttp.ClientError, OSError) as error:
             if call.begun is not None:

@@ -33,8 +33,10 @@ _FILES = "/v1/files"
 _WRITING = frozenset({"POST", "PUT", "PATCH"})
 # Headers that only a browser sends (Fetch metadata), beside Origin.
 _BROWSER_HEADER_PREFIX = "sec-fetch-"
+# Azure's header for the key, which counts where there is no Authorization.
+_AZURE_KEY = "Api-Key"
 # Headers in which a client shows its own keys for other services; the run's token replaces them.
-_KEYS = ("Authorization", "Cookie", "Api-Key", "X-Api-Key", "OpenAI-Organization", "OpenAI-Project")
+_KEYS = ("Authorization", "Cookie", _AZURE_KEY, "X-Api-Key", "OpenAI-Organization", "OpenAI-Project")
 
 
 def refusal(headers: Mapping[str, str], target: str) -> str | None:
@@ -66,7 +68,7 @@ def needs_token(target: str) -> bool:
 
 def without_token(headers: Mapping[str, str], token: str) -> str | None:
     """The error for a request without the token; None if it has it."""
-    given = headers.get("Authorization")
+    given = _authorization(headers)
     if given is None:
         return "You didn't provide an API key."
     scheme, _, key = given.strip().partition(" ")
@@ -92,6 +94,20 @@ def browser_refusal(method: str, target: str, headers: Mapping[str, str], has_bo
     if kind == "multipart/form-data" and unquote(target.partition("?")[0]) == _FILES:
         return None
     return "without the run's key this endpoint takes application/json only"
+
+
+def _authorization(headers: Mapping[str, str]) -> str | None:
+    """The Authorization header, or Azure's key in that form."""
+    given, key = headers.get("Authorization"), headers.get(_AZURE_KEY)
+    return f"Bearer {key}" if given is None and key is not None else given
+
+
+def with_authorization(headers: CIMultiDict[str]) -> None:
+    """Write Azure's key as the Authorization header, which the receipts repeat."""
+    given = _authorization(headers)
+    if given is not None and "Authorization" not in headers:
+        headers.popall(_AZURE_KEY)
+        headers["Authorization"] = given
 
 
 def with_token(headers: CIMultiDict[str], token: str) -> None:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from launcher.base import timeout_budget
+from launcher.base import proxies, timeout_budget
 from launcher.base.errors import UsageError
 from launcher.base.log import REDACTOR
 from launcher.console.output import phase_name
@@ -35,7 +35,6 @@ ARBOR_PATH = Path(__file__).resolve().parents[1] / "client" / "arbor" / "on_path
 _PYTHONPATH = "PYTHONPATH"
 # Of the program that `launch` itself starts; `launch env` does not give it.
 PROGRAM_VARIABLE = "LAUNCH_PROGRAM"
-_PROXIES = ("http_proxy", "all_proxy", "HTTP_PROXY", "ALL_PROXY")
 
 
 @dataclass(frozen=True)
@@ -83,10 +82,7 @@ class LocalEndpoint:
         mixed[PROGRAM_VARIABLE] = f"{self.run_id}@{after_step}.{secrets.token_hex(4)}"
         if self.arbor:
             mixed |= arbor_pythonpath(environ)
-        if any(environ.get(name) for name in _PROXIES):
-            for name in ("no_proxy", "NO_PROXY"):
-                mixed[name] = ",".join(filter(None, [environ.get(name), "127.0.0.1"]))
-        return mixed
+        return mixed | proxies.for_program(environ)
 
     def exports(self, token_file: Path | None = None) -> str:
         """Lines for a shell; with `token_file` they read the token from there instead of showing it."""
@@ -95,6 +91,8 @@ class LocalEndpoint:
             secret = token_file is not None and value == self.token
             shown = f'"$(cat {shlex.quote(str(token_file))})"' if secret else shlex.quote(value)
             lines.append(f"export {name}={shown}")
+        for name, value in proxies.for_program(os.environ).items():
+            lines.append(f"export {name}={shlex.quote(value)}")
         if self.arbor:
             kept = f'"${{{_PYTHONPATH}:+:${_PYTHONPATH}}}"'
             lines.append(f"export {_PYTHONPATH}={shlex.quote(str(ARBOR_PATH))}{kept}")

@@ -10,6 +10,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+from launcher.base import credentials
 from launcher.base.home import Home
 from launcher.records.lease import Limits
 from launcher.records.records import RecordStore, RunRecord
@@ -54,6 +55,7 @@ def machine_for(
         model=_own_folder(plan.model),
         keep=lambda description: store.update(record.id, machine=description),
         secrets=secrets,
+        variables=credentials.rented_environ(os.environ),
         alias=record.name,
         copy_rate=copy_rate,
         limits=_limits(plan, record),

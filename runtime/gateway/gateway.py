@@ -212,9 +212,18 @@ def build_app(parts: Components) -> FastAPI:
     app.include_router(validation_routes(parts.validations, lambda: parts.versions.current))
     app.include_router(train_kwargs_routes(parts.config, parts.context_tokens))
     app.include_router(parts.fine_tuning.router)
+    _answer_head(app)
     app.add_middleware(BodyReader)
     install_error_handlers(app)
     return app
+
+
+def _answer_head(app: FastAPI) -> None:
+    """HEAD is answered as GET, as OpenAI does; the server leaves the body out."""
+    for route in app.routes:
+        methods = route.methods if isinstance(route, Route) else None
+        if methods is not None and "GET" in methods:
+            methods.add("HEAD")
 
 
 def _openai_routes(parts: Components) -> list[Route]:

@@ -2,6 +2,7 @@
 
     train/reward  train/reward/PREDICTOR  train/loss  train/lag2/clip_fraction  …   counts/trained  …
     val/score     val/score/PREDICTOR     val/standard_error  …                train/completions (a table)
+    val/reward    beside val/score, of what `run.log` has averaged: the name in ART
 
 The axes are train/step, and val/step, which is the version that was scored: wandb's own steps only ever go
 up, and a validation comes between two of ours, from another process. Neighbours: the recipe calls;
@@ -152,6 +153,8 @@ def _validation(line: dict[str, Any]) -> dict[str, Any]:
     row = {name: line["score"], "val/step": line.get("version") or 0}
     row |= {f"{name}/{predictor}": value for predictor, value in (line.get("predictors") or {}).items()}
     if line["name"] == "score":
+        if not line["compile"]:  # an average of rewards, by `run.log`; programs for ART look for this name
+            row["val/reward"] = line["score"]
         row |= {f"val/{other}": line[other] for other in _OTHERS if line.get(other) is not None}
     return row
 

@@ -60,7 +60,7 @@ def served_and_recomputed(
     return np.array(served), np.array(recomputed)
 
 
-@pytest.mark.parametrize("temperature", [0.6, 1.0, 1.3])
+@pytest.mark.parametrize("temperature", [0.01, 0.6, 1.0, 1.3])
 def test_c08_the_engines_logprobs_are_of_the_distribution_it_sampled_from(
     engine: RunningEngine, temperature: float
 ) -> None:

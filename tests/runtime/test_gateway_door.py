@@ -15,9 +15,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from starlette.routing import Route
 
+from launcher.proxy.relay import Relay
 from runtime.gateway.gateway import build_app, build_components
 from runtime.gateway.http.auth import BearerAuth
 from runtime.shared import open_files
@@ -98,6 +100,32 @@ def test_g13_the_token_is_compared_in_constant_time(monkeypatch: pytest.MonkeyPa
     assert (compared, answered) == ([(b"Bearer x", b"Bearer t")], ["/slipway/status"])
 
 
+@pytest.mark.parametrize(
+    ("headers", "enters"),
+    [
+        ([(b"api-key", b"t")], True),
+        ([(b"api-key", b"Bearer t")], False),
+        ([(b"api-key", b"")], False),
+        ([(b"api-key", b"t"), (b"authorization", b"Bearer x")], False),
+        ([(b"api-key", b"x"), (b"authorization", b"Bearer t")], True),
+    ],
+)
+def test_r08_azures_header_is_the_key_where_there_is_no_authorization(
+    headers: list[tuple[bytes, bytes]], enters: bool
+) -> None:
+    statuses: list[int] = []
+
+    async def application(scope: dict[str, Any], receive: Any, send: Any) -> None:
+        statuses.append(200)
+
+    async def send(message: dict[str, Any]) -> None:
+        statuses.append(message.get("status", 0))
+
+    scope = {"type": "http", "path": "/slipway/status", "headers": headers}
+    asyncio.run(BearerAuth(application, b"t")(scope, None, send))
+    assert statuses[0] == (200 if enters else 401)
+
+
 def test_c37_no_part_of_ours_puts_an_engine_to_sleep() -> None:
     """vLLM's sleep frees weights and caches; it is off, and its routes are behind a door that lists none."""
     assert {"/sleep", "/wake_up"} <= set(OF_VLLM)
@@ -119,6 +147,24 @@ def test_g13_what_is_not_listed_is_not_there(gateway: Gateway, path: str) -> Non
         answer = gateway.http.request(method, path, json={})
         assert answer.status_code == 404
         assert answer.json()["error"]["type"] == "invalid_request_error"
+
+
+@pytest.mark.process
+def test_r08_head_is_answered_as_get_without_the_body(gateway: Gateway) -> None:
+    relay = Relay(gateway.socket, 0, token=TOKEN)
+    headers = {"Authorization": f"Bearer {TOKEN}"}
+    try:
+        url = f"http://127.0.0.1:{relay.start()}"
+        with httpx.Client(base_url=url, headers=headers, trust_env=False, timeout=60) as through:
+            for client in (gateway.http, through):
+                for path in ("/healthz", "/v1/models", "/v1/models/no", "/v1/files", "/slipway/steps", "/no"):
+                    get, head = client.get(path), client.head(path)
+                    assert head.status_code == get.status_code, path
+                    assert head.content == b"" and head.headers["content-type"] == "application/json"
+                    assert head.headers["content-length"] == str(len(get.content)), path
+                assert client.head("/v1/chat/completions").status_code == 405
+    finally:
+        relay.stop()
 
 
 def test_the_socket_is_its_users_alone(gateway: Gateway) -> None:

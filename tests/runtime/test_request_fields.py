@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from runtime.engine.last_turn_parsing import LAST_TURN
+from runtime.gateway.requests import distribution
 from runtime.gateway.requests.request_fields import CHAT, COMPLETION, BadField, check, ignored_fields
 from tests.runtime.hostile_values import call, nested
 
@@ -67,7 +68,6 @@ def test_an_unknown_field_is_refused_by_name() -> None:
     ("field", "value"),
     [
         ("temperature", float("nan")),
-        ("temperature", 0.001),
         ("temperature", "hot"),
         ("top_k", 10**30),
         ("logit_bias", {"5": float("inf")}),
@@ -80,6 +80,15 @@ def test_numbers_that_end_in_a_500_or_are_changed_unsaid_are_refused(field: str,
     with pytest.raises(BadField) as caught:
         check("chat", CHAT_BODY | {field: value}, "cpu")
     assert caught.value.param == field
+
+
+@pytest.mark.parametrize("tiny", [0.001, 0.0099, 1e-45])
+def test_r08_a_tiny_temperature_is_sent_as_the_engines_smallest(tiny: float) -> None:
+    asked = CHAT_BODY | {"temperature": tiny}
+    assert check("chat", asked, "cpu") == CHAT_BODY | {"temperature": 0.01}
+    assert asked["temperature"] == tiny, "the request itself is changed"
+    assert distribution.temperature(asked) == 0.01, "another is recorded than was sampled with"
+    assert check("chat", CHAT_BODY | {"temperature": 0}, "cpu")["temperature"] == 0
 
 
 def test_a_grammar_and_a_list_of_allowed_tokens_do_not_go_together() -> None:

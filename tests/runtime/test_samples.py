@@ -105,7 +105,6 @@ def test_a_sample_without_a_logprob_for_each_token_is_dropped_and_counted(tmp_pa
 TOOL = {"type": "function", "function": {"name": "f"}}
 CUTTING = [
     ({"temperature": 0}, "greedy"),
-    ({"temperature": 0.001}, "greedy"),
     ({"top_p": 0.9}, "top_p"),
     ({"top_k": 40}, "top_k"),
     ({"min_p": 0.1}, "min_p"),
@@ -138,6 +137,12 @@ def test_c09_a_setting_that_changes_the_support_is_refused_by_name(
     sampled(store, "cut", **setting)
     sampled(store, "whole", **KEEPING)
     assert pick(store, "cut", "whole").counts.dropped == {reason: 1}
+
+
+def test_r08_a_tiny_temperature_is_trained_at_the_one_that_the_engine_sampled_with(tmp_path: Path) -> None:
+    store = SampleStore(tmp_path)
+    sampled(store, "tiny", temperature=0.001)
+    assert batch_of(store, "tiny").temperature.tolist() == pytest.approx([0.01])
 
 
 def test_c09_what_an_agents_sdk_sends_with_every_tool_costs_a_rollout_no_sample(tmp_path: Path) -> None:

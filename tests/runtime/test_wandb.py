@@ -146,6 +146,7 @@ def test_a19_wandb_has_each_validation_once_over_several_lives_in_their_order(tm
     assert [it["val/other"] for it in found if "val/other" in it] == [0.25]
     assert {it["val/standard_error"] for it in found if "val/score" in it} == {0.125}
     assert {it["val/score/draft"] for it in found if "val/score" in it} == {0.75}
+    assert not any("val/reward" in it for it in found), "a compile's score is not a reward's average"
     order = [
         it.get("train/step", f"validation {it['val/step']}" if "val/score" in it else "other") for it in found
     ]
@@ -167,6 +168,11 @@ def test_a19_a_machine_begun_anew_logs_no_validation_of_the_lost_one_again(tmp_p
         json_files.append_line(tmp_path / validations.FILE, it)
     life(tmp_path, 3, [4, validation(4)])
     assert [it["val/step"] for it in logged(tmp_path) if "val/score" in it] == [4]
+
+
+def test_s08_what_run_log_validated_is_a_reward_as_well_where_arts_people_look(tmp_path: Path) -> None:
+    life(tmp_path, 0, [validation(0, compile="", predictors={}), 1])
+    assert [it["val/reward"] for it in logged(tmp_path) if "val/score" in it] == [0.0]
 
 
 def test_a19_completions_are_a_table_where_that_is_asked_for_without_secrets(

@@ -64,6 +64,31 @@ def test_a02_import_arbor_is_ours_with_no_line_changed(run: SmallRun) -> None:
 
 
 @pytest.mark.process
+@pytest.mark.parametrize("first", ["", "import dspy; "])
+def test_s08_names_that_arbors_scripts_import_from_dspy_and_peft_are_there(first: str) -> None:
+    done = _python(
+        f"{first}import sys, arbor\n"
+        f"assert {bool(first)} or 'dspy' not in sys.modules\n"
+        "from dspy.teleprompt import ArborGRPO, BootstrapFewShot\n"
+        "from peft import LoraConfig\n"
+        "assert ArborGRPO is arbor.ArborGRPO\n"
+        "print(vars(LoraConfig(r=16, lora_alpha=32, target_modules='all-linear')), LoraConfig().r)\n"
+        "import importlib, dspy; importlib.reload(arbor); assert not hasattr(dspy.teleprompt, 'No')",
+        ON_PATH,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "{'r': 16, 'lora_alpha': 32, 'target_modules': 'all-linear'} 8\n"
+    assert done.stderr.count("PEFT is not installed") == 1
+
+
+@pytest.mark.process
+def test_s08_an_installed_peft_is_used(tmp_path: Path) -> None:
+    (tmp_path / "peft.py").write_text("LoraConfig = 'the real one'\n")
+    done = _python("import arbor; from peft import LoraConfig; print(LoraConfig)", ON_PATH, tmp_path)
+    assert (done.stdout, done.stderr) == ("the real one\n", "")
+
+
+@pytest.mark.process
 def test_a02_with_the_real_arbor_installed_ours_wins_and_it_is_said_once(tmp_path: Path) -> None:
     real = tmp_path / "site" / "arbor" / "__init__.py"
     real.parent.mkdir(parents=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import itertools
 import json
@@ -16,7 +17,7 @@ import pytest
 from dspy.teleprompt import grpo as dspys
 
 from launcher.client import GRPO, PolicyLM, Refused, arbor
-from launcher.client.arbor import adapter_copy, jobs
+from launcher.client.arbor import adapter_copy, arbor_provider, jobs
 from launcher.client.arbor.arbor_provider import ArborProvider
 from launcher.client.arbor.optimizer import ArborGRPO
 from tests.support.arbor_names import unused
@@ -363,6 +364,19 @@ def test_the_runs_key_is_for_the_runs_address_and_arbors_lms_alone(run: SmallRun
             assert it.kwargs["api_key"] == "arbor"
     finally:
         elsewhere.close()
+
+
+def test_s08_a_model_that_the_run_does_not_have_is_named_once_and_not_once_an_example(
+    run: SmallRun, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(arbor_provider, "_CHECKED", set())
+    printed = lm(run, "Qwen/Qwen3-32B", api_key="arbor", num_retries=0)
+    for it in (printed, printed, lm(run), lm(run, "policy")):
+        with contextlib.suppress(Exception):
+            it("hello")
+    said = capsys.readouterr().err
+    assert said.count("does not train Qwen/Qwen3-32B") == said.count("does not train") == 1
+    assert 'use "openai/arbor:policy"' in said
 
 
 @pytest.mark.process

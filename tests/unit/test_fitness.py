@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 from dataclasses import dataclass, replace
@@ -33,14 +34,15 @@ class Machine:
         """Have nvidia-smi list these."""
         Driver(self.folder / "bin").lists(*listed, code=code, stderr=stderr)
 
-    def set_up(self, needs: Needs) -> tuple[int, list[str]]:
-        """The exit code and the lines of the script."""
+    def set_up(self, needs: Needs, **variables: str) -> tuple[int, list[str]]:
+        """The exit code and the lines of the script, with these variables of the user's."""
         path = f"{self.folder / 'bin'}:{Path(sys.executable).parent}:/usr/bin:/bin"
         environ = {**os.environ, "HOME": str(self.folder), "PATH": path, "UV_OFFLINE": "1"}
         done = subprocess.run(
             ["bash", "-c", machine_scripts.setup(str(self.folder), needs)],
             cwd=REPOSITORY,
             env=environ,
+            input=machine_scripts.variables_text(variables).decode(),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -65,6 +67,17 @@ def test_a_machine_that_is_fit_is_set_up(machine: Machine) -> None:
     assert code == 0, lines
     assert lines[0].startswith("4×NVIDIA H100 80GB HBM3 · driver 580.95.05 · ")
     assert (machine.folder / machine_scripts.PYTHON).read_text().rstrip().endswith("/bin/python")
+
+
+def test_p15_a_proxy_that_the_machine_cannot_reach_is_not_used_there(machine: Machine) -> None:
+    machine.drive(*[H100] * 4)
+    with socket.create_server(("127.0.0.1", 0)) as proxy:
+        there = f"http://me:secret@127.0.0.1:{proxy.getsockname()[1]}"
+        given = {"HTTPS_PROXY": there, "http_proxy": "http://me:secret@127.0.0.1:1", "ALL_PROXY": "no proxy"}
+        code, lines = machine.set_up(replace(FOUR_IDLE, model_bytes=10**8), **given)
+    assert code == 0, lines
+    assert lines[0] == "not used, because no proxy answers there from this machine: ALL_PROXY, http_proxy"
+    assert "secret" not in str(lines)
 
 
 @pytest.mark.parametrize(

@@ -189,6 +189,14 @@ def test_n04_where_modules_are_found_is_as_the_program_will_find_them(tmp_path: 
     assert "no_such_module_here" in str(refused.value.why)
 
 
+def test_s08_peft_is_not_missed_where_arbor_supplies_it(tmp_path: Path) -> None:
+    _put(tmp_path, "my.py", "import arbor\nfrom peft import LoraConfig\n")
+    _put(tmp_path, "late.py", "from peft import LoraConfig\nimport arbor\n")
+    assert program_check.check([sys.executable, "my.py"], tmp_path, os.environ, arbor=True) is None
+    with pytest.raises(PreflightError, match=r"cannot run late\.py"):
+        program_check.check([sys.executable, "late.py"], tmp_path, os.environ, arbor=True)
+
+
 def test_n04_nothing_of_the_program_or_beside_it_is_executed(tmp_path: Path) -> None:
     trap = "open('executed', 'w').close()\n"
     for name in ("ast", "os", "re", "enum", "sys", "mine", "sitecustomize"):

@@ -18,6 +18,7 @@ import httpx
 import pytest
 from aiohttp import web
 from aiohttp.http import StreamWriter
+from multidict import CIMultiDict
 
 from launcher.proxy import relay_body, relay_connection, relay_forward, relay_receipts
 from launcher.proxy.relay import Relay
@@ -139,6 +140,13 @@ def test_g30_what_is_no_request_is_answered_as_openai_does_and_repeats_nothing(
     assert len(upstream.seen) == end_to_end_headers
 
 
+@pytest.mark.parametrize("name", ["a long line", "a long header", "many headers"])
+def test_r08_a_head_that_is_too_large_is_431(shared: tuple[RelayProcess, Upstream], name: str) -> None:
+    head, _, body = answer_to(shared[0], MALFORMED[name].encode()).partition(b"\r\n\r\n")
+    assert head.split()[1] == b"431"
+    assert json.loads(body)["error"]["code"] == "request_header_fields_too_large"
+
+
 def test_g30_bytes_after_a_request_are_the_last_that_is_read(shared: tuple[RelayProcess, Upstream]) -> None:
     got = b""
     with connect(shared[0]) as client, contextlib.suppress(ConnectionError):
@@ -177,6 +185,18 @@ def test_g30_a_token_is_known_in_any_spelling_of_bearer(shared: tuple[RelayProce
             f"GET /v1/models HTTP/1.1\r\n{HOST}Authorization: {shown}\r\nConnection: close\r\n\r\n".encode(),
         )
         assert got.startswith(b"HTTP/1.1 200"), shown
+
+
+def test_r08_azures_header_shows_the_token_as_well_and_goes_on_as_authorization(
+    shared: tuple[RelayProcess, Upstream],
+) -> None:
+    door, upstream = shared
+    get = f"GET /v1/models HTTP/1.1\r\n{HOST}Connection: close\r\n"
+    for shown in (f"api-key: {TOKEN}x", f"api-key: {TOKEN}\r\nAuthorization: Bearer {TOKEN}x", "api-key:"):
+        assert answer_to(door, f"{get}{shown}\r\n\r\n".encode()).startswith(b"HTTP/1.1 401"), shown
+    assert answer_to(door, f"{get}API-Key: {TOKEN}\r\n\r\n".encode()).startswith(b"HTTP/1.1 200")
+    passed = CIMultiDict(upstream.headers[-1])
+    assert passed["Authorization"] == f"Bearer {TOKEN}" and "api-key" not in passed
 
 
 def post_without_end(door: RelayProcess) -> socket.socket:

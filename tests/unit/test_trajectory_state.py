@@ -124,7 +124,7 @@ def test_b10_a_validation_is_the_runs_score_and_its_texts_are_at_home(
     assert {name: line[name] for name in line if name != "time"} == {
         "step": 4, "split": "val", "groups": 2, "trajectories": 4, "without_reward": 1,
         "exceptions": {"raised ValueError": 1}, "reward": 0.75, "standard_error": 0.25, "examples": 2,
-        "metrics": {"moves": 4.0, "win rate": 0.75},
+        "metrics": {"moves": 4.0, "win rate": 0.75}, "val/reward": 0.75,
     }  # fmt: skip
     kept = [TrajectoryGroup(**it) for it in lines(tmp_path / "trajectories" / "val-000004.jsonl")]
     assert [[it.messages() for it in one] for one in kept] == [

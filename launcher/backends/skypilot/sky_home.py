@@ -23,7 +23,7 @@ from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
 
 from launcher.backends.skypilot import sky_cache, sky_config, sky_credentials
-from launcher.base import process_inspection, processes
+from launcher.base import process_inspection, processes, proxies
 from launcher.base.errors import PreflightError
 from launcher.base.module_command import module_command
 from launcher.base.processes import ProcessId
@@ -42,7 +42,6 @@ _HOME_VARIABLE = "SLIPWAY_SKYPILOT_HOME"
 _PORT = "api-port"
 # The user's environment variables that SkyPilot gets for every cloud.
 _PLAIN = ("PATH", "LANG", "LC_", "TERM", "TMPDIR", "SSL_CERT", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "USER")
-_PROXIES = ("http_proxy", "https_proxy", "no_proxy", "all_proxy")
 
 
 class NoServerError(PreflightError):
@@ -126,14 +125,13 @@ class SkyHome:
             name: sky_credentials.expand_user(value, self._user_home)
             for name, value in environ.items()
             if name.startswith(_PLAIN)
-            or name.lower() in _PROXIES
+            or proxies.is_proxy(name)
             or any(is_variable_of(cloud, name) for cloud in (*self._clouds, *plugins))
         }
         kept |= sky_credentials.credential_variables(plugins, self._user_home, environ)
         if (config := self.folder / sky_credentials.AWS_CONFIG).exists():
             kept["AWS_CONFIG_FILE"] = str(config)
-        for name in ("no_proxy", "NO_PROXY"):  # its API server is on this computer and needs no proxy
-            kept[name] = ",".join(filter(None, [environ.get(name, ""), "127.0.0.1", "localhost"]))
+        kept |= proxies.no_proxy(environ)  # its API server is on this computer and needs no proxy
         own = {
             "HOME": str(_without_blanks(self.folder)),
             "NO_COLOR": "1",

@@ -27,11 +27,15 @@ EXIT = "exit"
 _PYTHON_WILL_DO = """import os, sys, sysconfig
 header = sysconfig.get_path("include", "posix_prefix") + "/Python.h"
 sys.exit(sys.version_info < (3, 11) or "{variant}" == "cuda" and not os.path.exists(header))"""
-# The last line of its output has the error.
+# A proxy of the user's that this machine cannot reach stands in the way of every download.
+_UNSET_UNREACHABLE = 'unset $("$python" -m runtime.unreachable_proxies)'
+# The last line of its output has the error. Its stdin has variables: the user's proxies.
 _SETUP = """
 set -e
 export PATH="$HOME/.local/bin:$PATH"
 python=$(command -v python3)
+while IFS= read -r variable; do export "$variable"; done
+{unset_unreachable}
 if ! "$python" -c '{will_do}'; then
   uv python install 3.12
   python=$(uv python find 3.12)
@@ -58,6 +62,7 @@ if [ $# = 0 ]; then
 fi
 IFS= read -r token
 while IFS= read -r secret; do export "$secret"; done
+{unset_unreachable}
 exec "$python" -m runtime.keeper --config {state}/runtime.json --autodown \\
   < <(printf '%s\\n' "$token") >> logs/keeper.log 2>&1
 """
@@ -79,6 +84,7 @@ def setup(state_dir: str, needs: Needs) -> str:
     words = [f"--{name.replace('_', '-')}={value}" for name, value in asdict(needs).items()]
     return _SETUP.format(
         environments=ENVIRONMENTS,
+        unset_unreachable=_UNSET_UNREACHABLE,
         needs=shlex.join(words),
         variant=needs.variant,
         will_do=_PYTHON_WILL_DO.format(variant=needs.variant),
@@ -88,7 +94,13 @@ def setup(state_dir: str, needs: Needs) -> str:
 
 def serve(state_dir: str) -> str:
     """Run the keeper to its end, with `stdin_text` on its stdin."""
-    return _SERVE.format(state=shlex.quote(state_dir), code=CODE, python=PYTHON, exit=EXIT)
+    return _SERVE.format(
+        state=shlex.quote(state_dir),
+        code=CODE,
+        python=PYTHON,
+        exit=EXIT,
+        unset_unreachable=_UNSET_UNREACHABLE,
+    )
 
 
 def close_wandb(state_dir: str, seconds: float) -> str:
@@ -105,4 +117,9 @@ def close_wandb(state_dir: str, seconds: float) -> str:
 
 def stdin_text(token: str, secrets: Mapping[str, str]) -> bytes:
     """The stdin of `serve`: the run's token, then the variables for the runtime."""
-    return "".join(f"{line}\n" for line in (token, *(f"{k}={v}" for k, v in secrets.items()))).encode()
+    return f"{token}\n".encode() + variables_text(secrets)
+
+
+def variables_text(variables: Mapping[str, str]) -> bytes:
+    """The stdin of `setup`: its variables, a line each."""
+    return "".join(f"{name}={value}\n" for name, value in variables.items()).encode()

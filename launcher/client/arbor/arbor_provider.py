@@ -25,9 +25,12 @@ from launcher.client.arbor.stderr_log import log_once
 from launcher.client.dspy.lm import PolicyLM
 from launcher.client.dspy.lm_endpoint import targets_run
 from launcher.client.dspy.provider import SlipwayProvider
-from launcher.client.failures import NotConnected
+from launcher.client.failures import EndpointLost, NotConnected, Refused
 from launcher.client.request_bodies import PURPOSE_HEADER
 from launcher.client.session import Session
+
+# Names of models that were looked up, one request each.
+_CHECKED: set[str] = set()
 
 
 class ArborProvider(SlipwayProvider):
@@ -75,6 +78,21 @@ class _DirectCalls(BaseCallback):
             return  # the request itself reports the error
         if targets_run(instance, session.connection):
             _configure_lm(instance, session.api_key)
+            _check_name_once(session, instance.model)
+
+
+def _check_name_once(session: Session, model: str) -> None:
+    """Name the right model once, instead of a 404 for each example of an evaluation."""
+    if "@" in model or model in _CHECKED:  # the run's own name of a version
+        return
+    _CHECKED.add(model)
+    try:
+        server.check_model(session, model)
+    except Refused as error:
+        if error.status == 404:
+            log_once(f'{error.message}: {error.why}. In dspy.LM, use "openai/arbor:{session.model}"')
+    except EndpointLost:
+        _CHECKED.discard(model)  # the request itself reports the error
 
 
 def _configure_lm(lm: dspy.LM, api_key: str) -> None:

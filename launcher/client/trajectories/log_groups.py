@@ -57,6 +57,7 @@ def log(
     if step is None:
         step = connection.version
     line = {"step": step, "split": split, "time": round(time.time(), 3), **_averages(groups, metrics)}
+    line[f"{split}/reward"] = line["reward"]  # the name in ART's history
     if split != TRAIN_SPLIT:
         _send_scores(connection, split, line, metrics)
     if folder is not None:

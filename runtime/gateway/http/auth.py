@@ -1,4 +1,6 @@
-"""One bearer token on every route but `/healthz`, checked before anything else.
+"""One token on every route but `/healthz`, checked before anything else.
+
+It comes in `Authorization`, or in the `api-key` of Azure's clients.
 
 Neighbours: gateway.py wraps its whole application in it, so that an unlisted route is refused too.
 """
@@ -53,12 +55,13 @@ class BearerAuth:
 
 
 def _authorization(scope: dict[str, Any]) -> bytes:
-    """The header, its scheme spelled as we do: the case of it means nothing (RFC 9110, 11.1)."""
-    for name, value in scope["headers"]:
-        if name == b"authorization":
-            scheme, _, credentials = value.partition(b" ")
-            return b"Bearer " + credentials.strip() if scheme.lower() == b"bearer" else value
-    return b""
+    """The header, its scheme spelled as we do: the case of it means nothing (RFC 9110, 11.1). Where there is
+    none, Azure's `api-key` in that form."""
+    headers = dict(reversed(scope["headers"]))
+    if (value := headers.get(b"authorization")) is None:
+        return b"Bearer " + headers[b"api-key"] if b"api-key" in headers else b""
+    scheme, _, credentials = value.partition(b" ")
+    return b"Bearer " + credentials.strip() if scheme.lower() == b"bearer" else value
 
 
 def _refusal(scope: dict[str, Any]) -> ApiError:

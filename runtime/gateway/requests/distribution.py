@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from runtime.gateway.requests.request_fields import MIN_TEMPERATURE, SAMPLING
+from runtime.gateway.requests.request_fields import SAMPLING, sampled_temperature
 
 _DEFAULT_TEMPERATURE = 1.0
 # By which the engine holds an answer to a grammar.
@@ -23,12 +23,12 @@ _GRAMMARS = ("structured_outputs", "response_format")
 def temperature(settings: Mapping[str, Any]) -> float:
     """The temperature a request samples at."""
     given = settings.get("temperature")
-    return _DEFAULT_TEMPERATURE if given is None else float(given)
+    return _DEFAULT_TEMPERATURE if given is None else sampled_temperature(float(given))
 
 
 def distorted_by(settings: Mapping[str, Any]) -> str | None:
     """The first setting that bends the distribution, or None. `greedy` stands for a temperature of 0."""
-    if temperature(settings) < MIN_TEMPERATURE:
+    if temperature(settings) <= 0:
         return "greedy"
     return next((name for name in SAMPLING if _distorts(name, settings)), None) or _distorted_by_tools(
         settings

@@ -25,7 +25,8 @@ Kind = Literal["chat", "completion"]
 Body = dict[str, Any]
 
 _MAX_CHOICES = 128  # OpenAI's bound; vLLM's own is 16,384
-# vLLM raises a smaller one, above 0, to this without saying so: the recorded one would be wrong.
+# The smallest above 0 that vLLM samples at. It raises a smaller one to this, silently. So do we: what is
+# recorded is then the temperature that was sampled at.
 MIN_TEMPERATURE = 0.01
 _INT64 = 2**63
 # Deeper than any tool's schema; Python's own JSON reader in vLLM ends at about 1,000 with a 500.
@@ -209,7 +210,14 @@ def check(kind: Kind, body: Body, device: str) -> Body:
         _check_content(name, value)
         kept[name] = value
     _check_values(kept)
+    if "temperature" in kept:
+        kept["temperature"] = sampled_temperature(kept["temperature"])
     return _strict_tools(kept)
+
+
+def sampled_temperature(given: float) -> float:
+    """The temperature that a request which gives this one is sampled at; 0 is greedy."""
+    return max(given, MIN_TEMPERATURE) if given > 0 else given
 
 
 def _is_default(name: str, body: Body) -> bool:
@@ -241,8 +249,6 @@ def _check_values(body: Body) -> None:
     temperature = body.get("temperature", 1.0)
     if not isinstance(temperature, int | float) or isinstance(temperature, bool):
         raise BadField("temperature", "temperature is a number from 0 to 2")
-    if 0 < temperature < MIN_TEMPERATURE:
-        raise BadField("temperature", f"temperature is 0 or at least {MIN_TEMPERATURE}")
     choices = body.get("n", 1)
     if not isinstance(choices, int) or not 1 <= choices <= _MAX_CHOICES:
         raise BadField("n", f"n is a whole number from 1 to {_MAX_CHOICES}")

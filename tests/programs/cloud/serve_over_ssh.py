@@ -33,6 +33,9 @@ STATE, SOCKETS = f"/home/ubuntu/slipway/{RUN_ID}", f"/tmp/{RUN_ID}"
 DOOR = HERE / "g.sock"
 TOKEN = "canary-" + secrets.token_hex(8)
 SECRET = "canary of 'quotes' $(false) \\ " + secrets.token_hex(8)
+PASSWORD = "canary-" + secrets.token_hex(8)
+# Of the user's environment: the machine cannot reach the proxy.
+VARIABLES = {"HF_ENDPOINT": "https://hub.corp", "HTTPS_PROXY": f"http://me:{PASSWORD}@127.0.0.1:1"}
 WAIT_SECONDS = 240.0
 
 
@@ -66,7 +69,7 @@ def configure(folder: RemoteFolder) -> None:
 
 def serve(folder: RemoteFolder) -> Link:
     """The link to a runtime that is ready and whose keeper has been seen."""
-    given = machine_scripts.stdin_text(TOKEN, {"HF_TOKEN": SECRET})
+    given = machine_scripts.stdin_text(TOKEN, {"HF_TOKEN": SECRET, **VARIABLES})
     for _ in range(2):  # as after an answer that was lost: one runs
         RemoteJob(folder, "serve").start(machine_scripts.serve(STATE), stdin=given)
     # One that dies before it has read them.
@@ -94,12 +97,13 @@ def look_for_secrets(host: SshHost, keeper: int) -> None:
     assert said(host, "cat /proc/[0-9]*/cmdline | tr '\\0' ' '").count("-m runtime.keeper") == 1
     kept = said(host, f"sudo grep -zc '^HF_TOKEN=canary' /proc/{keeper}/environ")
     assert kept == "1\n", kept
-    assert SECRET in said(host, f"sudo cat /proc/{keeper}/environ")
+    environ = said(host, f"sudo cat /proc/{keeper}/environ")
+    assert SECRET in environ and "HF_ENDPOINT=https://hub.corp" in environ and "HTTPS_PROXY" not in environ
     new = "sudo find / ~ /tmp /var/tmp /dev/shm -xdev -newer /run/seed.json -type f"
-    wanted = f"{TOKEN}|{SECRET[-16:]}|{RUN_ID}"
+    wanted = f"{TOKEN}|{SECRET[-16:]}|{PASSWORD}|{RUN_ID}"
     held = said(host, f"{new} -exec grep -oEH '{wanted}' {{}} +")
     assert f"{STATE}/runtime.json:{RUN_ID}" in held
-    assert TOKEN not in held and SECRET[-16:] not in held, held
+    assert TOKEN not in held and SECRET[-16:] not in held and PASSWORD not in held, held
     told("no secret")
 
 
@@ -119,7 +123,8 @@ def reached(host: SshHost, prefix: str) -> str:
 
 
 def bring_home_and_end(folder: RemoteFolder, keeper: int) -> None:
-    assert (folder.here / "logs" / "serve.log").read_text() == ""
+    (line,) = (folder.here / "logs" / "serve.log").read_text().splitlines()
+    assert line.endswith(": HTTPS_PROXY"), "the proxy is left out, by its name"
     ResultsDownload(folder).run()
     assert (folder.here / "logs" / "keeper.log").exists() and not (folder.here / "runtime.json").exists()
     run_on(folder.host, f"kill -TERM {keeper}")
@@ -142,7 +147,7 @@ def main() -> None:
     configure(folder)
     with CommandLines() as lines:
         link = serve(folder)
-    assert lines.looks > 20 and not lines.holding([TOKEN, SECRET])
+    assert lines.looks > 20 and not lines.holding([TOKEN, SECRET, PASSWORD])
     keeper = json.loads((folder.here / "keeper.json").read_text())["pid"]
     look_for_secrets(host, keeper)
     look_at_the_shield(host, keeper)

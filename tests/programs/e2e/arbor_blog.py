@@ -12,12 +12,13 @@ judged by phrases that are in no training. What it found is left in `blog.json` 
 import argparse
 import json
 from pathlib import Path
-from types import SimpleNamespace
 
 import arbor  # under `launch --arbor` it is on the path
 import dspy
-from arbor import ArborGRPO, ArborProvider
+from arbor import ArborProvider
 from dspy.evaluate import Evaluate
+from dspy.teleprompt import ArborGRPO
+from peft import LoraConfig  # of `launch --arbor`, where PEFT is not installed
 
 from examples.quickstart import phrases
 
@@ -59,8 +60,7 @@ trainset = [
 ]
 devset = trainset[:50]
 
-# peft.LoraConfig, where PEFT is not installed
-lora_config = SimpleNamespace(
+lora_config = LoraConfig(
     r=16, lora_alpha=16, target_modules="all-linear", lora_dropout=0.05, bias="none", task_type="CAUSAL_LM"
 )
 train_kwargs = {

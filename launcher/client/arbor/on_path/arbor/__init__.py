@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.client import arbor as _ours
+from launcher.client.arbor import supplied_names as _supplied_names
 from launcher.client.arbor.stderr_log import log_once
 
 
@@ -30,3 +31,4 @@ def _say_whose() -> None:
 
 
 _say_whose()
+_supplied_names.install()
