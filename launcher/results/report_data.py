@@ -113,6 +113,13 @@ def newest_step_and_reward(results: Path, machine: Path) -> tuple[int | None, fl
     return newest, None
 
 
+def step_times(results: Path, machine: Path) -> list[float]:
+    """When each trained step ended, in order, as far as the newest part of the file reaches."""
+    lines = read_newest_lines(longest_copy(results, machine, _METRICS))
+    times = [_number(line.get("time")) for line in lines if line.get("kind") == "train"]
+    return sorted(time for time in times if time is not None)
+
+
 def _size(path: Path) -> int:
     try:
         return path.stat().st_size
