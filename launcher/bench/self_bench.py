@@ -21,7 +21,8 @@ from launcher.bench.runs import max_seconds, new_folder, run_supervised
 from launcher.bench.side_run import SideRun
 from launcher.bench.table_footnotes import footnotes, max_staleness, reasons_not_to_quote
 from launcher.bench.workload import STEPS, Workload
-from launcher.console.output import Output, columns
+from launcher.console.layout import columns
+from launcher.console.output import Output
 from launcher.models import model_folder
 
 _HELP_RUNS = 5

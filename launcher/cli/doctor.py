@@ -24,7 +24,8 @@ from launcher.base import credentials, disk
 from launcher.base.errors import EXIT_OK, LaunchError, PreflightError
 from launcher.base.home import Home
 from launcher.config import ports, preflight, remote_tools
-from launcher.console.output import Output, columns
+from launcher.console.layout import columns
+from launcher.console.output import Output
 from launcher.types.settings import LOCAL_GPUS
 
 CHECK_SECONDS = 2.0

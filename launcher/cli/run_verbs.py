@@ -22,7 +22,8 @@ from launcher.base.log import rotated
 from launcher.base.suggestions import closest_match
 from launcher.base.units import format_duration, format_money
 from launcher.cli import run_outcome
-from launcher.console.output import Output, columns, phase_name
+from launcher.console.layout import columns, table
+from launcher.console.output import Output, phase_name
 from launcher.records import lives
 from launcher.records.endpoint import RESULTS, LocalEndpoint, is_open, token_file
 from launcher.records.records import STATES, RecordStore, RunRecord
@@ -47,7 +48,7 @@ def status(output: Output, name: str | None) -> int:
     for unreadable in store.unreadable():
         output.note(f"{unreadable.path} cannot be read: {unreadable.why}")
     rows = [run_outcome.HEADING, *(run_outcome.row(record, store) for record in records)]
-    text = columns(rows) if records else "no runs yet: launch -- python my_program.py"
+    text = table(rows, output.width) if records else "no runs yet: launch -- python my_program.py"
     output.result({"runs": [_described(record, store) for record in records]}, text)
     return EXIT_OK
 
@@ -113,7 +114,7 @@ def env(output: Output, name: str, wait: bool = False) -> int:
         "run_dir": str(endpoint.run_dir),
         "patience_seconds": endpoint.timeout_budget_seconds,
     }
-    output.result(data, endpoint.exports(path if sys.stdout.isatty() else None))
+    output.result(data, endpoint.exports(path if sys.stdout.isatty() else None), verbatim=True)
     return EXIT_OK
 
 
