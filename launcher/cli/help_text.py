@@ -12,7 +12,7 @@ from typing import Any
 
 from typer.core import TyperCommand, TyperGroup
 
-from launcher.console import layout
+from launcher.base import layout
 
 # The most, and the width of help that is not for a terminal.
 WIDTH = 96

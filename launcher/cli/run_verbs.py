@@ -18,11 +18,11 @@ from typing import Any
 
 from launcher.base.errors import EXIT_OK, UsageError
 from launcher.base.home import Home
+from launcher.base.layout import columns, table
 from launcher.base.log import rotated
 from launcher.base.suggestions import closest_match
 from launcher.base.units import format_duration, format_money
 from launcher.cli import run_outcome
-from launcher.console.layout import columns, table
 from launcher.console.output import Output, phase_name
 from launcher.records import lives
 from launcher.records.endpoint import RESULTS, LocalEndpoint, is_open, token_file

@@ -6,7 +6,7 @@ figures.
 
 from __future__ import annotations
 
-from launcher.console.layout import columns
+from launcher.base.layout import columns
 from runtime.shared.memory.memory_item import MemoryLine, total
 from runtime.shared.memory.planning import MemoryPlan, format_gib, usable
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 from datetime import date
 
 from launcher.base.errors import UsageError
+from launcher.base.layout import columns
 from launcher.base.units import format_duration, format_money
 from launcher.config import memory_table
 from launcher.console import consent
-from launcher.console.layout import columns
 from launcher.console.output import Output
 from launcher.types.offers import Offer, plan_command
 from launcher.types.plan import GpuSplit, Plan

@@ -18,11 +18,10 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, TextIO
 
-from launcher.base import sanitize
+from launcher.base import layout, sanitize
 from launcher.base.errors import JobFailed, LaunchError, NotStarted
 from launcher.base.log import LOGGER, REDACTOR, log_path
 from launcher.base.units import format_duration, format_money
-from launcher.console import layout
 from launcher.console.terminal import StatusLine
 
 SCHEMA = 1

@@ -16,12 +16,13 @@ from typing import TextIO
 
 import pytest
 
+from launcher.base import layout
 from launcher.base.errors import JobFailed, UsageError
 from launcher.base.home import Home
 from launcher.cli import run_outcome
 from launcher.cli.main import main
 from launcher.cli.usage_errors import VERBS
-from launcher.console import layout
+from launcher.client.dspy.report import Journal
 from launcher.console.output import LiveStatus, Output
 from launcher.console.terminal import StatusLine
 from launcher.records.records import RecordStore
@@ -233,6 +234,21 @@ def test_n06_the_help_of_no_verb_breaks_inside_a_word(
             patched.setattr(layout, "terminal_width", lambda stream: columns)
             main([*words, "--help"])
         breaks_between_words(capsys.readouterr().out, source, columns)
+
+
+@pytest.mark.parametrize("columns", [80, 60])
+def test_n06_the_line_of_a_step_breaks_between_words(terminal: Terminal, columns: int) -> None:
+    terminal.resize(ROWS, columns)
+    parts = [
+        "step 3/40",
+        "reward 0.125 ±0.031",
+        "parsed 100%",
+        "trained 64 of 64",
+        "8.1 s (rollouts 6.0)",
+    ] * 2
+    Journal(None, 40, terminal.stream).note(" · ".join(parts))
+    shown = terminal.read().replace("\r\n", "\n")
+    breaks_between_words(shown, f"grpo: {' · '.join(parts)}", columns)
 
 
 @pytest.mark.parametrize("columns", [80, 60])

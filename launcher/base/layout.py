@@ -1,6 +1,7 @@
 """Fits text to the width of a terminal: lines break between words, never inside one.
 
-Neighbours: `output.py` fits everything that it prints to a terminal, `cli/help_text.py` the help. A word that
+Neighbours: `console/output.py` fits everything that it prints to a terminal, `cli/help_text.py` the help, and
+`client/dspy/report.py` the lines of steps. A word that
 is longer than the width stays whole. Pure but for `terminal_width`.
 """
 
@@ -24,7 +25,7 @@ def terminal_width(stream: TextIO) -> int | None:
     """The columns of the terminal; None for a file or a pipe, whose lines are never broken."""
     try:
         columns = os.get_terminal_size(stream.fileno()).columns if stream.isatty() else 0
-    except (OSError, ValueError):
+    except (AttributeError, OSError, ValueError):  # a stream of the user's own making
         return None
     return columns or None  # a container may report 0
 
