@@ -69,14 +69,14 @@ def row(record: RunRecord, store: RecordStore) -> list[str]:
 
 
 def state(record: RunRecord) -> str:
-    """How it ended; until then its phase, and its meaning if nobody attends it."""
-    if (ended := outcome(record)) is not None:
-        return ended
+    """How it ended, until then its phase; and where it is, or that nobody attends it, while anything may be
+    left of it."""
+    now = outcome(record) or phase_name(record.state)
     if record.elsewhere:
-        return f"{phase_name(record.state)}, on {record.place.host if record.place else '?'}"
-    if record.is_attended:
-        return phase_name(record.state)
-    return f"{phase_name(record.state)}, left alone: launch down {record.name or record.id}"
+        return f"{now}, on {record.place.host if record.place else '?'}"
+    if record.live and not record.is_attended:
+        return f"{now}, left alone: launch down {record.name or record.id}"
+    return now
 
 
 def outcome(record: RunRecord) -> str | None:
@@ -90,12 +90,10 @@ def outcome(record: RunRecord) -> str | None:
 
 
 def down(record: RunRecord) -> str:
-    """Whether it is proven that nothing of it is left; how to try again where it is not."""
+    """Whether it is proven that nothing of it is left."""
     if record.state not in ENDS:
         return "-"
-    if not record.live:
-        return "verified"
-    return f"NOT VERIFIED: launch down {record.name or record.id}"
+    return "NOT VERIFIED" if record.live else "verified"
 
 
 def model(record: RunRecord) -> str | None:

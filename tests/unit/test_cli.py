@@ -132,7 +132,10 @@ def test_n09_the_list_of_runs_shows_how_each_ended_its_steps_reward_and_fixed_du
         name: end for name, (_, end) in _ENDS.items()
     }
     assert shown["good"][1:] == ["verified", "owner/model", "2", "0.25", "2m 05s", "$0.00"]
-    assert shown["bad"][1] == "NOT VERIFIED: launch down bad" and shown["bad"][5] == "2m 05s"
+    assert shown["bad"][1] == "NOT VERIFIED" and shown["bad"][5] == "2m 05s"
+    store.update(store.load("bad").id, launch=None)
+    assert "failed with code 3, left alone: launch down bad" in launch("status").stdout
+    assert "failed with code 3, left alone: launch down bad" in launch("status", "bad").stdout
     described = {run["name"]: run for run in json.loads(launch("status", "--json").stdout)["runs"]}
     assert described["good"]["outcome"] == "succeeded" and described["good"]["seconds"] == 125
     assert (described["good"]["reward"], described["good"]["model"]) == (0.25, "owner/model")
