@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any
 
 from launcher.base.home import Home
+from launcher.base.layout import columns
 from launcher.base.module_command import module_command
 from launcher.bench import slipway_side, this_computer
 from launcher.bench.prerequisites import build_environment, refuse_unable_computer
@@ -21,7 +22,7 @@ from launcher.bench.runs import max_seconds, new_folder, run_supervised
 from launcher.bench.side_run import SideRun
 from launcher.bench.table_footnotes import footnotes, max_staleness, reasons_not_to_quote
 from launcher.bench.workload import STEPS, Workload
-from launcher.console.output import Output, columns
+from launcher.console.output import Output
 from launcher.models import model_folder
 
 _HELP_RUNS = 5

@@ -23,8 +23,9 @@ from launcher.backends import environments
 from launcher.base import credentials, disk
 from launcher.base.errors import EXIT_OK, LaunchError, PreflightError
 from launcher.base.home import Home
+from launcher.base.layout import columns
 from launcher.config import ports, preflight, remote_tools
-from launcher.console.output import Output, columns
+from launcher.console.output import Output
 from launcher.types.settings import LOCAL_GPUS
 
 CHECK_SECONDS = 2.0

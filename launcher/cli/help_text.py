@@ -1,4 +1,4 @@
-"""The layout of `launch --help`: plain text of one width, options grouped by subject.
+"""The layout of `launch --help`: plain text as wide as the terminal, options grouped by subject.
 
 Neighbours: `commands.py` names the groups. Without it typer would draw boxes through rich, which takes
 another 0.15 s. Knows none of the options.
@@ -6,11 +6,15 @@ another 0.15 s. Knows none of the options.
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
 from typing import Any
 
 from typer.core import TyperCommand, TyperGroup
 
-# Help is the same on every terminal.
+from launcher.base import layout
+
+# The most, and the width of help that is not for a terminal.
 WIDTH = 96
 SETTINGS: dict[str, Any] = {
     "help_option_names": ["--help", "-h"],
@@ -18,10 +22,36 @@ SETTINGS: dict[str, Any] = {
     "terminal_width": WIDTH,
 }
 _REST = "Other"
+# A hyphen at which no line is broken; it is shown as an ordinary one.
+_NO_BREAK = "\u2011"
+
+
+def _fitted(get_help: Callable[[Any], str], ctx: Any) -> str:
+    """The help in the terminal's width; lines of examples, too, break between words."""
+    width = layout.terminal_width(sys.stdout)
+    ctx.terminal_width = min(WIDTH, width or WIDTH)
+    ctx.formatter_class = _whole_words(ctx.formatter_class)
+    return layout.fit(get_help(ctx).replace(_NO_BREAK, "-"), width)
+
+
+def _whole_words(formatter: Any) -> Any:
+    """That formatter, which would break lines after the hyphens in words and options."""
+
+    class WholeWords(formatter):
+        def write_text(self, text: str) -> None:
+            super().write_text(text.replace("-", _NO_BREAK))
+
+        def write_dl(self, rows: Any, *more: Any, **named: Any) -> None:
+            super().write_dl([(term, text.replace("-", _NO_BREAK)) for term, text in rows], *more, **named)
+
+    return WholeWords
 
 
 class GroupedHelp(TyperGroup):
     """The root command: a section for each group of options, then the verbs."""
+
+    def get_help(self, ctx: Any) -> str:
+        return _fitted(super().get_help, ctx)
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         _write_options(self, ctx, formatter)
@@ -32,6 +62,9 @@ class GroupedHelp(TyperGroup):
 
 class CommandHelp(TyperCommand):
     """A verb: its arguments, then its options."""
+
+    def get_help(self, ctx: Any) -> str:
+        return _fitted(super().get_help, ctx)
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         _write_options(self, ctx, formatter)

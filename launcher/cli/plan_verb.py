@@ -6,12 +6,14 @@ Neighbours: `pricing.py` makes the plan, `price_agreement.py` and `memory_table.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from launcher.base.errors import EXIT_OK, UsageError
+from launcher.base.errors import EXIT_OK, LaunchError, UsageError
+from launcher.cli import plan_verdict
+from launcher.cli.plan_verdict import StepTime, Verdict
 from launcher.config import (
     memory_fit,
     memory_table,
@@ -21,8 +23,8 @@ from launcher.config import (
     setting_sources,
 )
 from launcher.console.output import Output
-from launcher.types.offers import NoPricesError
-from launcher.types.plan import Plan
+from launcher.types.offers import NoPricesError, plan_command
+from launcher.types.plan import GpuSplit, Plan
 from launcher.types.settings import Settings
 
 
@@ -39,43 +41,78 @@ def show(
         what = "--resume cannot be used with a plan"
         raise UsageError(what, "it would end the rest of that run; a plan changes nothing", "launch status")
     settings = setting_sources.load(flags, sets, env_file)
-    for warning in settings.warnings:
-        output.note(warning)
     if refresh:
         _refresh(output, settings)
+    notes = list(settings.warnings)
     try:
-        plan = pricing.make_priced_plan(settings, output.note, only_shown=True)
-    except NoPricesError:
-        _show_without_prices(output, settings)
-        raise
-    output.result(plan.to_dict(), _text(plan))
-    # If the memory plan is known, the hub has answered if it had to be asked for the model's config.json.
-    request_validation.validate_plan(settings, asks=plan.gpus is not None and plan.gpus.memory is not None)
-    memory_fit.refuse_too_small(plan)
+        _show(output, settings, notes.append)
+    finally:  # below the verdict, above an error
+        for line in notes:
+            output.note(line)
     return EXIT_OK
 
 
-def _show_without_prices(output: Output, settings: Settings) -> None:
+def _show(output: Output, settings: Settings, note: Callable[[str], None]) -> None:
+    """Raises LaunchError as a run would, after the plan is shown."""
+    try:
+        with output.busy("making the plan") as progress:
+            plan = pricing.make_priced_plan(settings, note, only_shown=True, progress=progress)
+    except NoPricesError as missing:
+        _show_without_prices(output, settings, missing, note)
+        raise
+    refused = _refusal(settings, plan.model, plan.gpus)
+    found = plan_verdict.judge(settings, plan.gpus, refused, _price_command(settings, plan))
+    step = None if plan.rented else plan_verdict.step_time(plan)
+    data = {"verdict": found.to_dict(), "seconds_per_step": step.seconds if step else None}
+    output.result(plan.to_dict() | data, _text(plan, found, step))
+    if refused is not None:
+        raise refused
+
+
+def _price_command(settings: Settings, plan: Plan) -> str | None:
+    """The command that fetches the prices a run needs; None if they are here."""
+    if plan.prices_of is None:
+        return None
+    cloud = plan.candidates[0].infra.partition("/")[0]
+    return f"{plan_command(settings, settings.gpus or '', default_infra=cloud)} --refresh"
+
+
+def _refusal(settings: Settings, model: str, gpus: GpuSplit | None) -> LaunchError | None:
+    """The error that a run would raise."""
+    try:
+        # If the memory plan is known, the hub has answered if it had to be asked for the model's config.json.
+        request_validation.validate_plan(settings, asks=gpus is not None and gpus.memory is not None)
+        if gpus is not None:
+            memory_fit.refuse_gpus(model, gpus)
+    except LaunchError as refused:
+        return refused
+    return None
+
+
+def _show_without_prices(
+    output: Output, settings: Settings, missing: LaunchError, note: Callable[[str], None]
+) -> None:
     """Show the model's memory. Anything that a run would refuse is reported before the missing prices."""
-    gpus = pricing.plan_gpus_without_prices(settings, output.note)
+    gpus = pricing.plan_gpus_without_prices(settings, note)
+    refused = _refusal(settings, settings.model, gpus)
+    found = plan_verdict.judge(settings, gpus, refused, missing.hint)
     memory = [memory_table.text(gpus.memory)] if gpus.memory else []
-    shown = [f"{settings.model} on {gpus.gpus}, prices not known", *price_agreement.gpu_usage(gpus), *memory]
-    output.result({"model": settings.model, "rented": asdict(gpus)}, "\n".join(shown))
-    request_validation.validate_plan(settings, asks=gpus.memory is not None)
-    memory_fit.refuse_gpus(settings.model, gpus)
+    first = found.line(f"{settings.model} on {gpus.gpus}, prices not known")
+    data = {"model": settings.model, "rented": asdict(gpus), "verdict": found.to_dict()}
+    output.result(data, "\n".join([first, *price_agreement.gpu_usage(gpus), *memory]))
+    if refused is not None:
+        raise refused
 
 
-def _text(plan: Plan) -> str:
-    gpus = plan.gpus
-    if gpus is None:
-        return _is_free(plan)
-    memory = [memory_table.text(gpus.memory)] if gpus.memory else []
-    terms = (
-        [plan.describe_cost(), price_agreement.table(plan)]
-        if plan.rented
-        else [_is_free(plan), *price_agreement.gpu_usage(gpus)]
-    )
-    return "\n".join([*terms, *memory])
+def _text(plan: Plan, found: Verdict, step: StepTime | None) -> str:
+    if plan.rented:
+        first, below = plan.describe_cost(), [price_agreement.table(plan)]
+    else:
+        first = f"{plan.describe()}; nothing is rented"
+        below = [*(price_agreement.gpu_usage(plan.own) if plan.own else [])]
+        below.append(plan_verdict.step_line(plan, step))
+    memory = [memory_table.text(plan.gpus.memory)] if plan.gpus and plan.gpus.memory else []
+    return "\n".join([found.line(first), *below, *memory])
 
 
 def _refresh(output: Output, settings: Settings) -> None:
@@ -90,7 +127,3 @@ def _refresh(output: Output, settings: Settings) -> None:
     output.note("fetching SkyPilot's price catalogs")
     for file in prices.refresh(prices.places(tuple(settings.infra))):
         output.note(f"{file} is your own, so launch does not change it")
-
-
-def _is_free(plan: Plan) -> str:
-    return f"{plan.describe()}; nothing is rented"

@@ -18,14 +18,16 @@ from typing import Any
 
 from launcher.base.errors import EXIT_OK, UsageError
 from launcher.base.home import Home
+from launcher.base.layout import columns, table
 from launcher.base.log import rotated
 from launcher.base.suggestions import closest_match
 from launcher.base.units import format_duration, format_money
-from launcher.console.output import Output, columns, phase_name
+from launcher.cli import run_outcome
+from launcher.console.output import Output, phase_name
 from launcher.records import lives
 from launcher.records.endpoint import RESULTS, LocalEndpoint, is_open, token_file
 from launcher.records.records import STATES, RecordStore, RunRecord
-from launcher.results import compile_records, durable
+from launcher.results import compile_records
 from launcher.teardown import program_log, take_down
 from launcher.types.settings import SETTINGS
 
@@ -45,11 +47,8 @@ def status(output: Output, name: str | None) -> int:
     records = store.list()
     for unreadable in store.unreadable():
         output.note(f"{unreadable.path} cannot be read: {unreadable.why}")
-    rows = [["NAME", "ID", "PHASE", "AGE", "ENDPOINT"]]
-    for record in records:
-        age = format_duration(time.time() - record.life.begun)
-        rows.append([record.name or "-", record.id, _phase(record), age, _url(record) or "-"])
-    text = columns(rows) if records else "no runs yet: launch -- python my_program.py"
+    rows = [run_outcome.HEADING, *(run_outcome.row(record, store) for record in records)]
+    text = table(rows, output.width) if records else "no runs yet: launch -- python my_program.py"
     output.result({"runs": [_described(record, store) for record in records]}, text)
     return EXIT_OK
 
@@ -115,7 +114,7 @@ def env(output: Output, name: str, wait: bool = False) -> int:
         "run_dir": str(endpoint.run_dir),
         "patience_seconds": endpoint.timeout_budget_seconds,
     }
-    output.result(data, endpoint.exports(path if sys.stdout.isatty() else None))
+    output.result(data, endpoint.exports(path if sys.stdout.isatty() else None), verbatim=True)
     return EXIT_OK
 
 
@@ -154,9 +153,10 @@ def _status_of(output: Output, store: RecordStore, record: RunRecord) -> int:
     runtime, trouble = _ask_runtime(store, record)
     rows = [
         ["run", f"{record.id}" + (f" ({record.name})" if record.name else "")],
-        ["phase", _phase(record)],
+        ["state", run_outcome.state(record)],
         *([["lives", f"on {record.location}"]] if record.elsewhere else []),
-        ["age", _age(record)],
+        ["duration", _duration(record)],
+        ["model", run_outcome.model(record) or "-"],
         ["program", " ".join(record.command) or "none: only the endpoint runs"],
         ["endpoint", _url(record) or "-"],
         ["folder", str(store.folder(record.id))],
@@ -165,8 +165,11 @@ def _status_of(output: Output, store: RecordStore, record: RunRecord) -> int:
         rows.append(["machine", _rented(record, cluster_status)])
     if not record.rented:
         rows.append(["cost", f"{format_money(lives.cost(record.lives, time.time()))}, nothing is rented"])
+    so_far = run_outcome.progress(record, store)
     if record.machine:
-        rows.append(["steps", _durability(record, store).describe()])
+        rows.append(["steps", so_far.durability.describe()])
+    if so_far.reward is not None:
+        rows.append(["reward", f"{so_far.reward:.3g} in the newest step"])
     trained = compile_records.of_run(store.folder(record.id) / RESULTS)
     rows += [["compile", f"{one.id} · {one.describe()}"] for one in trained]
     if record.unpulled:
@@ -220,6 +223,7 @@ def _ask_runtime(store: RecordStore, record: RunRecord) -> tuple[dict[str, Any] 
 
 
 def _described(record: RunRecord, store: RecordStore) -> dict[str, Any]:
+    so_far = run_outcome.progress(record, store)
     return {
         "id": record.id,
         "name": record.name,
@@ -242,18 +246,23 @@ def _described(record: RunRecord, store: RecordStore) -> dict[str, Any]:
         "lives": [asdict(life) for life in record.lives],
         "unpulled": record.unpulled,
         "troubles": list(record.troubles),
-        **_durability(record, store).to_dict(),
+        "outcome": run_outcome.outcome(record),
+        "model": run_outcome.model(record),
+        "steps": so_far.steps,
+        "reward": so_far.reward,
+        "seconds": round(run_outcome.seconds(record), 3),
+        **so_far.durability.to_dict(),
     }
 
 
-def _age(record: RunRecord) -> str:
+def _duration(record: RunRecord) -> str:
     """How long this life has lasted, and all lives together if there were more."""
-    now = time.time()
-    age = format_duration(now - record.life.begun)
+    together = format_duration(run_outcome.seconds(record))
     if not record.earlier_lives:
-        return age
-    count, together = len(record.lives), lives.seconds(record.lives, now)
-    return f"{age} since start number {count}, {format_duration(together)} in all"
+        return together
+    until = time.time() if record.ended is None else record.ended
+    newest = format_duration(until - record.life.begun)
+    return f"{newest} since start number {len(record.lives)}, {together} in all"
 
 
 def _rented(record: RunRecord, cluster_status: Mapping[str, Any]) -> str:
@@ -264,23 +273,6 @@ def _rented(record: RunRecord, cluster_status: Mapping[str, Any]) -> str:
     if record.earlier_lives:
         so_far += f", {format_money(lives.cost(record.lives, now))} since its first start"
     return f"{cluster_status['where']} · {cluster_status['instance_type']} · {so_far}"
-
-
-def _durability(record: RunRecord, store: RecordStore) -> durable.DurabilityStatus:
-    """The committed and the durable step, by the folders on this computer."""
-    machine = Path(record.machine.get("state_dir", store.folder(record.id) / "machine"))
-    return durable.durability_status(machine, store.folder(record.id) / RESULTS)
-
-
-def _phase(record: RunRecord) -> str:
-    """The phase, and its meaning if a live run is unattended."""
-    if not record.live:
-        return "down: verified"
-    if record.elsewhere:
-        return f"{phase_name(record.state)}, on {record.place.host if record.place else '?'}"
-    if record.is_attended:
-        return phase_name(record.state)
-    return f"{phase_name(record.state)}, left alone: launch down {record.name or record.id}"
 
 
 def _url(record: RunRecord) -> str | None:

@@ -24,10 +24,11 @@ from launcher.base.errors import (
     described,
 )
 from launcher.base.home import Home
+from launcher.base.layout import columns
 from launcher.base.processes import ProcessId
 from launcher.base.units import parse_duration
 from launcher.console import consent
-from launcher.console.output import Output, columns
+from launcher.console.output import Output
 from launcher.records import teardown_lock
 from launcher.records.records import RecordStore, RunRecord
 from launcher.teardown import leftovers, take_down

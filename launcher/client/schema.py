@@ -123,3 +123,5 @@ class RuntimeStatus(ResponseBody):
     prefix_cache_hits: float | None = None
     detail: str | None = None
     warnings: list[str] = []
+    # The disk's error while it takes no new step.
+    disk: str | None = None

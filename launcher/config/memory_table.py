@@ -6,7 +6,7 @@ figures.
 
 from __future__ import annotations
 
-from launcher.console.output import columns
+from launcher.base.layout import columns
 from runtime.shared.memory.memory_item import MemoryLine, total
 from runtime.shared.memory.planning import MemoryPlan, format_gib, usable
 
@@ -24,10 +24,9 @@ def text(memory: MemoryPlan) -> str:
     whose = "the GPU that trains and serves" if memory.shared else "a GPU that trains, and of one that serves"
     given = format_gib(usable(memory.listed_bytes))
     room = f"{memory.gpu} has {format_gib(memory.listed_bytes)}, of which {given} are planned"
-    rows = [[f"  MEMORY OF {whose.upper()}", "", ""]]
-    rows += _part("training", memory.trainer) + _part("serving", memory.engine)
+    rows = _part("training", memory.trainer) + _part("serving", memory.engine)
     verdict = f"  {room}{_verdict(memory)}, by arithmetic that no GPU has confirmed"
-    return "\n".join([columns(rows), verdict, *_choices(memory)])
+    return "\n".join([f"  MEMORY OF {whose.upper()}", columns(rows), verdict, *_choices(memory)])
 
 
 def _part(name: str, lines: tuple[MemoryLine, ...]) -> list[list[str]]:

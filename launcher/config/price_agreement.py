@@ -9,10 +9,11 @@ from __future__ import annotations
 from datetime import date
 
 from launcher.base.errors import UsageError
+from launcher.base.layout import columns
 from launcher.base.units import format_duration, format_money
 from launcher.config import memory_table
 from launcher.console import consent
-from launcher.console.output import Output, columns
+from launcher.console.output import Output
 from launcher.types.offers import Offer, plan_command
 from launcher.types.plan import GpuSplit, Plan
 from launcher.types.settings import Settings

@@ -32,12 +32,16 @@ _MIN_BUDGET_LEFT = 0.01
 
 
 def make_priced_plan(
-    settings: Settings, say: Callable[[str], None] = lambda line: None, *, only_shown: bool = False
+    settings: Settings,
+    say: Callable[[str], None] = lambda line: None,
+    *,
+    only_shown: bool = False,
+    progress: Callable[[str], None] | None = None,
 ) -> Plan:
     """The plan for these settings: with prices at hand if GPUs are rented, and with the memory.
 
-    `say` gets the progress and notes on the prices. A plan that is `only_shown` may use the prices that came
-    with the package. Raises UsageError, CapacityError, PreflightError.
+    `say` gets notes on the prices, and the progress as well without `progress`. A plan that is `only_shown`
+    may use the prices that came with the package. Raises UsageError, CapacityError, PreflightError.
     """
     gpus = settings.gpus
     if gpus is None:
@@ -46,7 +50,7 @@ def make_priced_plan(
     size = model_size.weights_bytes(settings.model, os.environ, token.value if token else None)
     if settings.own_gpus:
         return _on_own_gpus(settings, make_plan(settings, model_bytes=size), say, only_shown)
-    settings, market = _look_up_prices(settings, gpus, say, only_shown)
+    settings, market = _look_up_prices(settings, gpus, progress or say, only_shown)
     plan = make_plan(settings, market, size)
     assert plan.rented is not None
     for line in (*_warnings(settings, market), *credential_expiry.warnings(plan)):

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, TextIO
 
-from launcher.base import sanitize
+from launcher.base import layout, sanitize
 from launcher.base.errors import JobFailed, LaunchError, NotStarted
 from launcher.base.log import LOGGER, REDACTOR, log_path
 from launcher.base.units import format_duration, format_money
@@ -92,12 +92,18 @@ class Output:
 
     # -------------------------------------------------------------- verbs
 
-    def result(self, data: Mapping[str, Any], text: str) -> None:
-        """The answer of a verb: `data` as one object, or `text`."""
+    @property
+    def width(self) -> int | None:
+        """The width of stdout, if that is a terminal."""
+        return layout.terminal_width(self._stdout)
+
+    def result(self, data: Mapping[str, Any], text: str, *, verbatim: bool = False) -> None:
+        """The answer of a verb: `data` as one object, or `text`. `verbatim`: its lines are a shell's."""
         if self.as_json:
             self._print_json(data)
         elif text:
-            self._print(self._stdout, sanitize.plain_text(text))
+            shown = sanitize.plain_text(text)
+            self._print(self._stdout, shown if verbatim else layout.fit(shown, self.width))
 
     def note(self, text: str) -> None:
         """A line on stderr beside the answer of a verb."""
@@ -133,10 +139,11 @@ class Output:
         for line in last:
             LOGGER.info("| %s", line)
         lines = [self._styled(_DIM, f"  | {sanitize.one_line(line)}") for line in last]
-        lines.append(self._styled(_RED + _BOLD, f"Error: {sanitize.one_line(error.message)}"))
-        lines += [f"  {sanitize.plain_text(line)}" for line in (error.why or "").splitlines()]
+        message = self._fit(f"Error: {sanitize.one_line(error.message)}")
+        lines.append(self._styled(_RED + _BOLD, message))
+        lines += [self._fit(f"  {sanitize.plain_text(line)}") for line in (error.why or "").splitlines()]
         if error.hint:
-            lines.append(f"Hint: {sanitize.one_line(error.hint)}")
+            lines.append(self._fit(f"Hint: {sanitize.one_line(error.hint)}"))
         if path:
             lines.append(self._styled(_DIM, f"Log: {path}"))
         self._print(self._stderr, REDACTOR.redact("\n".join(lines)))
@@ -300,7 +307,7 @@ class Output:
             self._line.draw(sanitize.one_line(text), self._style(style))
 
     def _print_line(self, text: str, style: str = "") -> None:
-        line = self._styled(style, sanitize.plain_text(REDACTOR.redact(text)))
+        line = self._styled(style, self._fit(sanitize.plain_text(REDACTOR.redact(text))))
         if self._line:
             self._line.write(line)
         else:
@@ -316,6 +323,9 @@ class Output:
             stream.write(text + "\n")
             stream.flush()
 
+    def _fit(self, text: str) -> str:
+        return layout.fit(text, layout.terminal_width(self._stderr))
+
     def _style(self, sequence: str) -> str:
         return sequence if self._colour else ""
 
@@ -326,10 +336,3 @@ class Output:
 def phase_name(key: str) -> str:
     """The phase of a run as people see it, by its key in a record."""
     return _PHASE_NAMES.get(key, key)
-
-
-def columns(rows: list[list[str]]) -> str:
-    """Rows as aligned columns; the first row is the heading."""
-    widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
-    padded = [[cell.ljust(width) for cell, width in zip(row, widths, strict=True)] for row in rows]
-    return "\n".join("  ".join(row).rstrip() for row in padded)

@@ -103,7 +103,7 @@ class StatusLine:
     def _shown(self) -> str:
         columns, _ = self._size()
         whole = len(self._text) < columns
-        text = self._text if whole else self._text[: max(0, columns - 2)] + "…"
+        text = self._text if whole else _cut(self._text, max(0, columns - 2))
         return f"{self._style}{text}\x1b[0m" if self._style else text
 
     def _size(self) -> os.terminal_size:
@@ -117,3 +117,9 @@ class StatusLine:
         with contextlib.suppress(OSError):  # the terminal was closed
             self._stream.write(text)
             self._stream.flush()
+
+
+def _cut(text: str, width: int) -> str:
+    """The words that fit, with a mark that more would follow."""
+    words = text[: width + 1].rpartition(" ")[0].rstrip(" ·")
+    return f"{words} …" if words and len(words) + 2 <= width + 1 else f"{text[:width]}…"

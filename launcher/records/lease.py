@@ -87,4 +87,9 @@ class Limits:
         return None
 
 
+def is_limit(reason: str) -> bool:
+    """Whether a run's reason, of this version or an older one, is a limit that it reached."""
+    return reason.startswith(("the deadline", "the budget"))
+
+
 NO_LIMITS = Limits(begun_at=0.0)

@@ -39,6 +39,7 @@ NAME_PATTERN = re.compile(r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?")
 STATES = (
     "created", "arm", "push", "setup", "serve", "connect", "work", "pull", "down", "unverified", "verified",
 )  # fmt: skip
+ENDS = STATES[-2:]
 _PROCESSES = ("launch", "guardian", "minder")
 
 

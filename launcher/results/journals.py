@@ -79,6 +79,23 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
                 yield line
 
 
+def read_newest_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """The objects of its last MiB, the newest first."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - _CHUNK_BYTES))
+            lines = file.read().splitlines()
+    except OSError:
+        return
+    for text in reversed(lines):
+        try:
+            line = json.loads(text)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(line, dict):
+            yield line
+
+
 def _replace(path: Path, lines: bytes) -> int:
     if path.exists() and path.read_bytes() == lines:
         return 0

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from launcher.results.journals import read_lines
+from launcher.results.journals import read_lines, read_newest_lines
 
 _METRICS, _JOURNAL, _VALIDATIONS = "metrics.jsonl", "grpo.jsonl", "validations.jsonl"
 _REWARD = "reward/"
@@ -99,6 +99,25 @@ def read(results: Path, machine: Path | None, *, label: str, run_id: str, model:
 def longest_copy(results: Path, machine: Path | None, name: str) -> Path:
     """A journal's longer copy: in a live run on this computer the machine's file is ahead of home's."""
     return max((folder / name for folder in (results, machine) if folder is not None), key=_size)
+
+
+def newest_step_and_reward(results: Path, machine: Path) -> tuple[int | None, float | None]:
+    """The newest step, and the mean reward of the newest one that has measured a reward."""
+    newest: int | None = None
+    for line in read_newest_lines(longest_copy(results, machine, _METRICS)):
+        step, measured = line.get("step"), line.get("metrics")
+        if newest is None and isinstance(step, int):
+            newest = step
+        if isinstance(measured, dict) and (reward := _number(measured.get("reward"))) is not None:
+            return newest, reward
+    return newest, None
+
+
+def step_times(results: Path, machine: Path) -> list[float]:
+    """When each trained step ended, in order, as far as the newest part of the file reaches."""
+    lines = read_newest_lines(longest_copy(results, machine, _METRICS))
+    times = [_number(line.get("time")) for line in lines if line.get("kind") == "train"]
+    return sorted(time for time in times if time is not None)
 
 
 def _size(path: Path) -> int:

@@ -21,7 +21,7 @@ from launcher.run.runtime_monitor import RuntimeMonitor, RuntimeSnapshot
 from launcher.run.signals import Interrupted
 from launcher.teardown.minder import GRACE_SECONDS, Command
 from launcher.types.durability import DurabilityStatus
-from runtime.shared.statuses import RuntimeStatus
+from runtime.shared.statuses import NOT_COMMITTED, RuntimeStatus
 
 _POLL_SECONDS = 0.25
 _DRAW_EVERY_SECONDS = 1.0
@@ -57,6 +57,7 @@ class Work:
         self._text = text
         self._output = output
         self._late = False
+        self._disk_waits = False
         self._detail: str | None = None
         # The prompt in the live line while a key is waited for.
         self.waits_for: str | None = None
@@ -99,6 +100,7 @@ class Work:
             self._check_runtime(snapshot)
             self._report_detail(snapshot)
             self._report_warnings(snapshot)
+            self._report_disk(snapshot)
             self._check_durable(self._watched.durability())
 
     def _program_is_over(self) -> bool:
@@ -164,6 +166,17 @@ class Work:
                 self._warned.add(line)
                 self._output.warn(line)
 
+    def _report_disk(self, snapshot: RuntimeSnapshot) -> None:
+        """Report once that the machine's disk takes nothing, and when that is over."""
+        if snapshot.status is None:
+            return
+        error = _disk_error(snapshot.status)
+        if error and not self._disk_waits:
+            self._output.warn(f"the machine's disk takes nothing, so steps wait: {error}")
+        if self._disk_waits and not error:
+            self._output.event("disk", "the machine's disk takes data again: steps go on")
+        self._disk_waits = error is not None
+
     def _check_durable(self, durability: DurabilityStatus) -> None:
         """Report once when the machine's loss would cost more steps than the bound, and when that is over."""
         late = durability.steps_behind > durability.bound_steps
@@ -202,6 +215,8 @@ class Work:
 
 def _runtime_problem(status: RuntimeStatus) -> str | None:
     """The live line's problem of a runtime: a restart, slowness, a version not served. None: all is well."""
+    if _disk_error(status):
+        return "the machine's disk takes nothing: steps wait"
     again = [child.name for child in status.children if child.state == "restarting"]
     if again:
         return f"{', '.join(again)} {'is' if len(again) == 1 else 'are'} restarting"
@@ -211,6 +226,13 @@ def _runtime_problem(status: RuntimeStatus) -> str | None:
     if status.phase != "degraded":
         return None
     return "the newest step is not being served" if status.detail else "a part of the runtime is not ready"
+
+
+def _disk_error(status: RuntimeStatus) -> str | None:
+    """The error of the machine's disk, while the gateway cannot store a step or the trainer cannot commit."""
+    details = [child.detail or "" for child in status.children]
+    waits = next((detail for detail in details if detail.startswith(NOT_COMMITTED)), None)
+    return status.disk or waits
 
 
 def _by_signal(code: int) -> str:

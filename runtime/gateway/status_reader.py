@@ -83,4 +83,5 @@ class StatusReader:
             admission=self._model_check.record,
             detail="; ".join(word for word in words if word) or None,
             warnings=steps.warnings.lines,
+            disk=steps.disk,
         )

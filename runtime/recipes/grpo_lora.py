@@ -36,6 +36,7 @@ from runtime.shared.metrics import MetricsLog, line_of
 from runtime.shared.peft_format import portable_name
 from runtime.shared.probe_file import PROBE_FILE
 from runtime.shared.start_adapter_layout import START
+from runtime.shared.statuses import NOT_COMMITTED
 from runtime.shared.train_config import TrainConfig
 from runtime.shared.wandb_log import WandbLog
 from runtime.trainer import optimizer_state, parity_export
@@ -298,7 +299,7 @@ class GRPOLoRARecipe(FTRecipeInterface):
 
     def _report_disk_full(self, error: Exception) -> None:
         _log.warning("step %d is computed, but not committed yet: %s", self.step + 1, error)
-        self._report_state("training", error=f"not committed yet: {error}")
+        self._report_state("training", error=f"{NOT_COMMITTED}: {error}")
 
     # ------------------------------------------------------------------ reports
 

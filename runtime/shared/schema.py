@@ -8,7 +8,6 @@ Knows nothing of torch, vLLM, files or processes: pydantic only, so both halves 
 from __future__ import annotations
 
 import json
-from copy import copy
 from typing import TYPE_CHECKING, Annotated, Any, Self
 
 from pydantic import (
@@ -133,10 +132,9 @@ def _optional_settings() -> dict[str, Any]:
     """Every setting that a step may have its own value of, as TrainConfig bounds it; None: not given."""
     found = dict[str, Any]()
     for name in per_step_settings():
-        field = copy(TrainConfig.model_fields[name])
-        field.default = None
+        field = TrainConfig.model_fields[name]
         annotation: Any = field.annotation
-        found[name] = (annotation | None, field)
+        found[name] = (Annotated[(annotation | None, *field.metadata)], None)
         if name == "schedule_steps":
             # Beside it, as ever: a client's key of a step is made from its settings in their order.
             found["schedule_step"] = (int | None, None)

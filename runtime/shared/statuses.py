@@ -9,6 +9,9 @@ from typing import Any, Literal
 
 from runtime.shared.schema import Answer
 
+# The trainer's detail begins with it while its disk takes no checkpoint.
+NOT_COMMITTED = "not committed yet"
+
 StepState = Literal["queued", "training", "committed", "published", "failed"]
 
 
@@ -102,3 +105,4 @@ class RuntimeStatus(Answer):
     admission: dict[str, Any] | None = None  # as admission.json: whether engine and trainer agree
     detail: str | None = None
     warnings: list[str] = []
+    disk: str | None = None  # the disk's error while it takes no new step

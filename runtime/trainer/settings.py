@@ -60,7 +60,8 @@ def run_settings(keys: Mapping[str, Any]) -> TrainConfig:
         return TrainConfig.of_recipe(keys)
     except ValidationError as error:
         key, _, why = first_error(error)
-        raise SettingsError(key, keys.get(key), why) from None
+        name = key.replace("lora.", "lora_", 1)
+        raise SettingsError(name, keys.get(name), why) from None
 
 
 def _step_settings(meta: Mapping[str, Any]) -> StepSettings:

@@ -76,7 +76,6 @@ def test_no_capacity_anywhere_is_exit_4_and_leaves_nothing_behind(rig: Rig) -> N
     wait_until(lambda: not left(rig), what=lambda: f"{left(rig)} to be gone")
 
 
-@pytest.mark.long  # in every run: test_run.py's signals on the way up, test_matrix.py's kill here
 def test_g02_ctrl_c_while_provisioning_ends_the_request_and_the_machine(rig: Rig) -> None:
     launched = Launched(rig, [*RENTED, "--", "true"])
     wait_until(lambda: rig.witness("run"), 900, lambda: f"a machine\n{launched.text}")

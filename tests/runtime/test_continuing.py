@@ -284,6 +284,10 @@ def test_b05_what_is_sealed_is_counted_by_its_reason(tmp_path: Path) -> None:
     told = {"chat_template_kwargs": {"enable_thinking": False}}
     assert why_apart(begun("d"), *later, **told) == "chat_template_kwargs changed"
     assert why_apart(begun("e", finish="length"), *later) == "cut off"
+    cut = begun("o", finish="length")
+    cut.say(later, "le chien")
+    changed = cut.say([*later, said("un chien"), MORE], "le chat")
+    assert changed.conversation.apart == "text was changed by the client", "n16: of the answer after it"
     ended = "the template does not end an answer as it ended"
     assert why_apart(begun("f", end=ids("!")), *later) == ended
     assert why_apart(begun("g"), *later, x_slipway_continue="off") == "switched off"

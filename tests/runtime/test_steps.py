@@ -408,7 +408,9 @@ def test_a_disk_that_is_full_makes_steps_wait_and_loses_none(
             request = run.request("k1", "a", "b")
             with pytest.raises(OSError, match="No space left"):
                 await queue.submit(request)
+            assert queue.disk is not None and "No space left" in queue.disk
             await queue.submit(request)
+            assert queue.disk is None
             await run.commit(1)
             assert (await queue.wait(1, SOON_SECONDS)).state == "published"
             assert queue.queued == 0 and run.published == [1]

@@ -81,7 +81,7 @@ RUN_KEYS = {
     "committed_step", "durable_step", "durable_bound_steps",
     "id", "name", "state", "live", "attended", "elsewhere", "created", "ended", "ended_by", "reason", "why",
     "exit_code", "command", "base_url", "folder", "down", "price_per_hour", "cost", "lives", "unpulled",
-    "troubles",
+    "troubles", "model", "steps", "reward", "seconds", "outcome",
 }  # fmt: skip
 
 
@@ -94,8 +94,54 @@ def test_status_shows_a_recorded_run(launch: Launch, store: RecordStore) -> None
     assert one["run"]["id"] == record.id
     assert record.id in launch("status").stdout
     shown = dict(line.split(maxsplit=1) for line in launch("status", "dev").stdout.splitlines())
-    assert shown["program"] == "python x.py" and shown["phase"] == "created"
+    assert shown["program"] == "python x.py" and shown["state"] == "created"
     assert shown["cost"] == "$0.00, nothing is rented"
+
+
+_PROOF = {"verified": True, "detail": "nothing is left"}
+# What the record says of an end, and what `launch status` shows of it.
+_ENDS = {
+    "good": ({"exit_code": 0}, "succeeded"),
+    "bad": ({"exit_code": 3, "reason": "the program failed"}, "failed with code 3"),
+    "refused": ({"reason": "owner/model is refused"}, "failed"),
+    "ctrl-c": ({"reason": "interrupted by SIGINT"}, "stopped by Ctrl-C"),
+    "late": ({"reason": "the budget of $40 is spent"}, "stopped: the budget of $40 is spent"),
+    "downed": ({"ended_by": "down"}, "ended by launch down"),
+    "left": ({"ended_by": "gc", "exit_code": 1}, "failed with code 1, ended by launch gc"),
+    "away": ({"exit_code": 0, "unpulled": "the disk is full"}, "succeeded, newest results not copied"),
+}
+
+
+def test_n09_the_list_of_runs_shows_how_each_ended_its_steps_reward_and_fixed_duration(
+    launch: Launch, store: RecordStore
+) -> None:
+    for name, (end, _) in _ENDS.items():
+        run = store.create(name=name, command=("x",), details={"plan": {"model": "owner/model"}})
+        ended = {"ended": run.created + 125, "ended_by": "launch", "proof": _PROOF, "state": "verified"}
+        store.update(run.id, **(ended | end))
+    results = store.folder(store.load("good").id) / "results"
+    results.mkdir()
+    lines = [{"step": 1, "metrics": {"reward": 0.25}}, {"step": 2, "metrics": {"updated": 0.0}}]
+    (results / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + "{torn")
+    unproven = {"verified": False, "detail": "the list is refused"}
+    store.update(store.load("bad").id, state="unverified", proof=unproven)
+    heading, *rows = launch("status").stdout.splitlines()
+    assert heading.split() == ["NAME", "ID", "STATE", "DOWN", "MODEL", "STEPS", "REWARD", "DURATION", "COST"]
+    shown = {cells[0]: cells[2:] for cells in (re.split(r" {2,}", row) for row in rows)}
+    assert {name: cells[0] for name, cells in shown.items()} == {
+        name: end for name, (_, end) in _ENDS.items()
+    }
+    assert shown["good"][1:] == ["verified", "owner/model", "2", "0.25", "2m 05s", "$0.00"]
+    assert shown["bad"][1] == "NOT VERIFIED" and shown["bad"][5] == "2m 05s"
+    store.update(store.load("bad").id, launch=None)
+    assert "failed with code 3, left alone: launch down bad" in launch("status").stdout
+    assert "failed with code 3, left alone: launch down bad" in launch("status", "bad").stdout
+    described = {run["name"]: run for run in json.loads(launch("status", "--json").stdout)["runs"]}
+    assert described["good"]["outcome"] == "succeeded" and described["good"]["seconds"] == 125
+    assert (described["good"]["reward"], described["good"]["model"]) == (0.25, "owner/model")
+    one = launch("status", "left").stdout
+    assert re.search(r"^state +failed with code 1, ended by launch gc$", one, re.MULTILINE)
+    assert re.search(r"^duration +2m 05s$", one, re.MULTILINE)
 
 
 def test_status_says_what_ended_a_run_and_why_that(launch: Launch, store: RecordStore) -> None:

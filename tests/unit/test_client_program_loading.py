@@ -105,6 +105,24 @@ def test_s05_dspy_alone_makes_it_a_program_of_a_vllm_and_asks_nobody_else(
     vllm.close()
 
 
+def test_s05_what_became_of_it_elsewhere_is_kept_when_it_comes_back(run: SmallRun, tmp_path: Path) -> None:
+    """At a vLLM it is the policy still: of this run now, without its address. As another model it is not."""
+    program = a.Two()
+    program.set_lm(PolicyLM(run.session(), cache=True, max_tokens=9))
+    program.save(tmp_path / "program.json")
+    assert json.loads((tmp_path / "program.json").read_text())["first"]["lm"]["cache"] is False
+    elsewhere = a.Two()
+    elsewhere.load(tmp_path / "program.json")
+    elsewhere.first.lm = elsewhere.first.lm.copy(api_base="http://127.0.0.1:1/v1", api_key=KEY)
+    elsewhere.second.lm = elsewhere.second.lm.copy(model="openai/gpt-5-mini")
+    elsewhere.save(tmp_path / "again.json")
+    back = a.Two()
+    load(back, tmp_path / "again.json")
+    assert isinstance(back.first.lm, PolicyLM) and back.second.lm is None
+    back.first(english="hello")
+    assert (run.asked[0].body["model"], run.asked[0].body["max_tokens"]) == ("policy", 9)
+
+
 def test_a_program_that_was_saved_with_our_class_still_loads(run: SmallRun, tmp_path: Path) -> None:
     path = saved(run, tmp_path / "program.json")
     state = json.loads(path.read_text())

@@ -151,8 +151,10 @@ def test_a_plan_costs_nothing_and_says_what_a_run_would_lack(typed: Typed, drive
     driver.lists(*[RTX] * 4)
     done = typed("plan", "--gpus", "local:4", "--max", "1h")
     assert done.returncode == 0 and done.stderr == ""
-    first, gpus, memory, *table = done.stdout.splitlines()
-    assert first == "tiny on 4 GPUs of this computer, $0.00/h, deadline 1h; nothing is rented"
+    first, gpus, memory, step, *table = done.stdout.splitlines()
+    what = "tiny on 4 GPUs of this computer, $0.00/h, deadline 1h; nothing is rented"
+    assert first == f"Fits: {what}. Nothing to change."
+    assert step == "  a step  not known before a run of tiny here"
     assert gpus == "  GPUs    3 for inference, 1 for training"
     assert memory.startswith("  memory  training takes ") and memory.endswith(" a GPU, of 23.1 GiB: fits")
     assert any(line.startswith("  GeForce RTX 4090 has 24.0 GiB, ") for line in table), "as its driver says"
@@ -161,6 +163,7 @@ def test_a_plan_costs_nothing_and_says_what_a_run_would_lack(typed: Typed, drive
     assert done.returncode == 0
     assert done.stderr == "a run would be refused here: 2 needed, 1 here\n"
     said = json.loads(done.stdout)
+    assert said["verdict"]["refused"] == "no GPU of this computer will do"
     assert said["cost_at_most"] == 0.0 and said["rented"] is None
     assert said["own"]["gpus"] == "local:2" and said["own"]["dtype"] == "bfloat16"
 

@@ -62,6 +62,8 @@ def test_a_plan_of_a_known_model_is_a_table_of_its_memory_on_a_fresh_computer_of
     done = typed("plan", "--model", "Qwen/Qwen3-8B", "--gpus", "H100:4")
     assert done.returncode == 0, done.stderr
     table = done.stdout.splitlines()
+    assert table[0].startswith("Fits: 4×H100 on lambda, $16.36/h, deadline 4h: at most $"), "n17: first"
+    assert "Change: fetch the prices: launch plan --model Qwen/Qwen3-8B --gpus H100:4" in table[0]
     assert "  MEMORY OF A GPU THAT TRAINS, AND OF ONE THAT SERVES" in table
     named = [line.split()[0] for line in table if line.startswith("    ") and "GiB" in line]
     assert named == [
@@ -83,7 +85,9 @@ def test_a_plan_of_a_known_model_is_a_table_of_its_memory_on_a_fresh_computer_of
 def test_what_cannot_fit_is_shown_and_refused_with_what_would(typed: Typed) -> None:
     done = typed("plan", "--model", "Qwen/Qwen3-32B", "--gpus", "H100:1")
     assert done.returncode == 3
-    assert "DOES NOT FIT" in done.stdout and "$3.29/h" in done.stdout
+    first = done.stdout.splitlines()[0]
+    assert first.startswith("Does not fit: 1×H100 on ") and "$3.29/h" in first
+    assert first.endswith(". Change: --gpus H100:2")
     message, why, hint = done.stderr.splitlines()[-3:]
     assert message == "Error: Qwen/Qwen3-32B does not fit H100:1"
     taken = dict(re.findall(r"^  (training|serving) +([\d.]+ GiB)", done.stdout, re.MULTILINE))
@@ -97,6 +101,7 @@ def test_a_model_that_nobody_knows_has_prices_and_no_memory(typed: Typed) -> Non
     done = typed("plan", "--model", "some/Model-7B", "--gpus", "H100:4")
     assert done.returncode == 0, done.stderr
     assert "  memory  not known for this model" in done.stdout.splitlines()
+    assert done.stdout.startswith("Fit not known: ")
     assert "whether some/Model-7B fits is not known" in done.stderr
 
 
@@ -106,7 +111,9 @@ def test_gpus_without_a_price_at_hand_have_their_memory_all_the_same(typed: Type
     done = typed("plan", "--model", "Qwen/Qwen3-1.7B", "--gpus", gpus)
     assert done.returncode == 3
     table = done.stdout.splitlines()
-    assert table[0] == f"Qwen/Qwen3-1.7B on {gpus}, prices not known"
+    assert table[0].startswith(
+        f"Fits: Qwen/Qwen3-1.7B on {gpus}, prices not known. Change: fetch the prices: "
+    )
     assert any(line.startswith("  memory  training takes ") for line in table)
     assert table[-2].startswith(f"  {gpus.partition(':')[0]} has ")
     assert table[-1].startswith("  planned  ") and "none" not in table[-1].lower(), "only what is set"

@@ -18,6 +18,7 @@ from launcher.base.home import Home
 from launcher.config import price_agreement, pricing
 from launcher.config.setting_sources import load
 from launcher.console.output import Output
+from launcher.records.records import RecordStore
 from launcher.types.offers import Market, Offer
 from launcher.types.plan import Plan, make_plan
 from launcher.types.settings import Settings
@@ -128,7 +129,10 @@ def test_the_plan_of_a_run_here_is_shown_and_nothing_is_started(
 ) -> None:
     done = typed("--max", "2h", *words)
     assert done.returncode == 0, done.stderr
-    assert done.stdout == "tiny on this computer, $0.00/h, deadline 2h; nothing is rented\n"
+    assert done.stdout.splitlines() == [
+        "Fits: tiny on this computer, $0.00/h, deadline 2h; nothing is rented. Nothing to change.",
+        "  a step  not known before a run of tiny here",
+    ]
     assert not (tmp_path / "home").exists()
 
 
@@ -140,6 +144,22 @@ def test_the_plan_takes_the_options_of_a_run_before_and_behind_it(typed: Typed) 
     assert plan["rented"] is None and plan["cost_at_most"] == 0
 
 
+def test_n17_a_local_plan_has_a_steps_seconds_of_the_last_run_of_the_model_here(
+    typed: Typed, tmp_path: Path
+) -> None:
+    store = RecordStore(Home.find({"LAUNCH_HOME": str(tmp_path / "home")}))
+    for name, model, steps in (("mine", "tiny", 5), ("other", "some/model", 5), ("short", "tiny", 2)):
+        plan = {"model": model, "where": "this computer"}
+        results = store.folder(store.create(name=name, details={"plan": plan}).id) / "results"
+        results.mkdir()
+        lines = [{"step": step, "kind": "train", "time": 100.0 + 7 * step} for step in range(1, steps + 1)]
+        (results / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    shown = typed("plan").stdout.splitlines()[1]
+    assert shown == "  a step  7 s in mine, the last run of tiny here; programs differ"
+    assert json.loads(typed("plan", "--json").stdout)["seconds_per_step"] == 7.0
+    assert json.loads(typed("plan", "--json", "--model", "a/b").stdout)["seconds_per_step"] is None
+
+
 @pytest.mark.slow
 def test_the_plan_of_a_rented_run_says_where_and_what_it_costs(
     typed: Typed, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
@@ -148,12 +168,12 @@ def test_the_plan_of_a_rented_run_says_where_and_what_it_costs(
     done = typed("--gpus", "H100:4", "plan", "--infra", "aws/us-east-1", HOME=str(tmp_path / "user"))
     assert done.returncode == 0, done.stderr
     first, *table = done.stdout.splitlines()
-    assert first == QUESTION.removesuffix(". Proceed? [y/N]")
+    asked = QUESTION.removesuffix(". Proceed? [y/N]")
+    assert first == f"Fits: {asked}. Change: name the model with --model; without it tiny is trained"
     heads = [line.split()[0] for line in table]
     assert heads[:7] == ["model", "GPUs", "memory", "limits", "disk", "IN", "aws/us-east-1"]
     assert heads[7] == "MEMORY" and heads[-1] == "planned"
     assert done.stderr.splitlines() == [
-        "reading SkyPilot's price catalogs",
         "no --model: the rented GPUs would train tiny, the built-in model of 0.9 million parameters",
         "Hint: --model Qwen/Qwen2.5-7B-Instruct  # or --model tiny, if that is meant",
     ]

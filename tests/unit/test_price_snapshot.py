@@ -69,7 +69,8 @@ def test_g26_on_a_fresh_computer_the_plan_is_a_table_with_the_date_of_its_prices
     assert done.returncode == 0, done.stderr
     (cheapest,) = price_snapshot.market("H100", 4, ("lambda",)).offers
     table = done.stdout.splitlines()
-    assert table[0].startswith(f"4×H100 on lambda, ${cheapest.price_per_hour:.2f}/h, deadline 4h: at most $")
+    price = f"${cheapest.price_per_hour:.2f}/h"
+    assert table[0].startswith(f"Fits: 4×H100 on lambda, {price}, deadline 4h: at most $")
     (read,) = {price.read for price in price_snapshot.prices() if price.cloud == "lambda"}
     assert any("prices" in line and "snapshot" in line and read in line for line in table)
     assert any(line.split()[:2] == ["lambda", "gpu_4x_h100_sxm5"] for line in table)

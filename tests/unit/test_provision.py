@@ -124,7 +124,7 @@ def test_nowhere_is_said_by_the_last_cloud_and_all_of_them_can_be_asked_afterwar
     assert played.did[-1] == "made for all"
 
 
-REFUSED = NoAccessError("none of the clouds you asked for accepts your credentials", "Lambda: key expired")
+REFUSED = NoAccessError("the cloud does not accept your credentials", "Cloud access is not set up")
 
 
 @pytest.mark.parametrize(("first", "tried_there"), [(CapacityError("full"), ["lambda"]), (REFUSED, [])])
@@ -141,7 +141,7 @@ def test_p11_a_cloud_that_refuses_the_credentials_is_said_and_the_next_is_tried(
     played, tried, warned = Played({"lambda": REFUSED}), [], []
     assert provisioned(played, tried, warned=warned) == {"where": "aws"}
     assert tried[-1] == ["aws/us-east-1"], "no machine can be at the first"
-    assert warned == [f"lambda: {REFUSED.message} (Lambda: key expired); aws is next"]
+    assert warned == [f"lambda: {REFUSED.message} (Cloud access is not set up); aws is next"]
 
 
 def test_p04_whose_account_it_is_is_written_down_before_a_machine_is_asked_for(tmp_path: Path) -> None:

@@ -28,6 +28,15 @@ def test_all_pages_together_are_read_in_an_hour() -> None:
     assert sum(counted.values()) <= MOST_WORDS_TOGETHER, counted
 
 
+def test_n18_the_front_page_says_how_to_install_it_and_links_changes_and_contributing() -> None:
+    """That such a wheel works: e2e/test_quickstart.py."""
+    front = (readmes.ROOT / "README.md").read_text()
+    assert "`uv build --wheel`" in front
+    assert {"(examples/guides/changelog.md)", "(tests/README.md)"} <= set(
+        re.findall(r"\([\w./]+\.md\)", front)
+    )
+
+
 def test_every_block_is_closed_and_every_link_leads_somewhere() -> None:
     dead = []
     for page in readmes.every():

@@ -7,16 +7,26 @@ import io
 import json
 import os
 import pty
+import shlex
 import struct
 import termios
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TextIO
 
 import pytest
 
-from launcher.base.errors import JobFailed
+from launcher.base import layout
+from launcher.base.errors import JobFailed, UsageError
+from launcher.base.home import Home
+from launcher.cli import run_outcome
+from launcher.cli.main import main
+from launcher.cli.usage_errors import VERBS
+from launcher.client.dspy.report import Journal
 from launcher.console.output import LiveStatus, Output
 from launcher.console.terminal import StatusLine
+from launcher.records.records import RecordStore
+from tests.support.typed import Typed
 
 ROWS, COLUMNS = 24, 60
 
@@ -126,7 +136,7 @@ def test_a_terminal_gets_the_live_line_and_a_dumb_or_plain_one_does_not(terminal
         Output(stderr=terminal.stream, plain=plain, environ={"TERM": term, "NO_COLOR": "1"}).update_status(
             live(1)
         )
-        assert terminal.read() == live(1).line() + "\r\n"
+        assert terminal.read().split() == live(1).line().split(), "in lines of the terminal's width"
 
 
 def test_without_a_terminal_a_step_is_one_line_and_standing_still_is_none() -> None:
@@ -171,3 +181,91 @@ def test_what_failed_is_shown_with_what_it_said_last() -> None:
     ]
     Output(as_json=True, stdout=stdout, stderr=io.StringIO(), environ={}).error(failed)
     assert json.loads(stdout.getvalue())["error"]["last_lines"] == ["asking", "no wheel"]
+
+
+# ------------------------------------------------------------------ the terminal's width
+
+
+def breaks_between_words(shown: str, source: str, columns: int) -> None:
+    """No line is wider than the terminal, and each word of the source is whole."""
+    assert shown.split() == source.split()
+    assert [line for line in shown.splitlines() if len(line) > columns and " " in line.strip()] == []
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("columns", [80, 60])
+@pytest.mark.parametrize("verb", ["plan", "plan --gpus H100:4 --model Qwen/Qwen3-8B", "doctor", "status"])
+def test_n06_no_answer_of_a_verb_breaks_inside_a_word(
+    terminal: Terminal, tmp_path: Path, verb: str, columns: int
+) -> None:
+    typed = Typed(tmp_path / "project", tmp_path / "home")
+    store = RecordStore(Home.find({"LAUNCH_HOME": str(tmp_path / "home")}))
+    for name in ("first", "the-second"):
+        run = store.create(name=name, details={"plan": {"model": "Qwen/Qwen2.5-7B-Instruct"}})
+        store.update(run.id, state="unverified", exit_code=1, ended_by="gc", ended=run.created + 3)
+    source = typed(*verb.split()).stdout
+    terminal.resize(ROWS, columns)
+    output = Output(stdout=terminal.stream, environ={})
+    if verb == "status":
+        rows = [run_outcome.HEADING, *(run_outcome.row(one, store) for one in store.list())]
+        output.result({}, layout.table(rows, output.width))
+        shown = terminal.read().replace("\r\n", "\n")
+        source = " ".join(word for row in rows[1:] for word in named_cells(row))
+    else:
+        output.result({}, source)
+        shown = terminal.read().replace("\r\n", "\n")
+    breaks_between_words(shown, source, columns)
+
+
+def named_cells(row: list[str]) -> list[str]:
+    """A row of a table as a block has it."""
+    named = zip(run_outcome.HEADING[1:], row[1:], strict=True)
+    return [row[0], *(word for pair in named for word in pair)]
+
+
+@pytest.mark.parametrize("columns", [80, 60])
+def test_n06_the_help_of_no_verb_breaks_inside_a_word(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], columns: int
+) -> None:
+    for words in ([], *([verb] for verb in VERBS)):
+        main([*words, "--help"])
+        source = capsys.readouterr().out
+        with monkeypatch.context() as patched:
+            patched.setattr(layout, "terminal_width", lambda stream: columns)
+            main([*words, "--help"])
+        breaks_between_words(capsys.readouterr().out, source, columns)
+
+
+@pytest.mark.parametrize("columns", [80, 60])
+def test_n06_the_line_of_a_step_breaks_between_words(terminal: Terminal, columns: int) -> None:
+    terminal.resize(ROWS, columns)
+    parts = [
+        "step 3/40",
+        "reward 0.125 ±0.031",
+        "parsed 100%",
+        "trained 64 of 64",
+        "8.1 s (rollouts 6.0)",
+    ] * 2
+    Journal(None, 40, terminal.stream).note(" · ".join(parts))
+    shown = terminal.read().replace("\r\n", "\n")
+    breaks_between_words(shown, f"grpo: {' · '.join(parts)}", columns)
+
+
+@pytest.mark.parametrize("columns", [80, 60])
+def test_n06_an_error_and_the_live_line_break_between_words_and_a_hint_can_be_pasted(
+    terminal: Terminal, columns: int
+) -> None:
+    terminal.resize(ROWS, columns)
+    command = "launch plan --model Qwen/Qwen2.5-7B-Instruct --gpus H100:4 --set 'a=b c' --infra aws,lambda"
+    why = "whether the model fits is not known: its config.json is neither here nor in the table of models"
+    output = Output(stderr=terminal.stream, environ={"NO_COLOR": "1"}, plain=True)
+    output.error(UsageError("a model with a rather long name does not fit " * 3, why, f"{command}  # or not"))
+    shown = terminal.read().replace("\r\n", "\n")
+    breaks_between_words(shown.replace(" \\\n", "\n"), shown.replace(" \\\n", "\n"), columns)
+    assert max(map(len, shown.splitlines())) <= columns
+    pasted = shown.partition("Hint: ")[2].replace("\\\n", "")  # as a shell joins them
+    assert shlex.split(pasted, comments=True) == shlex.split(command)
+    StatusLine(terminal.stream).draw(" · ".join(["reward 0.123", "tunnel 12 ms"] * 5))
+    drawn = terminal.read().removeprefix("\r\x1b[2K")
+    assert drawn.endswith(" …") and len(drawn) <= columns
+    assert set(drawn.split()) <= {"reward", "0.123", "tunnel", "12", "ms", "·", "…"}

@@ -274,6 +274,7 @@ def test_the_client_imports_nothing_outside_launcher() -> None:
     for path in [path for path in _sources() if path.is_relative_to(ROOT / "launcher" / "client")]:
         own = (
             "launcher.base.errors",
+            "launcher.base.layout",
             "launcher.base.sanitize",
             "launcher.base.module_command",
             "launcher.client",

@@ -49,6 +49,25 @@ def test_a_publication_that_failed_is_said_once_in_the_terminal_and_so_is_its_en
     assert lines == [None, "the newest step is not being served", "the newest step is not being served", None]
 
 
+@pytest.mark.parametrize("where", ["the gateway's", "the trainer's"])
+def test_n16_a_full_disk_of_the_machine_is_a_warning_once_and_so_is_its_end(where: str) -> None:
+    said, full = io.StringIO(), "[Errno 28] No space left on device"
+    watched = SimpleNamespace(label="x", begun_at=0.0, limits=Limits(0.0), budget=None, monitor=None)
+    work = Work(cast(WatchedRun, watched), None, "", Output(stdout=said, stderr=said, environ={}))
+    child = {"name": "trainer", "state": "ready", "detail": f"not committed yet: {full}"}
+    fields: dict[str, Any] = {"disk": full} if where == "the gateway's" else {"children": [child]}
+    waits = RuntimeStatus.model_validate(status("ready").model_dump() | fields)
+    lines: list[Any] = []
+    for one in (status("ready"), waits, waits, status("ready"), status("ready")):
+        snapshot = RuntimeSnapshot(Lease(60, 0), status=one)
+        work._report_disk(snapshot)
+        lines.append(work._live(snapshot, 1.0).trouble)
+    first, second = said.getvalue().splitlines()
+    assert first.startswith("the machine's disk takes nothing, so steps wait: ") and first.endswith(full)
+    assert second == "the machine's disk takes data again: steps go on"
+    assert lines == [None, *["the machine's disk takes nothing: steps wait"] * 2, None, None]
+
+
 def test_n11_only_what_restarts_is_said_to_restart_and_what_is_slow_to_be_slow() -> None:
     watched = SimpleNamespace(label="x", begun_at=0.0, limits=Limits(0.0), budget=None, monitor=None)
     output = Output(stdout=io.StringIO(), stderr=io.StringIO(), environ={})

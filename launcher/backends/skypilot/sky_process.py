@@ -246,7 +246,7 @@ def _translated(call: str, kinds: list[str], text: str, log: Path) -> LaunchErro
             "run the same command with other places in --infra, or other --gpus",
         )
     if _NOBODY in found:
-        return NoAccessError("none of the clouds you asked for accepts your credentials", why, "sky check")
+        return NoAccessError("the cloud does not accept your credentials", why, "sky check")
     if found & _NO_ACCESS:
         return PreflightError("the cloud does not accept your credentials", why, "sky check")
     if found & _NO_SERVER:

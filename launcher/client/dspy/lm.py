@@ -188,6 +188,7 @@ class PolicyLM(dspy.LM):
             LM_CLASS_STATE_KEY: _PLAIN_CLASS,
             "model": f"{_PLAIN_PROVIDER}/{name}",
             "num_retries": _PLAIN_RETRIES,
+            "cache": False,  # without version and run in its key it would answer for other weights
             "launch_kwargs": {_SAVED_MODEL: self.model},
             "extra_body": self.policy.extra_body,
         }
@@ -200,13 +201,16 @@ class PolicyLM(dspy.LM):
     @classmethod
     def from_state(cls, state: dict[str, Any], session: Session | None = None) -> PolicyLM:
         """The LM of this run with the settings that `dump_state` wrote: the newest version, or the base."""
-        kept = {key: value for key, value in state.items() if key not in _NOT_RESTORED}
+        left_out = {*_NOT_RESTORED, *_CONNECTION_KWARGS}
+        kept = {key: value for key, value in state.items() if key not in left_out}
         return cls(session, model=BASE_MODEL if _saved_model(state) == BASE_MODEL else None, **kept)
 
 
 def is_saved_policy(state: dict[str, Any]) -> bool:
-    """Whether a saved LM is the policy's."""
-    return state.get(LM_CLASS_STATE_KEY) in _POLICY_LM_CLASSES or _SAVED_MODEL in _launch_kwargs(state)
+    """Whether a saved LM is the policy's; a copy of one that was moved to another model is not."""
+    is_plain = _SAVED_MODEL in _launch_kwargs(state)
+    is_at_vllm = str(state.get("model")).startswith(f"{_PLAIN_PROVIDER}/")
+    return state.get(LM_CLASS_STATE_KEY) in _POLICY_LM_CLASSES or (is_plain and is_at_vllm)
 
 
 def _saved_model(state: dict[str, Any]) -> Any:

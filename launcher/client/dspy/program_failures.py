@@ -87,9 +87,8 @@ class ProgramFailures:
 def unparsed(cut_off_rate: float, adapter: dspy.Adapter) -> str:
     """Advice if no answer parses. `cut_off_rate`: the share of runs cut off at their length limit."""
     cut_off = f" ({cut_off_rate:.0%} of the runs were cut off)" if cut_off_rate else ""
-    known = (dspy.JSONAdapter, dspy.ChatAdapter)  # the first is a kind of the second
-    used = next((one.__name__ for one in known if isinstance(adapter, one)), type(adapter).__name__)
-    other = "ChatAdapter" if used == "JSONAdapter" else "JSONAdapter"
+    used = type(adapter).__name__
+    other = "JSONAdapter" if used == "ChatAdapter" else "ChatAdapter"
     return (
         f"the model does not write the format of {used}; teach it first with examples "
         f"(dspy.BootstrapFinetune), use a plain signature of one output field, try adapter=dspy.{other}(), "

@@ -19,6 +19,7 @@ from pathlib import Path
 from statistics import fmean, pstdev
 from typing import Any, TextIO
 
+from launcher.base.layout import fit, terminal_width
 from launcher.base.sanitize import plain_text as sanitized
 from launcher.client import standard_error
 from launcher.client.alarms import Alarm
@@ -176,7 +177,8 @@ class Journal:
 
     def note(self, text: str) -> None:
         """A line for people alone."""
-        self._stream.write(f"grpo: {sanitized(text)}\n")
+        line = fit(f"grpo: {sanitized(text)}", terminal_width(self._stream))
+        self._stream.write(f"{line}\n")
         self._stream.flush()
 
     def note_once(self, kind: str, text: str) -> None:

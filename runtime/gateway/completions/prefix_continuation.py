@@ -73,10 +73,12 @@ class ChatTurn:
 
 @dataclass(frozen=True)
 class _Found:
-    """An earlier answer, and how many messages its question had."""
+    """An earlier answer, and how many messages its question had. `changed`: the conversation has a later
+    answer, which its client did not send as it was given."""
 
     ref: SampleRef
     messages: int
+    changed: bool = False
 
 
 class PrefixContinuation:
@@ -111,7 +113,8 @@ class PrefixContinuation:
         answers = [place for place, message in enumerate(messages) if conversation_names.is_answer(message)]
         for place in reversed(answers):
             if (ref := index.answer(begun[place + 1].name)) is not None:
-                return _Found(ref, place)
+                later = (it for it in answers if it > place)
+                return _Found(ref, place, any(index.was_prompt(begun[it].name) for it in later))
         if any(index.was_prompt(begun[place].name) for place in answers):
             return TEXT_CHANGED
         if any(index.was_prompt_otherwise(begun[place].bare) for place in answers):
@@ -129,7 +132,9 @@ class PrefixContinuation:
         try:
             exchange, sample = await asyncio.to_thread(self._store.load, found.ref)
             if why_not := self._why_not(request, turn, exchange, sample):
-                return turn.plainly(why_not)
+                # The end of an answer further back is no reason if a later one could have been continued.
+                is_older = found.changed and why_not in (CUT_OFF, ONE_CALL)
+                return turn.plainly(TEXT_CHANGED if is_older else why_not)
             earlier = _earlier_turn(request.body["messages"], found.messages, exchange, sample)
             prompt, plain = await self._exact.continue_from(client, body, earlier)
         except NotExactError as error:

@@ -90,6 +90,8 @@ class StepQueue:
         # Of the newest committed step, as metrics.jsonl has it or is about to.
         self.last_line: dict[str, Any] | None = None
         self.trouble: str | None = None
+        # The disk's error since a step could not be stored; None once one was.
+        self.disk: str | None = None
         self._steps.recover(checkpoints.readable())
         # Whether the run's first adapter is still to be served; until then no request reaches the policy.
         self.starting = (state_dir / START).is_dir() and self._begin()
@@ -104,7 +106,16 @@ class StepQueue:
         return [step.status for step in self._steps.in_order()]
 
     async def submit(self, request: StepRequest) -> StepStatus:
-        """Take a step in, once per key. Raises a StepError."""
+        """Take a step in, once per key. Raises a StepError, or OSError if the disk takes nothing."""
+        try:
+            taken = await self._submit(request)
+        except OSError as error:
+            self.disk = str(error)
+            raise
+        self.disk = None
+        return taken
+
+    async def _submit(self, request: StepRequest) -> StepStatus:
         check_size(request.client_state)
         digest = digest_of(request_payload(request))
         if known := self._steps.find(request.key, digest):
@@ -272,7 +283,7 @@ class StepQueue:
         except NotPublishedError as error:
             self._fail(step, str(error))
             return
-        self.trouble, self.starting = None, False
+        self.trouble, self.disk, self.starting = None, None, False
         step.state = "published"
         self._end(step)
 

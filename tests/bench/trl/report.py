@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from launcher.base.layout import columns
 from launcher.bench import slipway_side
 from launcher.bench.cpu_seconds import ALL
 from launcher.bench.side_run import SideRun
 from launcher.bench.table_footnotes import footnotes, max_staleness, reasons_not_to_quote
 from launcher.bench.workload import Workload
-from launcher.console.output import columns
 from tests.bench.trl.side_by_side import REWARD_GOAL, WINDOW, Line, Pair, lines, rewards_over
 
 # What a record needs.

@@ -1,0 +1,100 @@
+"""The first line of `launch plan`: whether it fits, its price, and the one thing to change.
+
+Neighbours: `plan_verb.py` prints it above the plan's details. A step's seconds are those of an earlier run
+here; before one they are not known. Sends no request.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from launcher.base.errors import LaunchError
+from launcher.base.home import Home
+from launcher.base.units import format_duration
+from launcher.records.endpoint import RESULTS
+from launcher.records.records import RecordStore
+from launcher.results import report_data
+from launcher.types.plan import GpuSplit, LocalGpus, Plan
+from launcher.types.settings import TINY_MODEL, Settings
+
+# With fewer steps the first one, which warms everything up, would decide.
+_MIN_STEPS = 4
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """`fits` is None where it is not known. `refused`: the reason that a run would be refused. `change`: the
+    one thing to change, None for nothing."""
+
+    fits: bool | None
+    refused: str | None
+    change: str | None
+
+    def line(self, plan: str) -> str:
+        """ "Fits: 4×H100 on lambda, …. Nothing to change." """
+        known = {True: "Fits", False: "Does not fit", None: "Fit not known"}[self.fits]
+        head = f"Refused ({self.refused})" if self.refused and self.fits is not False else known
+        return f"{head}: {plan}. {f'Change: {self.change}' if self.change else 'Nothing to change.'}"
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """The median seconds of a step in an earlier run."""
+
+    seconds: float
+    run: str
+
+
+def judge(
+    settings: Settings, gpus: GpuSplit | None, refused: LaunchError | None, prices: str | None
+) -> Verdict:
+    """The verdict on a plan. `refused`: the error that a run would raise; `prices`: the command that brings
+    the prices a run needs, if they are not here."""
+    memory = gpus.memory if gpus else None
+    fits = memory.fits if memory else True if gpus is None and settings.model == TINY_MODEL else None
+    model = settings.values.get("model")
+    reason = refused.message if refused else None
+    change = None
+    if isinstance(gpus, LocalGpus) and gpus.without_memory:
+        reason = reason or "no GPU of this computer will do"
+        change = "rent GPUs, such as --gpus H100:1, or leave out --gpus"
+    elif memory is not None and not memory.fits:
+        change = f"--gpus {memory.instead[0]}" if memory.instead else "a smaller --model"
+        change = f"leave out {', '.join(memory.in_the_way)}" if memory.in_the_way else change
+    elif refused is not None:
+        change = refused.hint
+    elif settings.rented and model is not None and model.source == "default":
+        change = f"name the model with --model; without it {settings.model} is trained"
+    elif prices is not None:
+        change = f"fetch the prices: {prices}"
+    return Verdict(fits, reason, change)
+
+
+def step_time(plan: Plan) -> StepTime | None:
+    """A step's time in the newest run of the same model at the same place; None if there was none."""
+    store = RecordStore(Home.find())
+    for record in reversed(store.list()):
+        before = record.details.get("plan") or {}
+        if (before.get("model"), before.get("where")) != (plan.model, plan.where):
+            continue
+        machine = Path(record.machine.get("state_dir", store.folder(record.id) / "machine"))
+        times = report_data.step_times(store.folder(record.id) / RESULTS, machine)
+        if len(times) >= _MIN_STEPS:
+            between = [later - earlier for earlier, later in pairwise(times)]
+            return StepTime(median(between), record.name or record.id)
+    return None
+
+
+def step_line(plan: Plan, found: StepTime | None) -> str:
+    """That time as a line of the plan."""
+    if found is None:
+        return f"  a step  not known before a run of {plan.model} here"
+    seconds = format_duration(found.seconds)
+    return f"  a step  {seconds} in {found.run}, the last run of {plan.model} here; programs differ"
