@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +16,7 @@ from runtime.shared.runtime_config import RuntimeConfig
 from runtime.shared.train_config import LoraConfig, TrainConfig, per_step_settings, use_of
 from runtime.shared.train_kwargs.mapped import MAPPED
 from runtime.trainer.command import RECIPES, trainer_command
-from runtime.trainer.settings import run_settings
+from runtime.trainer.settings import SettingsError, run_settings
 from tests.support.environment import PROGRAMS, REPOSITORY, runtime_environ
 
 
@@ -60,6 +61,14 @@ def test_the_recipes_keys_are_its_own_file_and_the_training_settings_for_a_run_a
     changed = with_defaults(DictConfig({"loss": "dapo", "lora_target_modules": ["q_proj"], "lora_rank": 8}))
     lora = LoraConfig(rank=8, target_modules=("q_proj",))
     assert run_settings(changed) == TrainConfig(loss="dapo", lora=lora)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("lora_rank", 300), ("lora_target_modules", ["lm_head"]), ("seed", "x")]
+)
+def test_a_recipes_key_that_does_not_fit_is_named_as_it_was_written(key: str, value: object) -> None:
+    with pytest.raises(SettingsError, match=re.escape(f"{key}={value} does not fit")):
+        run_settings({key: value})
 
 
 def test_every_setting_of_a_step_is_a_keyword_of_a_training_and_a_dependence_is_on_a_setting() -> None:
