@@ -151,11 +151,18 @@ def plan(
     return _show_plan(context.obj, refresh)
 
 
-def doctor(context: typer.Context, as_json: Json = False, debug: Debug = False) -> int:
+def doctor(
+    context: typer.Context,
+    ask: Annotated[
+        bool, typer.Option("--ask", help="Ask every cloud with an account here whether it lets you in.")
+    ] = False,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> int:
     """Check whether this computer is ready for a run, and show a fix for each problem."""
     from launcher.cli.doctor import doctor
 
-    return doctor(context.obj.output, context.obj.env_file)
+    return doctor(context.obj.output, context.obj.env_file, ask=ask)
 
 
 def config(context: typer.Context) -> int:

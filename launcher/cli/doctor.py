@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from launcher.backends import environments
 from launcher.base import credentials, disk
@@ -28,6 +28,9 @@ from launcher.config import ports, preflight, remote_tools
 from launcher.console.output import Output
 from launcher.types.settings import LOCAL_GPUS
 
+if TYPE_CHECKING:
+    from launcher.backends.skypilot.orphaned_machines import OrphanReport
+
 CHECK_SECONDS = 2.0
 # For one run on the embedded model; larger models need more.
 _MIN_MEMORY_BYTES = 4 * 10**9
@@ -35,6 +38,9 @@ _MIN_CORES = 2
 _LOCAL_RUN = "a run on this computer"
 # Requirements on this computer of a run on rented machines, besides SkyPilot, its tools and an account.
 _NEEDED_EVERYWHERE = frozenset({"python", "folders", "settings"})
+
+# The beginning of a cloud's check's name.
+_CLOUD = "cloud "
 
 State = Literal["ok", "warn", "fail", "info"]
 
@@ -52,11 +58,14 @@ class Check:
         return asdict(self)
 
 
-def doctor(output: Output, env_file: Path | None) -> int:
+def doctor(output: Output, env_file: Path | None, *, ask: bool = False) -> int:
     """Show every check and two verdicts. The exit code tells whether a local run can work; on a Mac, where
-    none can, whether a rented one can."""
+    none can, whether a rented one can. `ask`: each cloud with an account is asked, too."""
     home = Home.find()
     checks = run_checks(home, env_file)
+    if ask:
+        with output.busy("asking the clouds"):
+            checks += _ask_clouds(home)
     here = all(check.state != "fail" for check in checks)
     lacking = _missing_for_rental(checks)
     rows = [[check.state.upper(), check.name, check.detail] for check in checks]
@@ -94,6 +103,9 @@ def _missing_for_rental(checks: list[Check]) -> list[str]:
     lacking += [f"{tool} is not installed" for tool in remote_tools.missing_tools()]
     if not _with_credentials():
         lacking.append("no account with any cloud")
+    asked = [check for check in checks if check.name.startswith(_CLOUD)]
+    if asked and all(check.state == "warn" for check in asked):
+        lacking.append("no cloud lets you in")
     return lacking
 
 
@@ -350,3 +362,24 @@ def _clouds() -> Check:
         f"; prices of {', '.join(without)} are not on this computer" if without else "; prices are here"
     )
     return Check("clouds", "info", f"credentials for {', '.join(known)}{price_note}")
+
+
+def _ask_clouds(home: Home) -> list[Check]:
+    """Whether each cloud takes the credentials here, before a price is agreed to: it is asked for a list."""
+    from launcher.backends.skypilot import orphaned_machines
+
+    if _installed_skypilot() is None:
+        return []
+    asked = _with_credentials()
+    report = orphaned_machines.find(asked, home.runs)
+    return [_answer_of(cloud, report) for cloud in asked]
+
+
+def _answer_of(cloud: str, report: OrphanReport) -> Check:
+    name = f"{_CLOUD}{cloud}"
+    if why := report.unasked.get(cloud):
+        return Check(name, "warn", f"it does not answer: {why}", f"sky check {cloud}")
+    places = [place for place in report.answered if place.lower().startswith(cloud)]
+    denied = [place for place in report.denied if place.lower().startswith(cloud)]
+    note = f"; a policy denies {', '.join(denied)}" if denied else ""
+    return Check(name, "ok", f"it lets you in: {', '.join(places)}{note}")

@@ -22,6 +22,7 @@ from launcher.base.errors import PreflightError
 from launcher.config import credential_expiry
 from launcher.types.plan import Plan, RentedGpus
 from tests.support.played_aws import PlayedAws
+from tests.support.typed import Typed
 
 # Ends a call that hangs, and measures nothing.
 _BOUND_SECONDS = 300.0
@@ -260,3 +261,29 @@ def test_p05_what_is_renewed_by_itself_or_never_ends_is_not_said(user: Path) -> 
     assert credential_expiry.warnings(_plan(), {}, user) == []
     (user / ".aws" / "credentials").write_text("[default\n")
     assert credential_expiry.warnings(_plan(), {}, user) == []
+
+
+@pytest.mark.process
+def test_p14_doctor_asks_the_clouds_before_a_price_is_agreed_to(
+    aws: PlayedAws, user: Path, tmp_path: Path
+) -> None:
+    """The first time with keys that are taken, the second with a session that has ended."""
+    aws.forget()
+    (user / ".aws").rmdir()
+    aws.furnish(user)
+    typed = Typed(tmp_path / "project", tmp_path / "launch")
+    aws.denied = {"eu-west-1"}
+    good = asked(typed)
+    assert good["state"] == "ok"
+    assert "AWS us-east-1" in good["detail"] and "a policy denies AWS eu-west-1" in good["detail"]
+    aws.expired = lambda key: True
+    ended = asked(typed)
+    assert (ended["state"], ended["fix"]) == ("warn", "sky check aws")
+    assert "it does not answer" in ended["detail"] and "RequestExpired" in ended["detail"]
+    aws.forget()
+
+
+def asked(typed: Typed) -> dict[str, Any]:
+    """What `launch doctor --ask` says of AWS."""
+    found = json.loads(typed("doctor", "--ask", "--json").stdout)
+    return next(check for check in found["checks"] if check["name"] == "cloud aws")
