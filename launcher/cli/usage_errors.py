@@ -5,6 +5,7 @@ Neighbours: `commands.py` asks when the parser refuses, and before a verb is cal
 
 from __future__ import annotations
 
+import shlex
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -20,6 +21,12 @@ VERBS = (
     "doctor", "bench", "env", "config",
 )  # fmt: skip
 _WITH_PROGRAM = ("ssh", "exec")
+# What other tools call them; some are programs as well.
+_OTHER_WORDS = {
+    "ps": "status", "ls": "status", "list": "status", "top": "status",
+    "stop": "down", "kill": "down", "rm": "down", "delete": "down", "destroy": "down", "terminate": "down",
+    "attach": "ssh", "shell": "ssh", "start": "up", "serve": "up", "download": "pull",
+}  # fmt: skip
 
 
 def check_verb(verb: str, invocation: Invocation, dry_run: bool) -> None:
@@ -75,6 +82,9 @@ def usage_error(
 
 def _unknown_verb(stranger: str, own: list[str]) -> UsageError:
     message = f"{stranger} is not a verb of launch"
+    if (verb := _OTHER_WORDS.get(stranger)) is not None and not Path(stranger).exists():
+        runs = [word for word in own[own.index(stranger) + 1 :] if not word.startswith("-")]
+        return UsageError(message, f"did you mean {verb}?", shlex.join(["launch", verb, *runs]))
     if shutil.which(stranger) or Path(stranger).exists():
         program = " ".join(own[own.index(stranger) :])
         return UsageError(message, "a program goes after --", f"launch -- {program}")

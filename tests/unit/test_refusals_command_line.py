@@ -28,6 +28,9 @@ pytestmark = pytest.mark.process
 # typed | exit code | what | why | hint
 COMMAND_LINE = [
     Refused("--modle x", 2, "no such option: --modle", "did you mean --model?", "launch --help"),
+    Refused("ps", 2, "ps is not a verb", "did you mean status?", "launch status"),
+    Refused("kill dev -f", 2, "kill is not a verb", "did you mean down?", "launch down dev"),
+    Refused("--model tinny -- true", 3, "no model tinny", "did you mean tiny?", "launch --model tiny"),
     Refused("statsu", 2, "statsu is not a verb", "did you mean status?", "launch status"),
     Refused("status --model x", 2, "--model cannot be used with status", "an option of a run", "launch status --help"),
     Refused("config --resume x", 2, "--resume cannot be used with config", "an option of a run", "launch config --help"),

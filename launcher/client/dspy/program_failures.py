@@ -92,7 +92,7 @@ def unparsed(cut_off_rate: float, adapter: dspy.Adapter) -> str:
     return (
         f"the model does not write the format of {used}; teach it first with examples "
         f"(dspy.BootstrapFinetune), use a plain signature of one output field, try adapter=dspy.{other}(), "
-        f"or give an answer more room (PolicyLM(max_tokens=…)){cut_off}"
+        f"or give an answer more room (max_tokens of its LM){cut_off}"
     )
 
 
