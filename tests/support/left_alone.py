@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from launcher.backends import machine_from_record
+from launcher.base import clock
 from launcher.base.home import Home
 from launcher.base.processes import ProcessId
 from launcher.records.records import RecordStore, RunRecord
@@ -57,7 +58,8 @@ def left_alone(store: RecordStore, there: Path, ago: float = 0.0, **plan: float)
     gone = ProcessId(2**22, "long ago")
     machine = recorded_machine.describe(there, PRICE)
     changes = {"state": "work", "launch": gone, "guardian": gone, "url": "http://127.0.0.1:1"}
-    return store.update(record.id, machine=machine, begun=time.time() - ago, **changes)
+    begun = {"begun": time.time() - ago, "begun_boot": clock.boot_seconds() - ago}
+    return store.update(record.id, machine=machine, **begun, **changes)
 
 
 def environ() -> dict[str, str]:
