@@ -265,7 +265,7 @@ class CloudMachine:
         place = {"run_id": self._run_id, "state_dir": self.state_dir, "socket_dir": self.socket_dir}
         place["model_path"] = self._there.model_path(config.model_path)
         remote.write("runtime.json", config.model_copy(update=place).model_dump_json(indent=1).encode())
-        given = machine_scripts.stdin_text(token, {**self._variables, **self._secrets})
+        given = machine_scripts.stdin_text(token, self._secrets, self._variables)
         RemoteJob(remote, "serve").start(machine_scripts.serve(self.state_dir), stdin=given)
         failpoint("cloud.serving")
         sockets = short_folder(self._run_id)

@@ -61,8 +61,9 @@ if [ $# = 0 ]; then
   exit $ended
 fi
 IFS= read -r token
-while IFS= read -r secret; do export "$secret"; done
+while IFS= read -r variable && [ -n "$variable" ]; do export "$variable"; done
 {unset_unreachable}
+while IFS= read -r secret; do export "$secret"; done
 exec "$python" -m runtime.keeper --config {state}/runtime.json --autodown \\
   < <(printf '%s\\n' "$token") >> logs/keeper.log 2>&1
 """
@@ -115,11 +116,11 @@ def close_wandb(state_dir: str, seconds: float) -> str:
     )
 
 
-def stdin_text(token: str, secrets: Mapping[str, str]) -> bytes:
-    """The stdin of `serve`: the run's token, then the variables for the runtime."""
-    return f"{token}\n".encode() + variables_text(secrets)
+def stdin_text(token: str, secrets: Mapping[str, str], variables: Mapping[str, str]) -> bytes:
+    """The stdin of `serve`: the run's token, the variables, an empty line, and the runtime's secrets."""
+    return f"{token}\n".encode() + variables_text(variables) + b"\n" + variables_text(secrets)
 
 
 def variables_text(variables: Mapping[str, str]) -> bytes:
-    """The stdin of `setup`: its variables, a line each."""
+    """Variables, a line each: the stdin of `setup`."""
     return "".join(f"{name}={value}\n" for name, value in variables.items()).encode()

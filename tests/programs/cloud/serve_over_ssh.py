@@ -69,7 +69,7 @@ def configure(folder: RemoteFolder) -> None:
 
 def serve(folder: RemoteFolder) -> Link:
     """The link to a runtime that is ready and whose keeper has been seen."""
-    given = machine_scripts.stdin_text(TOKEN, {"HF_TOKEN": SECRET, **VARIABLES})
+    given = machine_scripts.stdin_text(TOKEN, {"HF_TOKEN": SECRET}, VARIABLES)
     for _ in range(2):  # as after an answer that was lost: one runs
         RemoteJob(folder, "serve").start(machine_scripts.serve(STATE), stdin=given)
     # One that dies before it has read them.
