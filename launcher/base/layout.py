@@ -1,8 +1,8 @@
 """Fits text to the width of a terminal: lines break between words, never inside one.
 
 Neighbours: `console/output.py` fits everything that it prints to a terminal, `cli/help_text.py` the help, and
-`client/dspy/report.py` the lines of steps. A word that
-is longer than the width stays whole. Pure but for `terminal_width`.
+`client/dspy/report.py` the lines of steps. A word that is longer than the width stays whole. Pure but for
+`terminal_width`.
 """
 
 from __future__ import annotations

@@ -14,12 +14,11 @@ import hashlib
 import os
 import socket
 import sys
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from launcher.base import clock, computer_identity
+from launcher.base import computer_identity
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _PID_NAMESPACE = "/proc/{}/ns/pid"
@@ -64,18 +63,6 @@ class ProcessLocation:
             number = "".join(character for character in self.pids or "" if character.isdigit())
             return f"another container of this computer ({self.host}, PID namespace {number or 'unknown'})"
         return f"another computer or container ({self.host})"
-
-
-def wall_time(begun: float, begun_boot: float | None, boot: str | None) -> float:
-    """The time now, by the wall clock as it went at `begun`: one that is set in mid-run moves no deadline.
-
-    `begun_boot`: the boot clock (`clock.boot_seconds`) at that instant, and `boot` whose it is. After a
-    reboot, on another computer, or without them it is `time.time()`; so it is in WSL, whose boot clock stands
-    still while Windows sleeps.
-    """
-    if begun_boot is None or boot is None or boot != boot_id() or "microsoft" in os.uname().release.lower():
-        return time.time()
-    return begun + clock.boot_seconds() - begun_boot
 
 
 @functools.cache

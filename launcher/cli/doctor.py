@@ -377,6 +377,8 @@ def _ask_clouds(home: Home) -> list[Check]:
 
 def _answer_of(cloud: str, report: OrphanReport) -> Check:
     name = f"{_CLOUD}{cloud}"
+    if cloud in report.unlisted:
+        return Check(name, "info", "it can be asked for a run's own machines alone", f"sky check {cloud}")
     if why := report.unasked.get(cloud):
         return Check(name, "warn", f"it does not answer: {why}", f"sky check {cloud}")
     places = [place for place in report.answered if place.lower().startswith(cloud)]

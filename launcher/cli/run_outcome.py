@@ -6,7 +6,6 @@ Asks no runtime and no provider.
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -64,7 +63,7 @@ def row(record: RunRecord, store: RecordStore) -> list[str]:
         "-" if so_far.steps is None else str(so_far.steps),
         "-" if so_far.reward is None else f"{so_far.reward:.3g}",
         format_duration(seconds(record)),
-        format_money(lives.cost(record.lives, time.time())),
+        format_money(cost(record)),
     ]
 
 
@@ -105,7 +104,12 @@ def model(record: RunRecord) -> str | None:
 def seconds(record: RunRecord) -> float:
     """The duration of all its lives; it stands still once the run has ended, proven or not."""
     ended = record.state in ENDS and record.ended is not None
-    return lives.seconds(record.lives, record.ended if ended and record.ended else time.time())
+    return lives.seconds(record.lives, record.ended if ended and record.ended else record.now())
+
+
+def cost(record: RunRecord) -> float:
+    """US dollars of all its lives; a machine that is not proven to be down goes on costing."""
+    return lives.cost(record.lives, record.now())
 
 
 def _program_end(record: RunRecord) -> str | None:

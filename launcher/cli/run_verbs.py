@@ -24,7 +24,6 @@ from launcher.base.suggestions import closest_match
 from launcher.base.units import format_duration, format_money
 from launcher.cli import run_outcome
 from launcher.console.output import Output, phase_name
-from launcher.records import lives
 from launcher.records.endpoint import RESULTS, LocalEndpoint, is_open, token_file
 from launcher.records.records import STATES, RecordStore, RunRecord
 from launcher.results import compile_records
@@ -164,7 +163,7 @@ def _status_of(output: Output, store: RecordStore, record: RunRecord) -> int:
     if cluster_status := record.machine.get("standing"):
         rows.append(["machine", _rented(record, cluster_status)])
     if not record.rented:
-        rows.append(["cost", f"{format_money(lives.cost(record.lives, time.time()))}, nothing is rented"])
+        rows.append(["cost", f"{format_money(run_outcome.cost(record))}, nothing is rented"])
     so_far = run_outcome.progress(record, store)
     if record.machine:
         rows.append(["steps", so_far.durability.describe()])
@@ -242,7 +241,7 @@ def _described(record: RunRecord, store: RecordStore) -> dict[str, Any]:
         "folder": str(store.folder(record.id)),
         "down": record.proof,
         "price_per_hour": (record.machine.get("standing") or {}).get("price_per_hour"),
-        "cost": lives.cost(record.lives, time.time()),
+        "cost": run_outcome.cost(record),
         "lives": [asdict(life) for life in record.lives],
         "unpulled": record.unpulled,
         "troubles": list(record.troubles),
@@ -260,18 +259,16 @@ def _duration(record: RunRecord) -> str:
     together = format_duration(run_outcome.seconds(record))
     if not record.earlier_lives:
         return together
-    until = time.time() if record.ended is None else record.ended
+    until = record.now() if record.ended is None else record.ended
     newest = format_duration(until - record.life.begun)
     return f"{newest} since start number {len(record.lives)}, {together} in all"
 
 
 def _rented(record: RunRecord, cluster_status: Mapping[str, Any]) -> str:
-    now = time.time()
-    so_far = (
-        f"{format_money(cluster_status['price_per_hour'])}/h, {format_money(record.life.cost(now))} so far"
-    )
+    of_life = format_money(record.life.cost(record.now()))
+    so_far = f"{format_money(cluster_status['price_per_hour'])}/h, {of_life} so far"
     if record.earlier_lives:
-        so_far += f", {format_money(lives.cost(record.lives, now))} since its first start"
+        so_far += f", {format_money(run_outcome.cost(record))} since its first start"
     return f"{cluster_status['where']} · {cluster_status['instance_type']} · {so_far}"
 
 

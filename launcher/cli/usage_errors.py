@@ -5,7 +5,7 @@ Neighbours: `commands.py` asks when the parser refuses, and before a verb is cal
 
 from __future__ import annotations
 
-import shlex
+import re
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -21,7 +21,9 @@ VERBS = (
     "doctor", "bench", "env", "config",
 )  # fmt: skip
 _WITH_PROGRAM = ("ssh", "exec")
-# What other tools call them; some are programs as well.
+# A word that may name a run.
+_RUN = re.compile(r"[a-z0-9][a-z0-9-]{0,40}")
+# The verbs' names in other tools; some are programs as well.
 _OTHER_WORDS = {
     "ps": "status", "ls": "status", "list": "status", "top": "status",
     "stop": "down", "kill": "down", "rm": "down", "delete": "down", "destroy": "down", "terminate": "down",
@@ -83,8 +85,9 @@ def usage_error(
 def _unknown_verb(stranger: str, own: list[str]) -> UsageError:
     message = f"{stranger} is not a verb of launch"
     if (verb := _OTHER_WORDS.get(stranger)) is not None and not Path(stranger).exists():
-        runs = [word for word in own[own.index(stranger) + 1 :] if not word.startswith("-")]
-        return UsageError(message, f"did you mean {verb}?", shlex.join(["launch", verb, *runs]))
+        following = own[own.index(stranger) + 1 :]
+        run = [word for word in following[:1] if verb != "up" and _RUN.fullmatch(word)]
+        return UsageError(message, f"did you mean {verb}?", " ".join(["launch", verb, *run]))
     if shutil.which(stranger) or Path(stranger).exists():
         program = " ".join(own[own.index(stranger) :])
         return UsageError(message, "a program goes after --", f"launch -- {program}")

@@ -42,9 +42,9 @@ class RunPageData:
         summary = {
             "now": now,
             "revision": self._revision(record),
-            "run": _run(record, now),
-            "money": _cost(record, now),
-            "lease": _lease(record, runtime, now),
+            "run": _run(record),
+            "money": _cost(record),
+            "lease": _lease(record, runtime),
             "standing": self._durability(record),
             "runtime": _runtime(runtime),
             "door": None if relay is None else dict(relay),
@@ -104,7 +104,7 @@ def _machine(record: RunRecord) -> Path | None:
     return Path(folder) if folder and record.machine.get("kind") == "local" else None
 
 
-def _run(record: RunRecord, now: float) -> dict[str, Any]:
+def _run(record: RunRecord) -> dict[str, Any]:
     plan, cluster_status = record.details.get("plan") or {}, record.machine.get("standing") or {}
     where = [cluster_status.get("where") or plan.get("where"), cluster_status.get("instance_type")]
     return {
@@ -119,7 +119,7 @@ def _run(record: RunRecord, now: float) -> dict[str, Any]:
         "command": " ".join(record.command),
         "begun": record.life.begun,
         "ended": record.ended,
-        "seconds": lives.seconds(record.lives, now),
+        "seconds": lives.seconds(record.lives, record.now()),
         "lives": len(record.lives),
         "exit_code": record.exit_code,
         "reason": record.reason,
@@ -129,24 +129,24 @@ def _run(record: RunRecord, now: float) -> dict[str, Any]:
     }
 
 
-def _cost(record: RunRecord, now: float) -> dict[str, Any]:
+def _cost(record: RunRecord) -> dict[str, Any]:
     plan, cluster_status = record.details.get("plan") or {}, record.machine.get("standing") or {}
     return {
         "per_hour": cluster_status.get("price_per_hour", plan.get("price_per_hour")),
-        "spent": lives.cost(record.lives, now),
+        "spent": lives.cost(record.lives, record.now()),
         "at_most": plan.get("cost_at_most"),
         "budget": plan.get("budget"),
     }
 
 
-def _lease(record: RunRecord, runtime: Mapping[str, Any] | None, now: float) -> dict[str, Any]:
+def _lease(record: RunRecord, runtime: Mapping[str, Any] | None) -> dict[str, Any]:
     plan = record.details.get("plan") or {}
     deadline = plan.get("deadline_seconds")
     return {
         "seconds": plan.get("lease_seconds"),
         "left_seconds": (runtime or {}).get("lease_left_seconds"),
         "deadline_seconds": deadline,
-        "deadline_left_seconds": None if deadline is None else record.life.begun + deadline - now,
+        "deadline_left_seconds": None if deadline is None else record.life.begun + deadline - record.now(),
     }
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from launcher.base.process_location import wall_time
+from launcher.base import clock
 from launcher.base.units import format_duration, format_money
 
 _RENEWALS_PER_LEASE = 4
@@ -55,7 +55,7 @@ class Limits:
 
     def wall_time(self) -> float:
         """The time now, by the wall clock of `begun_at`."""
-        return wall_time(self.begun_at, self.begun_boot, self.boot)
+        return clock.wall_time(self.begun_at, self.begun_boot, self.boot)
 
     def cost(self, now: float) -> float:
         """The cost of this life."""

@@ -22,7 +22,7 @@ from typing import Any, Self
 from launcher.base import atomic, clock, locks
 from launcher.base.errors import LaunchError, UsageError
 from launcher.base.home import Home
-from launcher.base.process_location import ProcessLocation, wall_time
+from launcher.base.process_location import ProcessLocation
 from launcher.base.processes import ProcessId
 from launcher.base.suggestions import closest_match
 from launcher.records import reachability, teardown_lock
@@ -39,7 +39,7 @@ NAME_PATTERN = re.compile(r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?")
 STATES = (
     "created", "arm", "push", "setup", "serve", "connect", "work", "pull", "down", "unverified", "verified",
 )  # fmt: skip
-ENDS = STATES[-2:]
+ENDS = ("unverified", "verified")
 _PROCESSES = ("launch", "guardian", "minder")
 
 
@@ -139,7 +139,7 @@ class RunRecord:
 
     def now(self) -> float:
         """The time by the wall clock of its newest life's begin, whatever has been set since (P13)."""
-        return wall_time(self.life.begun, self.begun_boot, self.place.boot if self.place else None)
+        return clock.wall_time(self.life.begun, self.begun_boot, self.place.boot if self.place else None)
 
     @property
     def lives(self) -> tuple[Life, ...]:

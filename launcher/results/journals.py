@@ -12,7 +12,7 @@ import contextlib
 import hashlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -70,13 +70,7 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
     except OSError:
         return
     with file:
-        for text in file:
-            try:
-                line = json.loads(text)
-            except (ValueError, RecursionError):
-                continue
-            if isinstance(line, dict):
-                yield line
+        yield from _objects(file)
 
 
 def read_newest_lines(path: Path) -> Iterator[dict[str, Any]]:
@@ -87,7 +81,11 @@ def read_newest_lines(path: Path) -> Iterator[dict[str, Any]]:
             lines = file.read().splitlines()
     except OSError:
         return
-    for text in reversed(lines):
+    yield from _objects(reversed(lines))
+
+
+def _objects(lines: Iterable[str | bytes]) -> Iterator[dict[str, Any]]:
+    for text in lines:
         try:
             line = json.loads(text)
         except (ValueError, RecursionError):

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from launcher.backends import environments
+from launcher.backends.skypilot.orphaned_machines import OrphanReport
 from launcher.base import disk
 from launcher.base.home import Home
 from launcher.cli import doctor
@@ -261,3 +262,16 @@ def test_gpus_of_this_computer_are_counted_and_none_are_no_trouble(
     )
     driver.lists(H100.replace("580.95.05", "550.54"))
     assert doctor._gpus().detail.startswith("driver 550.54 is too old for CUDA 13.0: it needs 580 or newer;")
+
+
+def test_p14_a_cloud_that_cannot_be_asked_is_no_cloud_that_refuses() -> None:
+    report = OrphanReport(
+        (), {"azure": "it lists only machines", "aws": "RequestExpired"}, unlisted=frozenset({"azure"})
+    )
+    assert doctor._answer_of("azure", report).state == "info"
+    refused = doctor._answer_of("aws", report)
+    assert (refused.state, refused.detail) == ("warn", "it does not answer: RequestExpired")
+    assert "no cloud lets you in" in doctor._missing_for_rental([refused])
+    assert "no cloud lets you in" not in doctor._missing_for_rental(
+        [refused, doctor._answer_of("azure", report)]
+    )

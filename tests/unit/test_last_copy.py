@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from launcher.base import clock, process_location
+from launcher.base import clock
 from launcher.records.records import RecordStore, RunRecord
 from launcher.teardown import guardian, last_copy
 from launcher.types.machine import PullReport, Stopped
@@ -54,8 +54,7 @@ def clocks(monkeypatch: pytest.MonkeyPatch) -> Clocks:
     monkeypatch.setattr(last_copy, "time", SimpleNamespace(monotonic=clocks.ask, time=clocks.ask))
     monkeypatch.setattr(last_copy, "clock", SimpleNamespace(boot_seconds=clocks.ask))
     ahead = clock.boot_seconds() - clocks.now
-    by_record = SimpleNamespace(boot_seconds=lambda: clocks.ask() + ahead)
-    monkeypatch.setattr(process_location, "clock", by_record)
+    monkeypatch.setattr(clock, "boot_seconds", lambda: clocks.ask() + ahead)
     monkeypatch.setattr(last_copy, "_POLL_SECONDS", 0.005)
     return clocks
 

@@ -29,6 +29,8 @@ pytestmark = pytest.mark.process
 COMMAND_LINE = [
     Refused("--modle x", 2, "no such option: --modle", "did you mean --model?", "launch --help"),
     Refused("ps", 2, "ps is not a verb", "did you mean status?", "launch status"),
+    Refused("ls ./runs", 2, "ls is not a verb", "did you mean status?", "launch status"),
+    Refused("start train.py", 2, "start is not a verb", "did you mean up?", "launch up"),
     Refused("kill dev -f", 2, "kill is not a verb", "did you mean down?", "launch down dev"),
     Refused("--model tinny -- true", 3, "no model tinny", "did you mean tiny?", "launch --model tiny"),
     Refused("statsu", 2, "statsu is not a verb", "did you mean status?", "launch status"),

@@ -59,14 +59,19 @@ class OrphanedMachine:
 
 @dataclass(frozen=True)
 class OrphanReport:
-    """The search's result. `unasked`: clouds whose machines are not all known, with reasons. `answered`:
-    the places that gave their lists; `denied`: places where the account may not list machines, with
-    reasons."""
+    """The search's result. `unasked`: clouds whose machines are not all known, with reasons; `unlisted`:
+    those of them that list the machines of known runs alone, and so were asked nothing. `answered`: the
+    places that gave their lists; `denied`: places where the account may not list machines, with reasons."""
 
     found: tuple[OrphanedMachine, ...]
     unasked: dict[str, str]
     answered: tuple[str, ...] = ()
     denied: dict[str, str] = field(default_factory=dict)
+    unlisted: frozenset[str] = frozenset()
+
+
+class _UnlistedError(LaunchError):
+    """A cloud cannot be asked for machines without a run's own books."""
 
 
 def find(clouds: Iterable[str], runs: Path) -> OrphanReport:
@@ -78,7 +83,8 @@ def find(clouds: Iterable[str], runs: Path) -> OrphanReport:
             looks.append(_listed(cloud, runs))
         except LaunchError as error:
             why = f"{error.message}: {error.why}" if error.why else error.message
-            looks.append(OrphanReport((), {cloud: why}))
+            unlisted = frozenset({cloud} if isinstance(error, _UnlistedError) else ())
+            looks.append(OrphanReport((), {cloud: why}, unlisted=unlisted))
 
     asking = [threading.Thread(target=ask, args=(cloud,), daemon=True) for cloud in clouds]
     for thread in asking:
@@ -91,6 +97,7 @@ def find(clouds: Iterable[str], runs: Path) -> OrphanReport:
         {cloud: why for look in looks for cloud, why in look.unasked.items()},
         tuple(sorted(place for look in looks for place in look.answered)),
         {place: why for look in looks for place, why in look.denied.items()},
+        frozenset[str]().union(*(look.unlisted for look in looks)),
     )
 
 
@@ -120,7 +127,7 @@ def _listed(cloud: str, runs: Path) -> OrphanReport:
         finally:
             sky.end()
     if found is None:
-        raise LaunchError("it lists only machines of known runs", "look in its console for slip-…", None)
+        raise _UnlistedError("it lists only machines of known runs", "look in its console for slip-…", None)
     machines = [
         OrphanedMachine(
             id=one["id"],

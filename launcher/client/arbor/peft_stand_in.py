@@ -1,8 +1,7 @@
 """The module that `import peft` finds under `launch --arbor` where PEFT is not installed: LoraConfig alone.
 
 Arbor's scripts describe their LoRA by it (`lora_config` in train_kwargs), and the run compares it with its
-own.
-Neighbours: `supplied_names.py` offers it.
+own. Neighbours: `supplied_names.py` offers it.
 """
 
 from __future__ import annotations
