@@ -22,13 +22,13 @@ from torch import Tensor
 from runtime.shared import failpoints
 from runtime.shared.batch import Batch
 from runtime.shared.learnable import Learnable, answers, learnable
+from runtime.shared.rewards import reward_metrics
 from runtime.trainer import losses
 from runtime.trainer.behavior_logprobs import BehaviorLogprobReuse
 from runtime.trainer.forward import pack_logprobs, sequences
 from runtime.trainer.old_logprobs import OldLogprobs, PolicyHistory, old_logprobs
 from runtime.trainer.packing import Pack, pack
 from runtime.trainer.ranks import Ranks
-from runtime.trainer.rewards import reward_metrics
 from runtime.trainer.settings import UpdateSettings
 from runtime.trainer.staleness import METRIC_COUNT, StalenessBuckets
 
@@ -48,10 +48,11 @@ class StepResult:
     counts: dict[str, Any]
     settings: Mapping[str, Any] = field(default_factory=dict)
 
-    def added_to_counters(self, before: Mapping[str, int]) -> dict[str, int]:
-        """The run's sums with one step more."""
+    def added_to_counters(self, before: Mapping[str, int], empty: Mapping[str, int]) -> dict[str, int]:
+        """The run's sums with one step more, and with the `empty` steps before it."""
         step = {"steps": 1, "updates": int(self.metrics["updated"])}
         step |= {name: int(self.counts.get(name, 0)) for name in ("samples", "trained", "sampled_tokens")}
+        step |= {f"empty_{name}": empty.get(name, 0) for name in ("steps", "samples")}
         return {name: before.get(name, 0) + value for name, value in step.items()}
 
 
