@@ -22,6 +22,7 @@ from runtime.shared.train_config import TrainConfig
 from tests.runtime.recorded import answer, choice, record, sampled
 from tests.runtime.recorded import asked as by
 from tests.runtime.steps_run import SOON_SECONDS, Run, Running, drive, write_weights
+from tests.support.waiting import wait_until_async
 
 COUNTS = EmptyStep(StepCounts(samples=2, dropped={NO_VARIANCE: 2}), {"reward": 1.0})
 
@@ -164,12 +165,12 @@ def test_c69_an_empty_step_that_the_disk_did_not_take_is_answered_when_it_is_sen
 def test_empty_steps_after_a_lost_machines_last_step_are_lost_with_it(tmp_path: Path) -> None:
     before = EmptySteps(tmp_path, 9)
     for after in (1, 3):
-        before.add(f"k{after}", "digest", COUNTS, after)
+        before.add(f"k{after}", "digest", COUNTS, after, None)
     with (tmp_path / FILE).open("a") as file:
         file.write('{"key": "torn')
     assert len(EmptySteps(tmp_path, 3)) == 2 and len(EmptySteps(tmp_path, 2)) == 1
     later = EmptySteps(tmp_path, 9)  # the numbers are used again: what was lost does not come back
-    later.add("k4", "digest", COUNTS, 2)
+    later.add("k4", "digest", COUNTS, 2, None)
     assert [json.loads(line)["key"] for line in (tmp_path / FILE).read_text().splitlines()] == ["k1", "k4"]
     assert later.between(1, 3) == {"steps": 2, "samples": 4} and later.between(2, 3)["steps"] == 1
 
@@ -209,5 +210,34 @@ def test_an_empty_step_that_an_older_gateway_took_in_or_trained_is_read_as_it_is
             waited = await queue.wait(2, SOON_SECONDS)
             assert (waited.id, waited.state, waited.version) == (2, "empty", None)
             assert (await queue.submit(step(run, "k3", group(0.0, 1.0, name="new"), version=1))).id == 3
+
+    drive(work, tmp_path)
+
+
+def test_c69_the_programs_place_goes_on_with_empty_steps_until_one_is_committed(tmp_path: Path) -> None:
+    """As `--resume` needs it: what was rolled out for nothing is not rolled out again."""
+
+    async def work(run: Run) -> None:
+        def at(place: int, *rewards: float, **more: Any) -> StepRequest:
+            made = group(*rewards, name=f"g{place}")
+            return step(run, f"k{place}", made, client_state={"at": place}, **more)
+
+        async with Running(run.queue()) as queue:
+            run.engines.clear()
+            await queue.submit(at(1, 0.0, 1.0))
+            await queue.submit(at(2, 1.0, 1.0))
+            assert queue.client_state is None, "step 1 is not committed: its place comes first"
+            await run.commit(1)
+            run.engines.set()
+            assert (await queue.wait(1, SOON_SECONDS)).state == "published"
+            assert queue.client_state == {"at": 2} and queue.last_metrics["trained_tokens"] == 0
+            await queue.submit(step(run, "no place", group(1.0, 1.0, name="h")))
+            assert queue.client_state == {"at": 2}
+        async with Running(run.queue()) as queue:  # after a restart
+            await wait_until_async(lambda: queue.client_state == {"at": 2}, SOON_SECONDS)
+            await queue.submit(at(3, 0.0, 1.0, version=1))
+            await run.commit(2)
+            assert (await queue.wait(2, SOON_SECONDS)).state == "published"
+            assert queue.client_state == {"at": 3} and queue.last_metrics == {"loss": 0.5}
 
     drive(work, tmp_path)

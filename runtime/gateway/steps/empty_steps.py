@@ -1,6 +1,7 @@
 """Empty steps: nothing of them teaches anything, so they take no number and no version (C69).
 
-    empty_steps.jsonl    {"time", "key", "digest", "after": 6, "step": null, "error", "counts", "metrics"}
+    empty_steps.jsonl    {"time", "key", "digest", "after": 6, "step": null, "error", "counts", "metrics",
+                          "client_state"}
 
 `after`: the newest step when it was sent; `step`: its number, if it became empty while it waited its turn. A
 key that is here has its answer for good, also after a restart. Neighbours: queue.py asks when a step is
@@ -73,6 +74,10 @@ class EmptySteps:
         if self._path.exists():
             json_files.replace_lines(self._path, found)
         self._by_key: dict[str, dict[str, Any]] = {line["key"]: line for line in found}
+        # The newest that carries its program's state.
+        self._newest: dict[str, Any] | None = None
+        for line in found:
+            self._note_newest(line)
 
     def __len__(self) -> int:
         return len(self._by_key)
@@ -84,17 +89,38 @@ class EmptySteps:
             raise KeyReusedError(f"key {key!r} belongs to an empty step, which had a different body")
         return None if line is None else _status(line)
 
-    def add(self, key: str, digest: str, empty: EmptyStep, after: int, step: int | None = None) -> StepStatus:
+    def newest_after(self, committed: int, oldest_open: int | None) -> dict[str, Any] | None:
+        """The newest with a `client_state`, if no step was committed since and those before it have ended."""
+        line = self._newest
+        if line is None or line["after"] < committed:
+            return None
+        return line if oldest_open is None or oldest_open > line["after"] else None
+
+    def _note_newest(self, line: dict[str, Any]) -> None:
+        if line["client_state"] is not None and line["after"] >= (self._newest or line)["after"]:
+            self._newest = line
+
+    def add(
+        self,
+        key: str,
+        digest: str,
+        empty: EmptyStep,
+        after: int,
+        client_state: dict[str, Any] | None,
+        step: int | None = None,
+    ) -> StepStatus:
         """Record one, unless it is here; its answer. Raises OSError."""
         if (known := self.find(key, digest)) is not None:
             return known
         log.info("a step is empty: %s", empty.why)
         line = {
             "time": round(time.time(), 3), "key": key, "digest": digest, "after": after, "step": step,
-            "error": empty.why, "counts": empty.counts.model_dump(), "metrics": empty.metrics,
+            "error": empty.why, "counts": empty.counts.model_dump(),
+            "metrics": {"updated": 0.0, "trained_tokens": 0.0, **empty.metrics}, "client_state": client_state,
         }  # fmt: skip
         json_files.append_line(self._path, line, durable=True)
         self._by_key[key] = line
+        self._note_newest(line)
         failpoints.failpoint("gateway.empty")
         return _status(line)
 

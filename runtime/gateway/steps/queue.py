@@ -93,8 +93,8 @@ class StepQueue:
             learn,
         )
         self._wake = asyncio.Event()
-        self.client_state: dict[str, Any] | None = None
-        self.last_metrics: dict[str, float] = {}
+        self._client_state: dict[str, Any] | None = None
+        self._metrics: dict[str, float] = {}
         # Of the newest committed step, as metrics.jsonl has it or is about to.
         self.last_line: dict[str, Any] | None = None
         self.trouble: str | None = None
@@ -109,6 +109,23 @@ class StepQueue:
     def queued(self) -> int:
         """Steps not yet ended."""
         return self._steps.queued
+
+    @property
+    def client_state(self) -> dict[str, Any] | None:
+        """The program's state as of the newest committed step, or of an empty one since."""
+        empty = self._newest_empty()
+        return self._client_state if empty is None else empty["client_state"]
+
+    @property
+    def last_metrics(self) -> dict[str, float]:
+        """The metrics of the step that has brought the `client_state`."""
+        empty = self._newest_empty()
+        return self._metrics if empty is None else empty["metrics"]
+
+    def _newest_empty(self) -> dict[str, Any] | None:
+        oldest_open = self._steps.next()
+        committed = max(self._ownership.committed, default=0)
+        return self._empty.newest_after(committed, None if oldest_open is None else oldest_open.id)
 
     @property
     def empty(self) -> int:
@@ -160,7 +177,8 @@ class StepQueue:
             empty = await asyncio.to_thread(EmptyStep.of_selection, selection, self._samples, settings)
             if empty is not None:
                 self.taken(groups)
-                return self._empty.add(request.key, digest, empty, self._steps.next_id - 1)
+                after = self._steps.next_id - 1
+                return self._empty.add(request.key, digest, empty, after, request.client_state)
             step = Step(
                 self._steps.next_id, request.key, digest, "train", groups, request.client_state,
                 counts=selection.counts, samples=selection.ids, settings=request.settings,
@@ -273,8 +291,9 @@ class StepQueue:
             if step.state == "training":
                 self._commit(step, await self._handover.until_committed(step))
         except EmptiedError as error:
-            self._empty.add(step.key, step.digest, error.empty, step.id - 1, step.id)
-            step.counts, step.metrics = error.empty.counts, error.empty.metrics
+            empty, after = error.empty, step.id - 1
+            found = self._empty.add(step.key, step.digest, empty, after, step.client_state, step.id)
+            step.counts, step.metrics = found.counts, found.metrics
             self._give_up(step, "empty", str(error))
             return
         except NotTrainedError as error:
@@ -297,16 +316,16 @@ class StepQueue:
         step.state, step.committed = "committed", True
         self._ownership.committed.add(step.id)
         self._note_checkpoint(checkpoint)
-        step.metrics = self.last_metrics
+        step.metrics = self._metrics
         step.counts = StepCounts.model_validate(checkpoint.state["counts"])
         step.trained.set()
 
     def _note_checkpoint(self, checkpoint: Checkpoint) -> None:
-        self.client_state = checkpoint.state.get("client_state")
+        self._client_state = checkpoint.state.get("client_state")
         self.last_line = line_of(checkpoint.manifest, checkpoint.state)
         # A number that is not finite has no place in JSON; metrics.jsonl keeps it.
         metrics = checkpoint.state.get("metrics", {})
-        self.last_metrics = {name: value for name, value in metrics.items() if math.isfinite(value)}
+        self._metrics = {name: value for name, value in metrics.items() if math.isfinite(value)}
 
     async def _publish_step(self, step: Step, checkpoint: Checkpoint) -> None:
         try:
