@@ -124,7 +124,7 @@ class Handover:
             raise EmptiedError(EmptyStep(selection.counts))
         batch = await asyncio.to_thread(build, selection, self._samples, meta)
         settings = resolve(self._train, step.settings, step.id).train
-        if (empty := EmptyStep.of_batch(batch, settings)) is not None:
+        if (empty := await asyncio.to_thread(EmptyStep.of_batch, batch, settings)) is not None:
             raise EmptiedError(empty)
         step.counts = StepCounts.model_validate(batch.meta["counts"])
         if self._rollout_log is not None:
