@@ -64,7 +64,7 @@ def main() -> None:
         done = run.step(groups, client_state={"loop": number + 1})
         print(
             f"step {number + 1}/{args.steps}: reward {done.metrics['reward']:.2f}, "
-            f"{done.counts.trained} of {done.counts.samples} answers trained, now v{done.version}",
+            f"{done.counts.trained} of {done.counts.samples} answers trained, now v{run.version}",
             flush=True,
         )
 

@@ -11,7 +11,7 @@ import re
 import sys
 
 from launcher.base.sanitize import one_line as sanitized
-from launcher.client.schema import StepCounts
+from launcher.client.schema import StepCounts, StepStatus
 
 _MIN_SHARE = 0.5
 _ZERO_VARIANCE = "no variance"
@@ -41,15 +41,17 @@ class DroppedSampleWarnings:
     def __init__(self) -> None:
         self._reported = set[str]()
 
-    def report_step(self, step: int, counts: StepCounts) -> None:
-        """A step is settled, and these are its counts."""
+    def report_step(self, status: StepStatus) -> None:
+        """A step is settled."""
+        counts = status.counts
         reason = main_reason(counts)
         kind = re.sub(r"\d+", "", reason or "")  # a program's own words may have the time of day in them
         if reason is None or kind in self._reported:
             return
         self._reported.add(kind)
         changed_by = next((it for begins, it in _ADVICE if reason.startswith(begins)), _DEFAULT_ADVICE)
-        dropped = f"{counts.dropped[reason]} of {_answer_count(counts)} answers of step {step}"
+        step = "an empty step" if status.state == "empty" else f"step {status.id}"
+        dropped = f"{counts.dropped[reason]} of {_answer_count(counts)} answers of {step}"
         sys.stderr.write(f"slipway: {dropped} are left out: {sanitized(reason)} ({changed_by})\n")
         sys.stderr.flush()
 

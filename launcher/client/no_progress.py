@@ -3,12 +3,14 @@
 | a step, when it is sent, | at first | so often in a row |
 |---|---|---|
 | has nothing that can be trained | it is no step; the loop goes on | TrainingFailed (`max_empty_steps`) |
+| can be trained, but all rewards are equal | it is no step; both counts begin anew | |
 | names rollouts of a lost machine | Rewound: roll out again | TrainingFailed (`MAX_REWINDS`) |
-| is trained, if only to find all rewards equal | both counts begin anew | |
+| is trained | both counts begin anew | |
 
-Any other error is the loop's own. Neighbours: `session.py` has the setting, and the guard of `run.train`;
-other loops have one each: `art/art_training.py`, and under `dspy/` `training.py`, `reinforce_job.py` and
-`training_job.py`. Knows nothing of rollouts.
+Equal rewards are no fault of a program: with few groups they come often, and other examples may tell answers
+apart. Any other error is the loop's own. Neighbours: `session.py` has the setting, and the guard of
+`run.train`; other loops have one each: `art/art_training.py`, and under `dspy/` `training.py`,
+`reinforce_job.py` and `training_job.py`. Knows nothing of rollouts.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from launcher.client.failures import Refused, Rewound, TrainingFailed
-from launcher.client.schema import StepCounts
+from launcher.client.schema import StepCounts, StepStatus
 
 # Unless a program gives another number (`connect(max_empty_steps=…)`).
 MAX_EMPTY_STEPS = 3
@@ -27,14 +29,18 @@ MAX_REWINDS = 3
 MAX_LATE_STEPS = 32
 
 _NOTHING_TO_TRAIN = "nothing_to_train"
+# The runtime's reason for answers that were usable, in a group whose rewards are equal.
+_EQUAL_REWARDS = "no variance in its group"
 
 
 @dataclass(frozen=True)
 class NothingToTrain:
-    """The runtime's answer to a step of which nothing can be trained: the reason, and counts by reason."""
+    """The runtime's answer to a step of which nothing can be trained: the reason, counts by reason, and the
+    metrics of its rewards."""
 
     why: str
     counts: StepCounts
+    metrics: dict[str, float] = field(default_factory=dict)
 
     @classmethod
     def of(cls, refused: Refused) -> NothingToTrain:
@@ -43,6 +49,13 @@ class NothingToTrain:
             raise refused
         counts = StepCounts.model_validate(refused.error.get("counts") or {})
         return cls(refused.why or refused.message, counts)
+
+    @classmethod
+    def of_step(cls, status: StepStatus) -> NothingToTrain | None:
+        """None for a step that is not empty."""
+        if status.state != "empty":
+            return None
+        return cls(status.error or "it is empty", status.counts, status.metrics)
 
 
 @dataclass
@@ -67,11 +80,17 @@ class NoProgressGuard:
         with self._lock:
             self._empty = self._rewinds = 0
 
-    def empty(self, why: str, hint: str, after_step: int | None = None) -> None:
+    def empty(
+        self, why: str, hint: str, after_step: int | None = None, counts: StepCounts | None = None
+    ) -> None:
         """Nothing of a step could be trained. Raises TrainingFailed when it was one too many.
 
-        `after_step`: the run's newest step, by which another loop's steps in between are noticed.
+        `after_step`: the run's newest step, by which another loop's steps in between are noticed. `counts`:
+        the step's; if only its rewards were equal, both counts begin anew.
         """
+        if counts is not None and counts.dropped.get(_EQUAL_REWARDS):
+            self.trained()
+            return
         with self._lock:
             if after_step is not None and after_step != self._after_step:
                 self._empty, self._after_step = 0, after_step

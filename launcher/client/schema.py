@@ -12,7 +12,8 @@ from typing import Any, Literal
 from launcher.base.sanitize import one_line as sanitized
 from launcher.client.request_bodies import ResponseBody
 
-StepState = Literal["queued", "training", "committed", "published", "failed"]
+# "empty": nothing of it teaches anything, so it has no version.
+StepState = Literal["queued", "training", "committed", "published", "failed", "empty"]
 
 
 class StepCounts(ResponseBody):
@@ -43,7 +44,10 @@ class StepCounts(ResponseBody):
 
 
 class StepStatus(ResponseBody):
-    """`GET /slipway/steps/{id}?wait=30`: answers once published or failed, or when the wait ends."""
+    """`GET /slipway/steps/{id}?wait=30`: answers once the step has ended, or when the wait ends.
+
+    `id`: 0 for an empty step that was never queued. `error`: the reason of a failed or empty one.
+    """
 
     id: int
     key: str
@@ -56,7 +60,7 @@ class StepStatus(ResponseBody):
 
     def __repr__(self) -> str:
         """Short: the counts and metrics are fields of it."""
-        served = "not published" if self.version is None else f"v{self.version}"
+        served = "no version" if self.version is None else f"v{self.version}"
         reward = self.metrics.get("reward")
         parts = [
             f"step {self.id}",

@@ -21,7 +21,7 @@ from launcher.client.schema import RuntimeStatus, StepStatus
 _LONG_POLL_SECONDS = 30
 # A step's own time; the endpoint may be away meanwhile, once for all of its patience.
 _STEP_SECONDS = 3600.0
-_FINAL_STATES = ("published", "failed")
+_FINAL_STATES = ("published", "failed", "empty")
 
 
 class TrainingSteps:
@@ -53,6 +53,9 @@ class TrainingSteps:
             client_state=client_state,
         )
         status = self.connection.post("/slipway/steps", request, StepStatus)
+        if status.state == "empty":
+            self._dropped_samples.report_step(status)
+            return status
         return self.wait(status.id, timeout_seconds) if wait else status
 
     def restore(
@@ -81,7 +84,7 @@ class TrainingSteps:
             if status.state == "failed":
                 raise self._step_failed(status)
             if status.state in _FINAL_STATES or (committed and status.state == "committed"):
-                self._dropped_samples.report_step(status.id, status.counts)
+                self._dropped_samples.report_step(status)
                 return status
             if time.monotonic() > deadline:
                 raise StepFailed(

@@ -33,7 +33,7 @@ from runtime.shared.start_adapter_layout import FILES, START
 FOLDER = "durable"
 REWOUND = "rewound.json"
 # A runtime's files about its steps and samples; void for a machine that begins again from checkpoints.
-JOURNALS = ("metrics.jsonl", "publications.jsonl", "validations.jsonl")
+JOURNALS = ("metrics.jsonl", "publications.jsonl", "validations.jsonl", "empty_steps.jsonl")
 UPLOADING = ".seeding"
 STEP_STATE = ("steps", "samples", "checkpoints", "serving.json", *JOURNALS)
 

@@ -62,6 +62,7 @@ class Summary:
             cost=self.cost,
             cost_of_all_lives=self.cost + self.cost_before,
             step=self.status.step if self.status else None,
+            empty_steps=self.status.empty_steps if self.status else None,
             version=self.status.version if self.status else None,
             results=str(self.results) if self.results else None,
             down=self.proof.to_dict(),
@@ -78,7 +79,8 @@ class Summary:
         if self.status is not None:
             reward = self.status.last_metrics.get("reward")
             last = "" if reward is None else f", reward {reward:.3g}"
-            lines.append(f"  steps    {self.status.step}, policy version {self.status.version}{last}")
+            empty = f" and {self.status.empty_steps} empty" if self.status.empty_steps else ""
+            lines.append(f"  steps    {self.status.step}{empty}, policy version {self.status.version}{last}")
         if self.results is not None:
             lines.append(f"  results  {self.results}")
         if self.unarmed_seconds is not None:

@@ -70,6 +70,7 @@ class StatusReader:
             served_name=self._config.served_name,
             version=self._versions.current,
             step=self._versions.step,
+            empty_steps=steps.empty,
             steps_queued=steps.queued,
             children=self.supervisor_status.children(),
             lease_left_seconds=self.supervisor_status.lease_left_seconds(),

@@ -8,9 +8,6 @@ replaces it. Knows nothing of the scored program.
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import json
-import os
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -36,15 +33,8 @@ class Validations:
         self._lock = threading.Lock()
         kept = [it for it in validations.read(self._path) if int(it.get("version") or 0) <= committed]
         if self._path.exists():
-            self._begin_with(kept)
+            json_files.replace_lines(self._path, kept)
         self._newest = {validations.key_of(line): line for line in kept}
-
-    def _begin_with(self, lines: Sequence[dict[str, Any]]) -> None:
-        """Leave nothing torn, which the next line would be a part of."""
-        partial = self._path.with_name(f".{self._path.name}.{os.getpid()}")
-        with contextlib.suppress(OSError):  # a full disk: the present content is readable
-            partial.write_text("".join(json.dumps(line) + "\n" for line in lines))
-            partial.replace(self._path)
 
     def add(self, validation: Validation, version: int) -> None:
         """Keep one; `version` is the served version, for a client that does not name the scored one.

@@ -275,7 +275,7 @@ class GRPOLoRARecipe(FTRecipeInterface):
             save_file(probe, folder / PROBE_FILE)
             failpoints.failpoint("checkpoint.writing")
 
-        counters = trained.added_to_counters(self.counters)
+        counters = trained.added_to_counters(self.counters, batch.empty_before)
         state = state_of(batch, step_folder(self.steps, batch.step).name, trained, counters)
         checkpoint = retry_while_disk_full(
             lambda: self.store.commit(batch.step, batch.step, state, write),

@@ -85,6 +85,11 @@ class Batch:
         """ "train", "supervised" or "restore"."""
         return str(self.meta.get("kind", "train"))
 
+    @property
+    def empty_before(self) -> dict[str, int]:
+        """The number of `steps` without a lesson since the last one, and of their `samples`."""
+        return self.meta.get("empty") or {}
+
     @functools.cached_property
     def turns(self) -> NDArray[np.int64]:
         """The number of samples that each sequence joins [S]."""

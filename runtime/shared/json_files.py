@@ -5,8 +5,10 @@ Neighbours: the keeper, the supervisor and the gateway write their state with it
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -36,14 +38,25 @@ def read_json(path: Path) -> Any | None:
         return None
 
 
-def append_line(path: Path, value: Any) -> None:
-    """Append one JSON object as a line, in one write."""
+def append_line(path: Path, value: Any, *, durable: bool = False) -> None:
+    """Append one JSON object as a line, in one write; `durable` also survives a power cut (fsync)."""
     line = json.dumps(value) + "\n"
     descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
     try:
         os.write(descriptor, line.encode())
+        if durable:
+            os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def replace_lines(path: Path, values: Iterable[Any]) -> None:
+    """Replace a file of lines by these, whole or not at all. Nothing torn is left, which the next line would
+    be a part of. A full disk leaves the present content, which is readable."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    with contextlib.suppress(OSError):
+        partial.write_text("".join(json.dumps(value) + "\n" for value in values))
+        partial.replace(path)
 
 
 def fsync(path: Path) -> None:

@@ -12,7 +12,10 @@ from runtime.shared.schema import Answer
 # The trainer's detail begins with it while its disk takes no checkpoint.
 NOT_COMMITTED = "not committed yet"
 
-StepState = Literal["queued", "training", "committed", "published", "failed"]
+# "empty": nothing of it teaches anything, so it has no version.
+StepState = Literal["queued", "training", "committed", "published", "failed", "empty"]
+# The states in which a step ends.
+ENDED: tuple[StepState, ...] = ("published", "failed", "empty")
 
 
 class StepCounts(Answer):
@@ -45,7 +48,10 @@ class StepCounts(Answer):
 
 
 class StepStatus(Answer):
-    """`GET /slipway/steps/{id}?wait=30`: answers once published or failed, or when the wait ends."""
+    """`GET /slipway/steps/{id}?wait=30`: answers once the step has ended, or when the wait ends.
+
+    `id`: 0 for an empty step that was never queued. `error`: the reason of a failed or empty one.
+    """
 
     id: int
     key: str
@@ -92,6 +98,7 @@ class RuntimeStatus(Answer):
     served_name: str
     version: int
     step: int
+    empty_steps: int = 0  # taken no number, as nothing of them taught anything
     steps_queued: int = 0
     children: list[ChildState] = []
     lease_left_seconds: float | None = None

@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
+from runtime.shared.learnable import without_variance
 from runtime.trainer.compiling import Compiled
 
 # Added to a deviation, as in TRL: rewards are fp32, and the effect of their rounding must stay small.
@@ -27,36 +28,23 @@ _EPSILON = 1e-4
 _MAX_LOG_RATIO = 20.0
 
 
-@dataclass(frozen=True)
-class Advantages:
-    """`value_M` (0 where nothing is to learn), groups without variance, and the members of those."""
+def advantages(reward_M: Tensor, group_M: Tensor, *, scale: bool = False) -> Tensor:
+    """Reward minus the mean of its group [M], over members with a finite reward; optionally over its
+    deviation.
 
-    value_M: Tensor
-    zero_variance_groups: int
-    flat_M: Tensor
-
-
-def advantages(reward_M: Tensor, group_M: Tensor, *, scale: bool = False) -> Advantages:
-    """Reward minus the mean of its group, over members with a finite reward; optionally over its deviation.
-
-    A group whose rewards are all equal, or that has fewer than two scored members, has advantage exactly 0:
-    rounding in a mean must not become a gradient. Members without a finite reward leave the mean.
+    In a group without variance (`learnable.py`) it is exactly 0: rounding in a mean must not become a
+    gradient. Members without a finite reward leave the mean.
     """
     reward_M = reward_M.double()
     scored_M = torch.isfinite(reward_M)
+    flat_M = torch.from_numpy(without_variance(reward_M.numpy(), group_M.numpy())[0])
     value_M = torch.zeros_like(reward_M)
-    flat_M = torch.zeros_like(scored_M)
-    zero_variance_groups = 0
-    for group in group_M.unique().tolist():
+    for group in group_M[scored_M & ~flat_M].unique().tolist():
         members = (group_M == group) & scored_M
         rewards = reward_M[members]
-        if len(rewards) < 2 or bool((rewards == rewards[0]).all()):
-            zero_variance_groups += 1
-            flat_M |= members
-            continue
         centred = rewards - rewards.mean()
         value_M[members] = centred / (rewards.std(correction=0) + _EPSILON) if scale else centred
-    return Advantages(value_M.float(), zero_variance_groups, flat_M)
+    return value_M.float()
 
 
 @dataclass(frozen=True)
@@ -150,11 +138,6 @@ def token_weights(length_A: Tensor, normaliser: str, constant_tokens: int | None
     else:
         raise ValueError(f"no normaliser {normaliser} with constant_tokens={constant_tokens}")
     return weight_A.float()
-
-
-def overlong_penalty(length_A: Tensor, longest: int, buffer: int) -> Tensor:
-    """0 up to `longest - buffer` tokens, then falling to -1 at `longest` [A] (DAPO, equation 13)."""
-    return ((longest - buffer - length_A) / buffer).clamp(-1, 0)
 
 
 def policy_loss(

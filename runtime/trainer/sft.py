@@ -17,12 +17,13 @@ from torch import Tensor
 
 from runtime.shared import failpoints
 from runtime.shared.batch import Batch
+from runtime.shared.learnable import answers
 from runtime.trainer import losses
 from runtime.trainer.forward import pack_logprobs
 from runtime.trainer.packing import Pack
 from runtime.trainer.ranks import Ranks
 from runtime.trainer.settings import UpdateSettings
-from runtime.trainer.update import StepResult, all_reduce_gradients, answers, local_packs, optimizer_step
+from runtime.trainer.update import StepResult, all_reduce_gradients, local_packs, optimizer_step
 
 if TYPE_CHECKING:
     from runtime.trainer.policy import Policy
@@ -53,7 +54,7 @@ def sft_gradients(policy: Policy, batch: Batch, settings: UpdateSettings, ranks:
 
     A token's weight is settled for the whole step: packs and ranks change nothing but rounding.
     """
-    _, length_A = answers(batch)
+    length_A = torch.from_numpy(answers(batch)[1])
     weight_A = losses.token_weights(length_A, settings.normaliser)
     sums = torch.zeros(len(_SUMMED), device=policy.device, dtype=torch.float64)
     for one in local_packs(policy, batch, list(range(batch.sequences)), settings, ranks):

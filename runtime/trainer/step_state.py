@@ -15,6 +15,7 @@ from runtime.trainer.update import StepResult
 
 def state_of(batch: Batch, folder: str, trained: StepResult, counters: Mapping[str, int]) -> dict[str, Any]:
     """`folder`: the batch's folder; `counters`: sums over the run, this step in them."""
+    empty = {f"empty_{name}": float(count) for name, count in batch.empty_before.items() if count}
     return {
         "schema": 1,
         "step": batch.step,
@@ -25,7 +26,7 @@ def state_of(batch: Batch, folder: str, trained: StepResult, counters: Mapping[s
         "request_sha256": batch.meta.get("request_sha256"),
         "client_state": batch.meta.get("client_state"),
         "settings": dict(trained.settings),
-        "metrics": trained.metrics,
+        "metrics": trained.metrics | empty,
         "counts": trained.counts,
         "counters": dict(counters),
     }

@@ -11,25 +11,24 @@ lags, F figures of each.
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from runtime.shared import failpoints
 from runtime.shared.batch import Batch
+from runtime.shared.learnable import Learnable, answers, learnable
+from runtime.shared.rewards import reward_metrics
 from runtime.trainer import losses
 from runtime.trainer.behavior_logprobs import BehaviorLogprobReuse
 from runtime.trainer.forward import pack_logprobs, sequences
 from runtime.trainer.old_logprobs import OldLogprobs, PolicyHistory, old_logprobs
 from runtime.trainer.packing import Pack, pack
 from runtime.trainer.ranks import Ranks
-from runtime.trainer.rewards import reward_metrics
 from runtime.trainer.settings import UpdateSettings
 from runtime.trainer.staleness import METRIC_COUNT, StalenessBuckets
 
@@ -49,110 +48,52 @@ class StepResult:
     counts: dict[str, Any]
     settings: Mapping[str, Any] = field(default_factory=dict)
 
-    def added_to_counters(self, before: Mapping[str, int]) -> dict[str, int]:
-        """The run's sums with one step more."""
+    def added_to_counters(self, before: Mapping[str, int], empty: Mapping[str, int]) -> dict[str, int]:
+        """The run's sums with one step more, and with the `empty` steps before it."""
         step = {"steps": 1, "updates": int(self.metrics["updated"])}
         step |= {name: int(self.counts.get(name, 0)) for name in ("samples", "trained", "sampled_tokens")}
+        step |= {f"empty_{name}": empty.get(name, 0) for name in ("steps", "samples")}
         return {name: before.get(name, 0) + value for name, value in step.items()}
 
 
 @dataclass(frozen=True)
 class Selected:
-    """The sequences with something to learn from, their advantage, and the reasons of the others.
+    """What is trained of a batch, with the advantage of each sequence [S].
 
     `weight_A`: the weight of a sampled token of each answer in the step's loss, by the normaliser; 0 if it is
     not trained. Turns joined in one sequence are an answer each, so that joining changes no loss. `tokens`:
     the number of sampled tokens in the trained sequences.
     """
 
-    sequences: list[int]
+    learnable: Learnable
     tokens: int
     weight_A: Tensor
     advantage_S: Tensor
-    dropped: Counter[str]
-    zero_variance_groups: int
-    penalty_M: Tensor
+
+    @property
+    def sequences(self) -> list[int]:
+        return self.learnable.sequences
 
 
 def select(batch: Batch, settings: UpdateSettings) -> Selected:
-    """Sort the batch's sequences into trained and dropped. Every sequence is one or the other.
-
-    Sequences of a group without variance have advantage 0: they are left out, and leave the denominators,
-    unless a KL term applies to them. This is the half of DAPO's dynamic sampling that can be done here. The
-    other half, to roll out more until there are enough groups with variance, is the program's, which reads
-    `groups_without_variance` of the step. So dapo leaves them out with any KL term. A member none of whose
-    sequences can be trained leaves the mean of its group too: masked answers that earn more than whole ones
-    would push the whole ones down.
-    """
-    member_S = torch.from_numpy(batch.member)
-    reasons = [_drop_reason(batch, sequence, settings) for sequence in range(batch.sequences)]
-    usable = {int(batch.member[sequence]) for sequence, reason in enumerate(reasons) if reason is None}
-    row_A, length_A = answers(batch)
-    penalty_M = _overlong_penalties(batch, member_S[row_A], length_A, settings)
-    reward_M = torch.from_numpy(batch.reward).double() + penalty_M
-    reward_M[[member for member in range(len(reward_M)) if member not in usable]] = float("nan")
-    found = losses.advantages(reward_M, torch.from_numpy(batch.group), scale=settings.scale_rewards)
-    turns_S = batch.turns
-    dropped = Counter[str]()
-    for sequence, reason in enumerate(reasons):
-        if reason is not None:
-            dropped[reason] += int(turns_S[sequence])
-    kept = []
-    keep_zero_variance = settings.kl_beta > 0 and settings.loss != "dapo"
-    for sequence in (sequence for sequence, reason in enumerate(reasons) if reason is None):
-        if found.flat_M[member_S[sequence]] and not keep_zero_variance:
-            dropped["no variance in its group"] += int(turns_S[sequence])
-        else:
-            kept.append(sequence)
+    """The batch's sequences with something to learn from (`learnable.py`), their advantages and weights."""
+    found = learnable(batch, settings)
+    row_A, length_A = map(torch.from_numpy, answers(batch))
+    advantage_M = losses.advantages(
+        torch.from_numpy(found.reward_M), torch.from_numpy(batch.group), scale=settings.scale_rewards
+    )
     weight_A = torch.zeros(len(row_A))
-    trained_A = torch.isin(row_A, torch.tensor(kept))
-    if kept:
+    trained_A = torch.isin(row_A, torch.tensor(found.sequences))
+    if found.sequences:
         weight_A[trained_A] = losses.token_weights(
             length_A[trained_A], settings.normaliser, settings.constant_tokens
         )
     return Selected(
-        sequences=kept,
+        found,
         tokens=int(length_A[trained_A].sum()),
         weight_A=weight_A,
-        advantage_S=found.value_M[member_S],
-        dropped=dropped,
-        zero_variance_groups=found.zero_variance_groups,
-        penalty_M=penalty_M,
+        advantage_S=advantage_M[torch.from_numpy(batch.member)],
     )
-
-
-def answers(batch: Batch) -> tuple[Tensor, Tensor]:
-    """The sequence of each answer, and how many of its tokens were sampled [A]."""
-    answer_N = torch.from_numpy(batch.answers)
-    row_A = torch.arange(batch.sequences).repeat_interleave(torch.from_numpy(batch.turns))
-    return row_A, answer_N[answer_N >= 0].bincount(minlength=len(row_A))
-
-
-def _overlong_penalties(batch: Batch, member_A: Tensor, length_A: Tensor, settings: UpdateSettings) -> Tensor:
-    """The penalty of each member for its longest answer [M], 0 to -1; 0 unless `overlong` is soft."""
-    penalty_M = torch.zeros(len(batch.reward), dtype=torch.float64)
-    if settings.overlong != "soft":
-        return penalty_M
-    assert settings.overlong_tokens is not None
-    assert settings.overlong_buffer is not None
-    penalty_A = losses.overlong_penalty(length_A.double(), settings.overlong_tokens, settings.overlong_buffer)
-    return penalty_M.scatter_reduce(0, member_A, penalty_A, "amin")
-
-
-def _drop_reason(batch: Batch, sequence: int, settings: UpdateSettings) -> str | None:
-    """The reason why a sequence cannot be trained, for any reward of its group; None when it can.
-
-    No reason here grows likelier with a sequence's length, except the length limit, which is a setting (C19).
-    """
-    span = batch.span(sequence)
-    behaviour = batch.logprobs[span][batch.sampled[span].astype(bool)]
-    if not np.isfinite(batch.reward[batch.member[sequence]]):
-        return "reward not finite"
-    if len(behaviour) == 0:
-        return "nothing sampled"
-    if not np.isfinite(behaviour).all():
-        return "logprob not finite"
-    return "truncated" if settings.overlong == "mask" and batch.truncated[sequence] else None
 
 
 def update(
@@ -177,13 +118,14 @@ def update(
         **reward_metrics(batch),
     }
     if settings.overlong == "soft":
-        metrics["overlong_penalty"] = float(selected.penalty_M.mean())
+        metrics["overlong_penalty"] = float(torch.from_numpy(selected.learnable.penalty_M).mean())
     if selected.sequences:
         policy.zero_grad()  # of a step that failed half way (C49)
         metrics |= gradients(policy, batch, selected, settings, ranks, history)
         metrics["grad_norm"] = optimizer_step(policy, optimizer, settings, ranks)
     metrics["train_seconds"] = time.monotonic() - began
-    return StepResult(metrics, _counts(batch, selected), settings.recorded)
+    counts = batch.meta.get("counts") or {"samples": batch.sequences}
+    return StepResult(metrics, selected.learnable.counted(counts, batch, selected.tokens), settings.recorded)
 
 
 def optimizer_step(
@@ -314,15 +256,3 @@ def _pack_loss(
         buckets=len(buckets.values),
     )
     return terms, found.entropy_T.sum()
-
-
-def _counts(batch: Batch, selected: Selected) -> dict[str, Any]:
-    """The gateway's counts, with the sequences dropped here moved from trained to dropped."""
-    counts: dict[str, Any] = dict(batch.meta.get("counts") or {"samples": batch.sequences})
-    dropped = Counter[str](counts.get("dropped") or {}) + selected.dropped
-    return counts | {
-        "trained": int(batch.turns[selected.sequences].sum()),
-        "sampled_tokens": selected.tokens,
-        "dropped": dict(dropped),
-        "groups_without_variance": selected.zero_variance_groups,
-    }

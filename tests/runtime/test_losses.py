@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from runtime.shared.learnable import learnable, overlong_penalty, without_variance
 from runtime.shared.train_config import LOSSES, TrainConfig
 from runtime.trainer import losses
 from runtime.trainer.settings import SettingsError, UpdateSettings
@@ -122,7 +123,7 @@ def test_c10_a_sample_with_an_unusable_behaviour_logprob_is_dropped_and_counted(
     sick = replace(batch, logprobs=batch.logprobs.copy())
     sick.logprobs[sick.offsets[5] - 1] = odd  # the last token of sample 4
     selected = select(sick, SETTINGS)
-    assert selected.dropped == {"logprob not finite": 1}
+    assert selected.learnable.dropped == {"logprob not finite": 1}
     assert selected.sequences == [0, 1, 2, 3, 5, 6, 7, 8]
     without = measure(UNIFORM, sick)
     assert all(math.isfinite(value) for value in without.metrics.values())
@@ -251,40 +252,38 @@ def test_c50_a_clip_as_wide_as_older_runs_have_it_moves_the_bound_with_it(
 
 
 def test_c17_a_group_without_variance_has_advantage_exactly_zero() -> None:
-    reward = torch.tensor([0.1, 0.1, 0.1, 0.0, 1.0, 0.7])
-    found = losses.advantages(reward, torch.tensor([0, 0, 0, 1, 1, 2]))
-    assert found.value_M.tolist() == [0, 0, 0, -0.5, 0.5, 0]
-    assert found.flat_M.tolist() == [True, True, True, False, False, True]
-    assert found.zero_variance_groups == 2
-    scaled = losses.advantages(reward, torch.tensor([0, 0, 0, 1, 1, 2]), scale=True)
+    reward, group = torch.tensor([0.1, 0.1, 0.1, 0.0, 1.0, 0.7]), torch.tensor([0, 0, 0, 1, 1, 2])
+    assert losses.advantages(reward, group).tolist() == [0, 0, 0, -0.5, 0.5, 0]
+    flat, groups = without_variance(reward.numpy(), group.numpy())
+    assert flat.tolist() == [True, True, True, False, False, True] and groups == 2
+    scaled = losses.advantages(reward, group, scale=True)
     one = 0.5 / (0.5 + 1e-4)
-    torch.testing.assert_close(scaled.value_M, torch.tensor([0, 0, 0, -one, one, 0]))
-    assert scaled.value_M[scaled.flat_M].tolist() == [0, 0, 0, 0]
+    torch.testing.assert_close(scaled, torch.tensor([0, 0, 0, -one, one, 0]))
+    assert scaled[torch.from_numpy(flat)].tolist() == [0, 0, 0, 0]
 
 
 def test_c17_rounding_in_rewards_is_not_made_large_by_the_deviation() -> None:
     reward = torch.tensor([0.3, 0.3, 0.3, 0.3], dtype=torch.float32)
     reward[1] = torch.nextafter(reward[1], torch.tensor(1.0))
     found = losses.advantages(reward, torch.zeros(4, dtype=torch.long), scale=True)
-    assert not found.flat_M.any() and 0 < found.value_M.abs().max() < 1e-3
+    assert 0 < found.abs().max() < 1e-3
 
 
 def test_c17_a_reward_that_is_no_number_leaves_the_mean_and_is_never_trained() -> None:
     reward = torch.tensor([0.0, math.nan, 1.0, math.inf, 2.0])
-    found = losses.advantages(reward, torch.zeros(5, dtype=torch.long))
-    assert found.value_M.tolist() == [-1, 0, 0, 0, 1]
+    assert losses.advantages(reward, torch.zeros(5, dtype=torch.long)).tolist() == [-1, 0, 0, 0, 1]
     batch = make_batch(random_samples(17, groups=2, members=3))
     batch.reward[4] = math.nan
-    selected = select(batch, SETTINGS)
-    assert selected.sequences == [0, 1, 2, 3, 5]
-    assert selected.dropped == {"reward not finite": 1}
+    found = learnable(batch, SETTINGS)
+    assert found.sequences == [0, 1, 2, 3, 5]
+    assert found.dropped == {"reward not finite": 1}
 
 
 def test_c17_a_dropped_group_leaves_the_denominator() -> None:
     samples = random_samples(18, groups=2)
     flat = [replace(sample, group=2, reward=0.3) for sample in samples[:3]]
     alone = measure(UNIFORM, make_batch(samples))
-    assert select(make_batch([*samples, *flat]), SETTINGS).dropped == {"no variance in its group": 3}
+    assert learnable(make_batch([*samples, *flat]), SETTINGS).dropped == {"no variance in its group": 3}
     beside = measure(UNIFORM, make_batch([*samples, *flat]))
     assert_same_gradient(beside.gradient, alone.gradient, within=1e-6)
     assert beside.metrics["loss"] == pytest.approx(alone.metrics["loss"])
@@ -293,8 +292,8 @@ def test_c17_a_dropped_group_leaves_the_denominator() -> None:
 def test_c05_an_answer_cut_off_at_its_limit_is_left_out_or_kept_by_choice() -> None:
     samples = random_samples(5)
     batch = make_batch([replace(samples[0], truncated=True), *samples[1:]])
-    assert select(batch, SETTINGS).dropped == {"truncated": 1}
-    assert len(select(batch, settings_of(overlong="keep")).sequences) == len(samples)
+    assert learnable(batch, SETTINGS).dropped == {"truncated": 1}
+    assert len(learnable(batch, settings_of(overlong="keep")).sequences) == len(samples)
 
 
 def test_c05_what_a_cut_off_answer_earned_does_not_move_the_others() -> None:
@@ -306,13 +305,13 @@ def test_c05_what_a_cut_off_answer_earned_does_not_move_the_others() -> None:
 
 
 def test_c05_a_soft_penalty_charges_the_last_tokens_before_the_limit() -> None:
-    lengths = torch.tensor([1, 12, 16, 20, 25])
-    assert losses.overlong_penalty(lengths, 20, 8).tolist() == [0, 0, -0.5, -1, -1]
+    lengths = np.array([1, 12, 16, 20, 25])
+    assert overlong_penalty(lengths, 20, 8).tolist() == [0, 0, -0.5, -1, -1]
     answers = [[5] * 4, [6] * 16, [7] * 20, [8] * 4]
     batch = make_batch([Sample([([9, 9], False), (ids, True)], 0, 1.0) for ids in answers])
     batch.member[3] = 2  # the third rollout asked twice: its longest answer counts
     found = select(batch, settings_of("dapo", overlong="soft", overlong_tokens=20, overlong_buffer=8))
-    assert found.penalty_M.tolist() == [0, -0.5, -1, 0]
+    assert found.learnable.penalty_M.tolist() == [0, -0.5, -1, 0]
     assert len(found.sequences) == 4 and found.advantage_S[3] == found.advantage_S[2] < 0
 
 

@@ -260,7 +260,7 @@ def test_c19_no_answer_is_left_out_for_being_long() -> None:
         settings_of("dapo", overlong="soft", overlong_tokens=64, overlong_buffer=32, pack_tokens=64),
     ):
         selected = select(batch, settings)
-        assert selected.sequences == list(range(batch.sequences)) and not selected.dropped
+        assert selected.sequences == list(range(batch.sequences)) and not selected.learnable.dropped
         assert bool((selected.weight_A > 0).all())
         packs = pack(sequences(batch), selected.sequences, settings.pack_tokens)
         trained = torch.cat([one.source_T for one in packs]).sort().values

@@ -183,6 +183,7 @@ def test_a_refused_batch_or_restore_fails_its_step_and_the_next_one_is_taken(tmp
         for step, source in ((4, "step-000001"), (6, "step-000002"))
     )
     torn, last = recorded(5, 5)[0], make_batch(random_samples(7, members=1), step=7)
+    last.meta["empty"] = {"steps": 2, "samples": 9}  # sent before it, and never numbered
     record(tmp_path, [good, bad, flat, back, torn, nowhere, last])
     tensors = step_folder(tmp_path / "steps", 5) / "batch.safetensors"
     tensors.write_bytes(tensors.read_bytes()[:-9])
@@ -195,4 +196,6 @@ def test_a_refused_batch_or_restore_fails_its_step_and_the_next_one_is_taken(tmp
     hashes = {store.load(name).adapter_sha256 for name in store.names()}
     assert len(hashes) == 1, "a step without variance and a restore of step 1 leave the adapter as it was"
     assert store.load("step-000003").state["metrics"]["updated"] == 0
-    assert store.load("step-000007").state["counters"]["steps"] == 4
+    state = store.load("step-000007").state
+    assert (state["counters"]["steps"], state["metrics"]["empty_steps"]) == (4, 2)
+    assert (state["counters"]["empty_steps"], state["counters"]["empty_samples"]) == (2, 9)

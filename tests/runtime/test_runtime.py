@@ -22,6 +22,7 @@ from runtime.shared import process_table, processes
 from tests.runtime.conftest import TINY_MODEL
 from tests.runtime.gateway_process import MESSAGES, TOKEN
 from tests.support.at_rest import stands_still
+from tests.support.small_counts import FLAT
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.slow
@@ -184,6 +185,43 @@ def test_g18_a_step_sent_again_and_again_is_trained_once(runtime: Runtime) -> No
     assert (done["state"], done["version"]) == ("published", before + 1)
     assert runtime.post_step(key, groups[:1]).status_code == 409
     assert runtime.status()["version"] == before + 1
+
+
+def test_c69_empty_steps_take_no_version_make_nothing_stale_and_are_answered_alike_for_good(
+    runtime: Runtime,
+) -> None:
+    """As many as would make an answer too old, if each were a version."""
+    kept_key, kept = runtime.groups()
+    before = runtime.status()
+    publications = (runtime.folder / "publications.jsonl").read_bytes()
+    empty = {}
+    for _ in range(before["max_staleness"] + 1):
+        key, groups = runtime.groups()
+        flat = [group | {"members": [it | {"reward": 0.5} for it in group["members"]]} for group in groups]
+        empty[key] = flat, runtime.post_step(key, flat).json()
+    for _, answer in empty.values():
+        assert (answer["id"], answer["state"], answer["version"]) == (0, "empty", None)
+        counts = answer["counts"]
+        assert (counts["trained"], counts["samples"]) == (0, 8) and answer["metrics"]["reward"] == 0.5
+        assert sum(counts["dropped"].values()) == 8 and set(counts["dropped"]) <= {FLAT, "truncated"}
+    after = runtime.status()
+    assert (after["step"], after["version"]) == (before["step"], before["version"])
+    assert after["empty_steps"] == len(empty) and after["client_state"] == {"key": key}
+    assert (runtime.folder / "publications.jsonl").read_bytes() == publications
+    runtime.kill("gateway")
+    runtime.until_ready()
+    for key, (flat, answer) in empty.items():
+        assert runtime.post_step(key, flat).json() == answer
+    done = runtime.finished(runtime.post_step(kept_key, kept).json()["id"])
+    assert (done["id"], done["state"], done["version"]) == (before["step"] + 1, "published", done["id"])
+    assert done["counts"]["trained"] + done["counts"]["dropped"].get("truncated", 0) == 8, done
+    assert not any(name.startswith("lag") for name in done["metrics"]), "none is older than the policy"
+    assert done["metrics"]["empty_steps"] == len(empty)
+    counters = json.loads((runtime.folder / f"checkpoints/step-{done['id']:06d}/state.json").read_text())[
+        "counters"
+    ]
+    assert (counters["empty_steps"], counters["empty_samples"]) == (len(empty), 8 * len(empty))
+    assert runtime.status()["client_state"] == {"key": kept_key}
 
 
 @pytest.mark.parametrize("child", ["trainer", "engine-0", "gateway"])

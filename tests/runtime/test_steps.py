@@ -145,18 +145,24 @@ def test_g18_a_step_whose_giving_broke_off_beside_a_publication_is_given_once(
             assert done[1].counts.trained == done[1].counts.samples == trained
             said = (tmp_path / FOLDER / "step-000002.jsonl").read_text().splitlines()
             assert [json.loads(it)["dropped"] for it in said] == [None] * trained
-        again = StepRequest(key="k3", groups=[Group(id="g", members=[Member(rollout="c", reward=1.0)])])
+        members = [Member(rollout="c", reward=1.0)]
+        if is_there:
+            sampled(run.samples, "other")
+            members.append(Member(rollout="other", reward=0.0))
+        again = StepRequest(key="k3", groups=[Group(id="g", members=members)])
         for later in (queue, run.queue()):  # the same process of the gateway, and the next one
             if not is_there:
                 with pytest.raises(NothingToTrainError, match="2 already trained"):
                     await later.submit(again)
             else:
-                assert (await later.submit(again)).counts.trained == 1
+                assert (await later.submit(again)).counts.trained == 2
 
     drive(work, tmp_path)
 
 
-def test_c39_a_step_of_which_nothing_is_left_beside_a_publication_fails_in_its_turn(tmp_path: Path) -> None:
+def test_c39_a_step_of_which_nothing_is_left_beside_a_publication_is_empty_in_its_turn(
+    tmp_path: Path,
+) -> None:
     async def work(run: Run) -> None:
         async with Running(run.queue(max_lag=0, rollout_log=RolloutLog(tmp_path, lambda: str))) as queue:
             run.engines.clear()
@@ -168,7 +174,7 @@ def test_c39_a_step_of_which_nothing_is_left_beside_a_publication_fails_in_its_t
             run.engines.set()
             await run.commit(3)
             first, none, last = [await queue.wait(number, SOON_SECONDS) for number in (1, 2, 3)]
-            assert (first.state, none.state, last.state) == ("published", "failed", "published")
+            assert (first.state, none.state, last.state) == ("published", "empty", "published")
             assert none.counts.dropped == {"stale": 2} and none.version is None and none.counts.trained == 0
             assert [it.name for it in sorted((tmp_path / FOLDER).iterdir())] == [
                 "step-000001.jsonl",
@@ -249,7 +255,7 @@ def test_a_step_that_could_train_nothing_is_refused_and_says_why(tmp_path: Path)
         with pytest.raises(NothingToTrainError, match="1 greedy, 1 no sample"):
             await queue.submit(StepRequest(key="k", groups=[Group(id="g", members=members)]))
         assert queue.list() == []
-        assert (await queue.submit(run.request("k", "a"))).state == "queued"  # the key is still free
+        assert (await queue.submit(run.request("k", "a", "b"))).state == "queued"  # the key is still free
 
     drive(work, tmp_path)
 
@@ -280,12 +286,12 @@ def test_c39_staleness_is_judged_where_a_step_is_taken_out(tmp_path: Path) -> No
             await run.commit(2)
             assert (await queue.wait(2, SOON_SECONDS)).state == "published"
             third = await queue.wait(3, SOON_SECONDS)
-            assert third.state == "failed" and third.counts.dropped == {"stale": 2}
+            assert third.state == "empty" and third.counts.dropped == {"stale": 2}
             assert json.loads((run.batch_folder(3) / "failed.json").read_text())["error"] == third.error
             await queue.submit(run.request("k4", "g", "h", version=2))
             await run.commit(4)
             assert (await queue.wait(4, SOON_SECONDS)).version == 4
-            # What failed has made no answer older.
+            # What was empty has made no answer older.
             lags = [
                 json.loads((run.batch_folder(step) / "batch.json").read_text())["lags"] for step in (2, 4)
             ]
@@ -298,10 +304,10 @@ def test_c45_a_full_queue_refuses_and_loses_nothing(tmp_path: Path) -> None:
     async def work(run: Run) -> None:
         queue = run.queue(max_lag=MAX_QUEUED)
         for number in range(MAX_QUEUED):
-            await queue.submit(run.request(f"k{number}", f"r{number}"))
+            await queue.submit(run.request(f"k{number}", f"r{number}", f"s{number}"))
         with pytest.raises(QueueFullError):
-            await queue.submit(run.request("one more", "x"))
-        assert (await queue.submit(run.request("k0", "r0"))).id == 1  # known: not one more
+            await queue.submit(run.request("one more", "x", "y"))
+        assert (await queue.submit(run.request("k0", "r0", "s0"))).id == 1  # known: not one more
         async with Running(queue):
             for number in range(MAX_QUEUED):
                 await run.commit(number + 1)
@@ -363,7 +369,9 @@ def test_a_restore_is_a_step_without_samples(tmp_path: Path) -> None:
     async def work(run: Run) -> None:
         async with Running(run.queue()) as queue:
             for number in (1, 2):
-                await queue.submit(run.request(f"k{number}", f"a{number}", client_state={"at": number}))
+                await queue.submit(
+                    run.request(f"k{number}", f"a{number}", f"b{number}", client_state={"at": number})
+                )
                 await run.commit(number)
                 await queue.wait(number, SOON_SECONDS)
             with pytest.raises(UnknownCheckpointError):
@@ -390,7 +398,7 @@ def test_a_programs_state_has_a_bound(tmp_path: Path) -> None:
         queue = run.queue()
         with pytest.raises(ClientStateTooLargeError, match="the maximum is 65536"):
             await queue.submit(run.request("k", "a", client_state={"text": "x" * 70_000}))
-        assert (await queue.submit(run.request("k", "b", client_state={"text": "x" * 60_000}))).id == 1
+        assert (await queue.submit(run.request("k", "b", "c", client_state={"text": "x" * 60_000}))).id == 1
 
     drive(work, tmp_path)
 
@@ -422,7 +430,7 @@ def test_a_disk_that_is_full_makes_steps_wait_and_loses_none(
 def test_waiting_ends_with_the_wait_and_an_unknown_step_is_said(tmp_path: Path) -> None:
     async def work(run: Run) -> None:
         queue = run.queue()
-        await queue.submit(run.request("k", "a"))
+        await queue.submit(run.request("k", "a", "b"))
         waiting: StepStatus = await queue.wait(1, 0.01)
         assert waiting.state == "queued"
         with pytest.raises(UnknownStepError):

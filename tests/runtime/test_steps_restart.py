@@ -261,14 +261,16 @@ def test_a_rewound_run_tells_a_program_that_rewards_what_was_lost(tmp_path: Path
         queue = run.queue()
 
         def step(key: str, *rollouts: str, reward: float | None = 1.0) -> StepRequest:
-            members = [Member(rollout=rollout, reward=reward) for rollout in rollouts]
+            members = [
+                Member(rollout=it, reward=reward and reward + place) for place, it in enumerate(rollouts)
+            ]
             return StepRequest(key=key, groups=[Group(id="g", members=members)])
 
         def by_ids(key: str, *conversations: list[str]) -> StepRequest:
-            members = [Member(samples=ids, reward=1.0) for ids in conversations]
+            members = [Member(samples=ids, reward=float(at)) for at, ids in enumerate(conversations)]
             return StepRequest(key=key, groups=[Group(id="g", members=members)])
 
-        known = [sample for rollout in "abc" for sample in sampled(run.samples, rollout)]
+        known = [sample for rollout in "abcdef" for sample in sampled(run.samples, rollout)]
         lost_ones = by_ids("k2", ["lost:0"]), by_ids("k2", known[2:], ["lost:0", "lost:1"])
         for late in (step("k2", "lost"), step("k2", "a", "lost"), *lost_ones):
             with pytest.raises(RewoundError, match="went back to step 1") as refused:
@@ -278,15 +280,15 @@ def test_a_rewound_run_tells_a_program_that_rewards_what_was_lost(tmp_path: Path
             await queue.wait(2, 0)
         with pytest.raises(NothingToTrainError):  # no reward: nothing was lost with it
             await queue.submit(step("k2", "lost", reward=None))
-        assert (await queue.submit(step("k2", "a"))).id == 2
+        assert (await queue.submit(step("k2", "a", "b"))).id == 2
         # The program has gone back: a rollout that never got an answer is no reason to send it back again.
-        mixed = await queue.submit(step("k3", "b", "unanswered"))
+        mixed = await queue.submit(step("k3", "c", "d", "unanswered"))
         assert mixed.counts.dropped == {"no sample": 1}
         for late in (step("k4", "lost", "lost too"), by_ids("k4", ["lost:0"])):
             with pytest.raises(RewoundError):
                 await queue.submit(late)
-        part = await queue.submit(by_ids("k5", [*known[2:], "unanswered:0"], ["lost:0"]))
-        assert (part.counts.trained, part.counts.dropped) == (1, {"no sample": 2})
+        part = await queue.submit(by_ids("k5", [known[4], "unanswered:0"], [known[5]], ["lost:0"]))
+        assert (part.counts.trained, part.counts.dropped) == (2, {"no sample": 2})
 
     async def run_one(run: Run, queue: StepQueue) -> None:
         """The step the run went back to, committed and published."""

@@ -392,7 +392,10 @@ def test_the_trainer_counts_samples_whether_their_turns_are_joined_or_not(
 
 def test_dropping_a_sequence_drops_each_of_its_turns(joined_and_apart: tuple[Batch, Batch]) -> None:
     flat = [replace(batch, reward=np.ones_like(batch.reward)) for batch in joined_and_apart]
-    assert [choose(batch, SETTINGS).dropped["no variance in its group"] for batch in flat] == [13, 13]
+    assert [choose(batch, SETTINGS).learnable.dropped["no variance in its group"] for batch in flat] == [
+        13,
+        13,
+    ]
 
 
 def test_g18_a_step_whose_entry_is_lost_has_every_turn_that_its_batch_has(tmp_path: Path) -> None:

@@ -13,8 +13,8 @@ import pytest
 from runtime.gateway.validations import Validations
 from runtime.shared import validations
 from runtime.shared.batch import Batch
+from runtime.shared.rewards import reward_metrics
 from runtime.shared.schema import Validation
-from runtime.trainer.rewards import reward_metrics
 from tests.runtime.gateway_process import Gateway
 
 FIRST = {"compile": "c1", "step": 0, "score": 0.25, "standard_error": 0.1, "examples": 16}

@@ -81,8 +81,13 @@ class SmallRun(SmallVersions):
     fail_step: str | None = None
     refuse_empty: bool = True
     lost: set[str] = field(default_factory=set)
-    # As the trainer does: samples of a group whose rewards are all the same teach nothing.
+    # As the runtime does: samples of a group whose rewards are all the same teach nothing, and a step of such
+    # groups alone is empty.
     drop_flat: bool = False
+    # By its key, what an empty step was answered.
+    empty: dict[str, dict[str, Any]] = field(default_factory=dict)
+    # The version after which the newest of them came, if none was made since.
+    emptied_at: int | None = None
     metrics: dict[str, float] = field(default_factory=dict)
     # Of its `train.` keys, those that were said.
     settings: dict[str, Any] = field(default_factory=dict)
@@ -191,6 +196,12 @@ class SmallRun(SmallVersions):
             status, body = error(422, "no sample of this step can be trained", "nothing_to_train")
             body["error"]["counts"] = counts
             return status, body
+        if not counts["trained"] and counts["dropped"].get(FLAT):
+            why = f"nothing of this step can be learned: {counts['dropped'][FLAT]} {FLAT}"
+            told = {"id": 0, "key": request.key, "state": "empty", "counts": counts, "error": why}
+            if request.client_state is not None:
+                self.client_state, self.emptied_at = request.client_state, self.version
+            return 202, self.empty.setdefault(request.key, told)
         number = self.next_step()
         self.requests[number] = request
         self.client_state = request.client_state
@@ -215,7 +226,9 @@ class SmallRun(SmallVersions):
         }
 
     def _last_metrics(self) -> dict[str, float]:
-        """As the trainer's: a restore says of no tokens."""
+        """As the runtime's: a restore says of no tokens, an empty step of 0."""
+        if self.emptied_at == self.version:
+            return {"trained_tokens": 0.0}
         counts = self.steps.get(self.version, {}).get("counts")
         return {} if counts is None else {"trained_tokens": float(counts["trained"])}
 

@@ -22,6 +22,7 @@ from launcher.client.no_progress import MAX_EMPTY_STEPS, MAX_LATE_STEPS
 from launcher.client.request_bodies import SupervisedExample
 from tests.support import abuses
 from tests.support.played_judge import fair_text, played_judge
+from tests.support.small_counts import FLAT
 from tests.support.small_door import error
 from tests.support.small_run import PATIENCE, TOKEN, SmallRun, answering
 
@@ -148,6 +149,8 @@ LOOPS: dict[str, Loop] = {
     "ART train": arts_train,
     "ART train_sft": arts_sft,
 }
+# Those whose steps have rewards.
+REWARDED = {name: loop for name, loop in LOOPS.items() if name not in ("BootstrapFinetune", "ART train_sft")}
 # The others' own program begins again: that is the caller's affair.
 GO_BACK = {name: loop for name, loop in LOOPS.items() if name not in ("autorl", "ART train_sft")}
 
@@ -162,6 +165,29 @@ def run(run: SmallRun) -> SmallRun:
 
 def nothing_to_train(run: SmallRun) -> tuple[int, dict[str, Any]]:
     return error(422, "no sample of this step can be trained", "nothing_to_train")
+
+
+def empty_step(reason: str) -> dict[str, Any]:
+    """The runtime's answer to a step that teaches nothing."""
+    counts = {"groups": 1, "samples": 2, "dropped": {reason: 2}}
+    why = f"nothing of this step can be learned: 2 {reason}"
+    return {"id": 0, "key": "k", "state": "empty", "counts": counts, "error": why}
+
+
+def cut_off(run: SmallRun) -> tuple[int, dict[str, Any]]:
+    return 202, empty_step("truncated")
+
+
+def equal_rewards(run: SmallRun) -> tuple[int, dict[str, Any]]:
+    return 202, empty_step(FLAT)
+
+
+def emptied(run: SmallRun) -> tuple[int, dict[str, Any]]:
+    """Taken in, and empty when its turn comes."""
+    number, version = run.next_step(), run.version - 1
+    run.version = version
+    run.steps[number] = empty_step(FLAT) | {"id": number}
+    return 202, {"id": number, "key": "k", "state": "queued"}
 
 
 def lost(run: SmallRun) -> tuple[int, dict[str, Any]]:
@@ -200,6 +226,51 @@ def test_steps_of_which_nothing_can_be_trained_end_every_loop_alike(
     with pytest.raises(TrainingFailed, match=rf"^Nothing could be trained in {most} steps in a row"):
         loop(session, 9)
     assert len(seen) == most
+
+
+@pytest.mark.parametrize("loop", LOOPS.values(), ids=LOOPS)
+def test_c69_empty_steps_of_cut_off_answers_end_every_loop_alike(run: SmallRun, loop: Loop) -> None:
+    seen = ends(run, itertools.repeat(cut_off))
+    with pytest.raises(TrainingFailed, match=r"^Nothing could be trained in 3 steps in a row\n.*truncated"):
+        loop(run.session(), 9)
+    assert len(seen) == MAX_EMPTY_STEPS
+
+
+@pytest.mark.parametrize("loop", REWARDED.values(), ids=REWARDED)
+def test_c69_equal_rewards_end_no_loop_and_begin_the_count_anew(run: SmallRun, loop: Loop) -> None:
+    few = [nothing_to_train] * (MAX_EMPTY_STEPS - 1)
+    seen = ends(run, [*few, *[equal_rewards] * 4, *few, emptied, *few, None])
+    loop(run.session(), len(few) * 3 + 6)
+    assert len(seen) == len(few) * 3 + 6 and len(run.requests) == 1
+
+
+@pytest.mark.parametrize("loop", LOOPS.values(), ids=LOOPS)
+def test_c69_a_step_that_is_emptied_while_it_waits_is_none_and_the_loop_goes_on(
+    run: SmallRun, loop: Loop
+) -> None:
+    seen = ends(run, [None, emptied, None])
+    loop(run.session(), 3)
+    assert len(seen) == 3 and len(run.requests) == 2
+
+
+@pytest.mark.parametrize("ended", [equal_rewards, emptied])
+def test_c69_a_result_of_an_empty_step_has_its_counts_and_no_step(
+    session: Session, run: SmallRun, ended: Any
+) -> None:
+    ends(run, [ended])
+    turns = [[*conversation(1)[:1], choice] for choice in choices(1)]
+    pair = TrajectoryGroup(Trajectory(messages_and_choices=it, reward=1.0) for it in turns)
+    result = session.train([pair], state={"at": 1})
+    assert (result.step, result.version, result.trained) == (None, None, 0)
+    assert (result.groups, result.dropped) == (1, {FLAT: 2})
+    assert session.read_state() == {"at": 1}, "the next step keeps it"
+
+
+def test_c69_a_step_of_a_plain_session_tells_that_it_is_empty(session: Session, run: SmallRun) -> None:
+    ends(run, [equal_rewards])
+    status = session.step(examples=[SupervisedExample(messages=conversation(1))])
+    assert (status.id, status.state, status.version) == (0, "empty", None)
+    assert "empty" in repr(status) and "no version" in repr(status)
 
 
 @pytest.mark.parametrize("loop", LOOPS.values(), ids=LOOPS)

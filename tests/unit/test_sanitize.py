@@ -239,7 +239,8 @@ def test_p09_what_a_training_says_of_a_machine_and_a_model() -> None:
 
 
 def test_p09_what_a_program_is_told_of_its_run(capsys: pytest.CaptureFixture[str]) -> None:
-    DroppedSampleWarnings().report_step(1, StepCounts(samples=1, dropped={HOSTILE: 1}))
+    counts = StepCounts(samples=1, dropped={HOSTILE: 1})
+    DroppedSampleWarnings().report_step(StepStatus(id=1, key="k", state="published", counts=counts))
     _is_harmless(capsys.readouterr().err)
     failed = StepStatus(id=1, key="k", state="failed", error=f"{HOSTILE}\nand more")
     _is_harmless(f"{failed!r}{failed}")

@@ -19,7 +19,7 @@ from launcher.client.art.stderr_log import log_once
 from launcher.client.failures import Refused, Rewound
 from launcher.client.no_progress import NoProgressGuard, NothingToTrain, dropped_text
 from launcher.client.request_bodies import Group
-from launcher.client.schema import StepStatus
+from launcher.client.schema import StepCounts, StepStatus
 from launcher.client.session import Session
 from launcher.client.trajectories.members import group_of
 
@@ -60,27 +60,29 @@ class ArtTraining:
         groups, dropped = groups_of(trajectory_groups, look_up_samples(self._session, trajectory_groups))
         began = time.monotonic()
         if not groups:
-            return self._empty_step(dropped)
+            return self._empty_step(dropped, NothingToTrain("there was no trajectory", StepCounts()))
         try:
             status = self._session.step(groups, settings=resolved.settings)
         except Rewound as rewound:
             self.guard.rewound(rewound, may_be_late=True)
             raise
         except Refused as refused:
-            nothing = NothingToTrain.of(refused)
-            return self._empty_step(dropped + Counter(nothing.counts.dropped), nothing.why)
+            return self._empty_step(dropped, NothingToTrain.of(refused))
+        if nothing := NothingToTrain.of_step(status):
+            return self._empty_step(dropped, nothing)
         self.guard.trained()
         metrics = step_metrics(status, dropped)
         metrics["time/step_trainer_s"] = time.monotonic() - began
         return TrainResult(status.version or status.id, metrics)
 
-    def _empty_step(self, dropped: Counter[str], why: str = "there was no trajectory") -> TrainResult:
-        why = dropped_text(dropped) or why
-        self.guard.empty(why, "a trajectory is trained by the choices that the policy's own client returned")
+    def _empty_step(self, left_out: Counter[str], nothing: NothingToTrain) -> TrainResult:
+        dropped = left_out + Counter(nothing.counts.dropped)
+        why = dropped_text(dropped) or nothing.why
+        hint = "a trajectory is trained by the choices that the policy's own client returned"
+        self.guard.empty(why, hint, counts=nothing.counts)
         log_once(f"nothing of these trajectories can be trained, so there is no step: {why}")
-        left_out = float(sum(dropped.values()))
-        version = self._session.status().version
-        return TrainResult(version, {"samples_trained": 0.0, "samples_left_out": left_out}, trained=False)
+        counted = {"samples_trained": 0.0, "samples_left_out": float(dropped.total())}
+        return TrainResult(self._session.status().version, nothing.metrics | counted, trained=False)
 
 
 def groups_of(trajectory_groups: Sequence[Any], found: Mapping[int, str]) -> tuple[list[Group], Counter[str]]:

@@ -61,16 +61,18 @@ def _step(
 ) -> StepStatus | None:
     try:
         status = session.step(examples=batch, settings=settings)
+        nothing = NothingToTrain.of_step(status)
     except Rewound as rewound:
         guard.rewound(rewound)
         raise
     except Refused as refused:
-        why = NothingToTrain.of(refused).why
-        log_once(f"a batch of train_sft has no answer to learn: {why}")
-        guard.empty(why, "every answer in a trajectory's messages is learned: has it any?")
-        return None
-    guard.trained()
-    return status
+        status, nothing = None, NothingToTrain.of(refused)
+    if nothing is None:
+        guard.trained()
+        return status
+    log_once(f"a batch of train_sft has no answer to learn: {nothing.why}")
+    guard.empty(nothing.why, "every answer in a trajectory's messages is learned: has it any?")
+    return None
 
 
 def _art_counts(status: StepStatus, trajectories: int, batches: int) -> dict[str, float]:

@@ -95,11 +95,13 @@ class SlipwayReinforceJob(ReinforceJob):
         """End the job. The LM now names the trained version. Raises TrainingFailed if no step was taken."""
         if self._status != TrainingStatus.running:
             return
-        if not self.place.step and not self.place.superseded:
+        if not self.place.trained and not self.place.superseded:
             self._end(TrainingStatus.failed)
             raise TrainingFailed(
                 "DSPy's GRPO sent no step that could be trained",
-                "no rollout made a group: its warnings say why",
+                "all rewards of each group were equal"
+                if self.place.step
+                else "no rollout made a group: its warnings say why",
                 "score the program with dspy.Evaluate and look at its answers",
             )
         self._end(TrainingStatus.succeeded)
@@ -196,8 +198,13 @@ class SlipwayReinforceJob(ReinforceJob):
             )
         except Rewound as rewound:
             self._rewind(rewound)
+            return
         except Refused as refused:
-            self._count_empty_step(refused)
+            self._count_empty_step(NothingToTrain.of(refused))
+            return
+        if nothing := NothingToTrain.of_step(status):
+            self.place.step = step + 1
+            self._count_empty_step(nothing)
         else:
             self._guard.trained()
             self.place.step, self.place.trained = step + 1, True
@@ -209,10 +216,10 @@ class SlipwayReinforceJob(ReinforceJob):
                 f"v{status.version}"
             )
 
-    def _count_empty_step(self, refused: Refused) -> None:
-        why = NothingToTrain.of(refused).why
-        _log(f"a step trained nothing: {why}")
-        self._guard.empty(why, "launcher.client.GRPO trains what was sampled, whatever the adapter")
+    def _count_empty_step(self, nothing: NothingToTrain) -> None:
+        _log(f"a step trained nothing: {nothing.why}")
+        hint = "launcher.client.GRPO trains what was sampled, whatever the adapter"
+        self._guard.empty(nothing.why, hint, counts=nothing.counts)
 
     def _rewind(self, rewound: Rewound) -> None:
         """Go back: these rollouts are lost, and DSPy's loop goes on with its next."""

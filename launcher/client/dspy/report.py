@@ -71,8 +71,9 @@ class Report:
         self.rollouts_without_calls += grouped.without_calls
         self.calls_truncated += grouped.calls_truncated
 
-    def add_step(self, counts: StepCounts) -> None:
-        self.steps += 1
+    def add_step(self, counts: StepCounts, *, empty: bool) -> None:
+        self.steps += not empty
+        self.empty_steps += empty
         self.add_dropped(counts)
         self.trained += counts.trained
         self.sampled_tokens += counts.sampled_tokens
@@ -197,7 +198,7 @@ class Journal:
             *([f"resampled {plural(line.groups_again, 'group')}"] if line.groups_again else []),
             *_staleness_text(line.lags),
             *([f"left out {plural(line.groups_stale, 'example')} as too old"] if line.groups_stale else []),
-            f"v{line.version}" if line.version is not None else "not published",
+            f"v{line.version}" if line.version is not None else "no version",
             f"{line.rollout_seconds + line.train_seconds:.1f} s"
             f" (rollouts {line.rollout_seconds:.1f}, training {line.train_seconds:.1f})",
         ]
@@ -245,8 +246,11 @@ class Journal:
 
 
 def _is_of(line: StepLine, compile_id: str, found: dict[str, Any]) -> bool:
-    """Whether it is that step's line, and not one from a lost machine with the same number."""
-    known = {"kind": "step", "compile": compile_id, "step": line.step, "version": line.version}
+    """Whether it is that version's line, and not one from a lost machine with the same number.
+
+    Its step may be an earlier one: empty ones have come after it.
+    """
+    known = {"kind": "step", "compile": compile_id, "version": line.version}
     return found.items() >= known.items() and found.get("metrics") == line.metrics
 
 

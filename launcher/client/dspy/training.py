@@ -233,20 +233,27 @@ class Training:
         if sent is None:
             return
         ahead = self.plan.staleness > 0
-        status = self.rolling.in_background(partial(self.session.wait, sent, committed=ahead)).result()
-        if ahead:
+        status = self._wait_until_trained(sent, ahead)
+        if status.state == "empty":
+            pass  # the version before it is served on
+        elif ahead:
             self.served.note_committed(status)
             self._serving = self.rolling.begin_allowed_after(
-                rolled.step + 1, partial(self.session.wait, sent)
+                rolled.step + 1, partial(self.session.wait, sent.id)
             )
         else:
             self.served.note_published(status)
         self._finish(rolled, status, time.monotonic() - began)
 
-    def _finish_committed(self, rolled: Rolled, sent: int, began: float) -> None:
+    def _wait_until_trained(self, sent: StepStatus, ahead: bool) -> StepStatus:
+        if sent.state == "empty":
+            return sent
+        return self.rolling.in_background(partial(self.session.wait, sent.id, committed=ahead)).result()
+
+    def _finish_committed(self, rolled: Rolled, sent: StepStatus, began: float) -> None:
         """A step was sent before it was known that the training ends: it is committed, and has its line."""
         with suppress(ClientError):  # the program gets the reason why the step before it is not served
-            status = self.session.wait(sent, committed=True)
+            status = sent if sent.state == "empty" else self.session.wait(sent.id, committed=True)
             self._finish(rolled, status, time.monotonic() - began)
 
     def _can_send_next(self) -> bool:
@@ -261,15 +268,18 @@ class Training:
         if serving is not None:
             self.served.note_published(serving.result())
 
-    def _send(self, rolled: Rolled) -> int | None:
-        """Queue the step; None when nothing of it can be trained. Every group rolled out is sent."""
+    def _send(self, rolled: Rolled) -> StepStatus | None:
+        """Queue the step, unless it is empty; None when none of its samples can be used.
+
+        Every group rolled out is sent.
+        """
         why = "no rollout called the policy"
         if untagged := self.report.calls_outside_rollouts:
             why += f" ({untagged} calls came from threads the program started itself)"
         if rolled.grouped.groups:
             state = self.place.client_state(rolled.step + 1)
             try:
-                status = self.session.step(
+                return self.session.step(
                     rolled.grouped.groups,
                     client_state=state,
                     wait=False,
@@ -279,8 +289,6 @@ class Training:
                 nothing = NothingToTrain.of(refused)
                 why = nothing.why
                 self.report.add_dropped(nothing.counts)
-            else:
-                return status.id
         self._count_empty_step(rolled, why)
         return None
 
@@ -294,10 +302,12 @@ class Training:
 
     def _finish(self, rolled: Rolled, status: StepStatus, train_seconds: float) -> None:
         self.place.step = rolled.step + 1
-        self.place.trained |= status.counts.trained > 0
-        self.place.restored = None  # this step was trained after it
-        self._guard.trained()
-        self.report.add_step(status.counts)
+        nothing = NothingToTrain.of_step(status)
+        if nothing is None:
+            self.place.trained |= status.counts.trained > 0
+            self.place.restored = None  # this step was trained after it
+            self._guard.trained()
+        self.report.add_step(status.counts, empty=nothing is not None)
         seconds = (rolled.seconds, train_seconds)
         rates = (rolled.parse_rate, rolled.cut_off_rate)
         line = StepLine.of(
@@ -305,13 +315,15 @@ class Training:
             rolled.resampled, rolled.staleness, rolled.stale,
         )  # fmt: skip
         self.journal.step(line)
-        if not status.counts.trained:
-            self.journal.note("nothing to learn from in that step: each group's rewards were all the same")
+        if nothing is not None:
+            self.journal.note(f"that step has no version: {nothing.why}")
         self._report_unparsed(*rates, rolled.grouped.outcomes)
         self.history.append({"kind": "step", **asdict(line)})
         seen = collect_metrics(rolled.step + 1, rolled.finished, rolled.grouped, rolled.cut_off_rate, status)
         self._raise_alarms(self.alarms.observe(seen))
         self._failures.trained(rolled.finished, *rates, status.counts.trained)
+        if nothing is not None:
+            self._guard.empty(nothing.why, nothing_to_score(self.report), counts=nothing.counts)
 
     def _raise_alarms(self, alarms: Sequence[Alarm]) -> None:
         for alarm in alarms:

@@ -164,7 +164,7 @@ class _SFTSteps:
     def _step(self) -> None:
         step = self.place.step
         try:
-            self.last = self.session.step(
+            status = self.session.step(
                 examples=[self.examples[index] for index in self.plan.at(step)],
                 key=f"finetune-{self.place.id}-{step + 1}",
                 settings=self.resolved.settings_at(step),
@@ -176,11 +176,15 @@ class _SFTSteps:
         except Refused as refused:
             self._count_empty_step(NothingToTrain.of(refused).why)
             return
+        if nothing := NothingToTrain.of_step(status):
+            self._count_empty_step(nothing.why)
+            return
         self._guard.trained()
+        self.last = status
         self.place.step, self.place.trained = step + 1, True
-        loss = self.last.metrics.get("loss")
+        loss = status.metrics.get("loss")
         loss_text = "" if loss is None else f" · loss {loss:.4f}"
-        self.note(f"step {step + 1}/{self.plan.steps}{loss_text} · v{self.last.version}")
+        self.note(f"step {step + 1}/{self.plan.steps}{loss_text} · v{status.version}")
 
     def _count_empty_step(self, why: str) -> None:
         self.place.step += 1

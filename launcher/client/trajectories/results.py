@@ -26,8 +26,8 @@ class StepResult(_AwaitableResult):
     """The counts of everything in the groups: `trained`, and the rest in `dropped` by its reason.
 
     The two together are the choices of all trajectories, the trajectories that have none, and the
-    exceptions. `step` and `version` are None if nothing could be trained: then no step was taken,
-    and the third time in a row is an error (`connect(max_empty_steps=…)`).
+    exceptions. `step` and `version` are None if nothing could be trained: then no step was taken, and the
+    third time in a row is an error (`connect(max_empty_steps=…)`), unless rewards were only equal.
     """
 
     step: int | None = None

@@ -50,8 +50,8 @@ def train(
     kept, before, earlier = program.for_next_step(state or {})
     check_client_state(kept)
     key = _key(made, kept, step_settings, before)
+    status = nothing = None
     try:
-        status = None
         if earlier is not None:
             status = steps.wait(earlier, timeout_seconds)
         elif made:
@@ -62,9 +62,12 @@ def train(
         raise
     except Refused as refused:
         nothing = NothingToTrain.of(refused)
+    if status is not None:
+        nothing = NothingToTrain.of_step(status)
+    if nothing is not None:
         program.unsaved = kept
-        result = _log_result(_result(nothing.counts, left_out))
-        guard.empty(dropped_text(result.dropped) or nothing.why, _REASONS, before)
+        result = _log_result(_result(nothing.counts, left_out, metrics=nothing.metrics))
+        guard.empty(dropped_text(result.dropped) or nothing.why, _REASONS, before, nothing.counts)
         return result
     if status is None:
         program.unsaved = kept  # the next step keeps it
@@ -75,10 +78,9 @@ def train(
     guard.trained()
     program.mark_saved(status.id, kept)
     if earlier is not None and not status.key.startswith(key):
-        return _log_result(
-            _result(StepCounts(dropped={STEP_ALREADY_TAKEN: _answer_count(made)}), left_out, status)
-        )
-    return _log_result(_result(status.counts, left_out, status))
+        counts = StepCounts(dropped={STEP_ALREADY_TAKEN: _answer_count(made)})
+        return _log_result(_result(counts, left_out, status.metrics, status))
+    return _log_result(_result(status.counts, left_out, status.metrics, status))
 
 
 def _step(
@@ -93,6 +95,8 @@ def _step(
     for attempt in range(_MAX_ATTEMPTS):
         name = f"{key}-{attempt}"
         status = steps.step(groups, name, client_state=state or None, wait=False, settings=settings)
+        if status.state == "empty":
+            return status
         if status.state != "failed":  # as an earlier try that is known by this key
             return steps.wait(status.id, timeout_seconds)
     why = status.error if status else None
@@ -148,7 +152,10 @@ def _groups(groups: Any) -> tuple[list[Group], Counter[str]]:
     return made, left_out
 
 
-def _result(counts: StepCounts, left_out: Counter[str], status: StepStatus | None = None) -> StepResult:
+def _result(
+    counts: StepCounts, left_out: Counter[str], metrics: dict[str, float], status: StepStatus | None = None
+) -> StepResult:
+    """`status`: of a step that was taken."""
     return StepResult(
         step=status.id if status else None,
         version=status.version if status else None,
@@ -158,7 +165,7 @@ def _result(counts: StepCounts, left_out: Counter[str], status: StepStatus | Non
         dropped=dict(Counter(counts.dropped) + left_out),
         groups=counts.groups,
         groups_without_variance=counts.groups_without_variance,
-        metrics=status.metrics if status else {},
+        metrics=metrics,
     )
 
 

@@ -20,7 +20,7 @@ from runtime.gateway.fine_tuning.jobs import EpochCheckpoint, Job, JobStore
 from runtime.gateway.http.openai_errors import ApiError
 from runtime.gateway.http.step_errors import NothingToTrainError, QueueFullError, StepError
 from runtime.shared.schema import StepRequest, StepSettings, SupervisedExample
-from runtime.shared.statuses import CheckpointInfo, StepStatus
+from runtime.shared.statuses import ENDED, CheckpointInfo, StepStatus
 
 log = logging.getLogger(__name__)
 
@@ -102,6 +102,9 @@ class JobRunner:
             status = await self._step(job, batch, _total(job, examples))
             if job.ended:
                 return
+            if status is not None and status.state == "empty":
+                self._say_empty(job, status.error)
+                status = None
             if status is not None and status.state == "failed":
                 self._jobs.end(job, "failed", f"step {status.id} failed: {status.error}")
                 return
@@ -120,13 +123,16 @@ class JobRunner:
             except QueueFullError:
                 await asyncio.sleep(_FULL_SECONDS)
             except NothingToTrainError as error:
-                self._jobs.say(job, f"step {job.steps + 1} trained nothing: {error}", level="warn")
+                self._say_empty(job, str(error))
                 return None
         else:
             return None
-        while status.state not in ("published", "failed"):
+        while status.state not in ENDED:
             status = await self._steps.wait(status.id, _WAIT_SECONDS)
         return status
+
+    def _say_empty(self, job: Job, why: str | None) -> None:
+        self._jobs.say(job, f"step {job.steps + 1} trained nothing: {why}", level="warn")
 
     def _settings(self, job: Job, total: int) -> StepSettings:
         given = job.settings or StepSettings()

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
-from runtime.gateway.http.step_errors import NothingToTrainError
 from runtime.gateway.samples.samples import SampleStore
 from runtime.gateway.steps.batch_building import build
+from runtime.gateway.steps.empty_steps import EmptyStep
 from runtime.gateway.steps.examples import NotTokenisedError, Render
 from runtime.gateway.steps.rollout_log import RolloutLog
 from runtime.gateway.steps.sample_ownership import SampleOwnership
@@ -25,12 +25,22 @@ from runtime.shared import failpoints
 from runtime.shared.batch import SCHEMA, Batch, empty_batch
 from runtime.shared.checkpoint import Checkpoint, CheckpointStore, checkpoint_name
 from runtime.shared.statuses import StepCounts
+from runtime.shared.step_settings import resolve
+from runtime.shared.train_config import TrainConfig
 
 _POLL_SECONDS = 0.02
 
 
 class NotTrainedError(Exception):
     """The trainer cannot do the step, as it or the supervisor reports; the message is the reason."""
+
+
+class EmptiedError(Exception):
+    """Nothing of the step is left that teaches anything."""
+
+    def __init__(self, empty: EmptyStep) -> None:
+        super().__init__(empty.why)
+        self.empty = empty
 
 
 class Handover:
@@ -44,6 +54,7 @@ class Handover:
         checkpoints: CheckpointStore,
         trainer_failure: Callable[[], str | None],
         rollout_log: RolloutLog | None,
+        train: TrainConfig,
         learn: Render | None = None,
     ) -> None:
         self._folder = folder
@@ -52,22 +63,29 @@ class Handover:
         self._checkpoints = checkpoints
         self._trainer_failure = trainer_failure
         self._rollout_log = rollout_log
+        self._train = train
         self._learn = learn
 
-    async def dispatch(self, step: Step) -> None:
+    async def dispatch(self, step: Step, empty_before: dict[str, int]) -> None:
         """Write the batch for the trainer. Staleness is judged here, with all steps committed since.
 
-        After an interrupted try the trainer may have the batch: then it is never built again. Raises OSError,
-        and NothingToTrainError if nothing is left to train.
+        After an interrupted try the trainer may have the batch: then it is never built again. `empty_before`:
+        the counts of the empty steps since the last one, for the run's sums. Raises OSError, and EmptiedError
+        if nothing is left that teaches anything.
         """
         failpoints.failpoint("gateway.giving")
         if not self._folder.has_batch(step.id):
-            await asyncio.to_thread(self._folder.write_batch, step.id, await self._batch(step))
+            batch = await self._batch(step, {"empty": empty_before})
+            await asyncio.to_thread(self._folder.write_batch, step.id, batch)
         failpoints.failpoint("gateway.given")
         step.state = "training"
 
     async def overlap_publish(
-        self, work: Coroutine[Any, Any, None], following: Callable[[], Step | None], told: asyncio.Event
+        self,
+        work: Coroutine[Any, Any, None],
+        following: Callable[[], Step | None],
+        told: asyncio.Event,
+        dispatch: Callable[[Step], Awaitable[None]],
     ) -> None:
         """Do `work`, the publication of a step, and meanwhile dispatch the step after it, once there is one.
 
@@ -80,7 +98,7 @@ class Handover:
                 told.clear()
                 if (step := following()) is not None:
                     with contextlib.suppress(Exception):  # any error is raised again at its turn
-                        await self.dispatch(step)
+                        await dispatch(step)
                     break
                 hearing = asyncio.ensure_future(told.wait())
                 await asyncio.wait((working, hearing), return_when=asyncio.FIRST_COMPLETED)
@@ -89,8 +107,8 @@ class Handover:
         finally:
             working.cancel()  # if this was cancelled: ended work stays as it is
 
-    async def _batch(self, step: Step) -> Batch:
-        meta = {
+    async def _batch(self, step: Step, more: dict[str, Any]) -> Batch:
+        meta = more | {
             "schema": SCHEMA, "kind": step.kind, "step": step.id, "key": step.key,
             "request_sha256": step.digest, "from": step.source, "client_state": step.client_state,
             "settings": step.settings_payload,
@@ -103,9 +121,11 @@ class Handover:
             selection = await self._ownership.select(step.groups, step.id)
             self._ownership.add(step, selection.ids)
         if not selection.samples:
-            step.counts = selection.counts
-            raise NothingToTrainError(selection.counts)
+            raise EmptiedError(EmptyStep(selection.counts))
         batch = await asyncio.to_thread(build, selection, self._samples, meta)
+        settings = resolve(self._train, step.settings, step.id).train
+        if (empty := await asyncio.to_thread(EmptyStep.of_batch, batch, settings)) is not None:
+            raise EmptiedError(empty)
         step.counts = StepCounts.model_validate(batch.meta["counts"])
         if self._rollout_log is not None:
             await asyncio.to_thread(self._rollout_log.write, step.id, selection, self._samples)
@@ -118,9 +138,9 @@ class Handover:
             learned = await self._learn(step.examples)
         except NotTokenisedError as error:
             raise NotTrainedError(str(error)) from error
-        step.counts = learned.counts
         if not learned.sequences:
-            raise NothingToTrainError(learned.counts)
+            raise EmptiedError(EmptyStep(learned.counts))
+        step.counts = learned.counts
         counts = {"counts": learned.counts.model_dump()}
         return await asyncio.to_thread(build_sft_batch, learned.sequences, meta | counts)
 

@@ -24,8 +24,9 @@ from runtime.gateway.http.step_errors import (
     UnknownStepError,
 )
 from runtime.gateway.samples.samples import SampleStore
+from runtime.gateway.steps.empty_steps import EmptyStep, EmptySteps
 from runtime.gateway.steps.examples import Render, counted
-from runtime.gateway.steps.handover import Handover, NotTrainedError
+from runtime.gateway.steps.handover import EmptiedError, Handover, NotTrainedError
 from runtime.gateway.steps.rewind import Rewind
 from runtime.gateway.steps.rollout_log import RolloutLog
 from runtime.gateway.steps.sample_ownership import SampleOwnership
@@ -37,9 +38,9 @@ from runtime.shared.checkpoint import Checkpoint, CheckpointError, CheckpointSto
 from runtime.shared.metrics import line_of
 from runtime.shared.schema import Group, StepRequest
 from runtime.shared.start_adapter_layout import KEY, START, StartAdapterError
-from runtime.shared.statuses import CheckpointInfo, StepCounts, StepStatus
+from runtime.shared.statuses import ENDED, CheckpointInfo, StepCounts, StepState, StepStatus
 from runtime.shared.step_settings import SettingsError, resolve
-from runtime.shared.train_config import TrainConfig
+from runtime.shared.train_config import ResolvedTrainConfig, TrainConfig
 
 log = logging.getLogger(__name__)
 
@@ -82,17 +83,25 @@ class StepQueue:
         self.taken: Callable[[list[Group]], None] = lambda groups: None
         self.warnings = self._ownership.warnings
         self._handover = Handover(
-            self._folder, self._ownership, samples, checkpoints, trainer_failure, rollout_log, learn
+            self._folder,
+            self._ownership,
+            samples,
+            checkpoints,
+            trainer_failure,
+            rollout_log,
+            self._train,
+            learn,
         )
         self._wake = asyncio.Event()
-        self.client_state: dict[str, Any] | None = None
-        self.last_metrics: dict[str, float] = {}
+        self._client_state: dict[str, Any] | None = None
+        self._metrics: dict[str, float] = {}
         # Of the newest committed step, as metrics.jsonl has it or is about to.
         self.last_line: dict[str, Any] | None = None
         self.trouble: str | None = None
         # The disk's error since a step could not be stored; None once one was.
         self.disk: str | None = None
         self._steps.recover(checkpoints.readable())
+        self._empty = EmptySteps(state_dir, self._steps.next_id - 1)
         # Whether the run's first adapter is still to be served; until then no request reaches the policy.
         self.starting = (state_dir / START).is_dir() and self._begin()
 
@@ -101,12 +110,37 @@ class StepQueue:
         """Steps not yet ended."""
         return self._steps.queued
 
+    @property
+    def client_state(self) -> dict[str, Any] | None:
+        """The program's state as of the newest committed step, or of an empty one since."""
+        empty = self._newest_empty()
+        return self._client_state if empty is None else empty["client_state"]
+
+    @property
+    def last_metrics(self) -> dict[str, float]:
+        """The metrics of the step that has brought the `client_state`."""
+        empty = self._newest_empty()
+        return self._metrics if empty is None else empty["metrics"]
+
+    def _newest_empty(self) -> dict[str, Any] | None:
+        oldest_open = self._steps.next()
+        committed = max(self._ownership.committed, default=0)
+        return self._empty.newest_after(committed, None if oldest_open is None else oldest_open.id)
+
+    @property
+    def empty(self) -> int:
+        """The number of empty steps."""
+        return len(self._empty)
+
     def list(self) -> Sequence[StepStatus]:
-        """Every step, oldest first."""
+        """Every step that has a number, oldest first."""
         return [step.status for step in self._steps.in_order()]
 
     async def submit(self, request: StepRequest) -> StepStatus:
-        """Take a step in, once per key. Raises a StepError, or OSError if the disk takes nothing."""
+        """Take a step in, once per key; an empty one gets its answer and no number.
+
+        Raises a StepError, or OSError if the disk takes nothing.
+        """
         try:
             taken = await self._submit(request)
         except OSError as error:
@@ -118,9 +152,9 @@ class StepQueue:
     async def _submit(self, request: StepRequest) -> StepStatus:
         check_size(request.client_state)
         digest = digest_of(request_payload(request))
-        if known := self._steps.find(request.key, digest):
-            return known.status
-        self._check_settings(request)
+        if known := self._known(request.key, digest):
+            return known
+        settings = self._settings_of(request)
         if request.examples:
             return self._add(self._supervised(request, digest))
         if self._rewind is not None:
@@ -132,14 +166,19 @@ class StepQueue:
         groups = list(request.groups)
         if self._resolve is not None:
             groups = await self._resolve(groups, self._ownership.is_owned)
-            if known := self._steps.find(request.key, digest):  # taken in while texts were looked up
-                return known.status
+            if known := self._known(request.key, digest):  # taken in while texts were looked up
+                return known
         async with self._ownership.sorting:
-            if known := self._steps.find(request.key, digest):  # taken in while another step was sorted
-                return known.status
+            if known := self._known(request.key, digest):  # taken in while another step was sorted
+                return known
             selection = await self._ownership.select(groups, None)
             if not selection.samples:
                 raise NothingToTrainError(selection.counts)
+            empty = await asyncio.to_thread(EmptyStep.of_selection, selection, self._samples, settings)
+            if empty is not None:
+                self.taken(groups)
+                after = self._steps.next_id - 1
+                return self._empty.add(request.key, digest, empty, after, request.client_state)
             step = Step(
                 self._steps.next_id, request.key, digest, "train", groups, request.client_state,
                 counts=selection.counts, samples=selection.ids, settings=request.settings,
@@ -153,11 +192,11 @@ class StepQueue:
         """
         check_size(client_state)
         digest = digest_of({"restore": name, "client_state": client_state})
-        if known := self._steps.find(key, digest):
-            return known.status
+        if known := self._known(key, digest):
+            return known
         kept = await self._checkpoint(name)
-        if known := self._steps.find(key, digest):  # taken in while we looked
-            return known.status
+        if known := self._known(key, digest):  # taken in while we looked
+            return known
         state = kept.client_state if client_state is None else client_state
         step = Step(self._steps.next_id, key, digest, "restore", source=name, client_state=state)
         return self._add(step)
@@ -248,34 +287,45 @@ class StepQueue:
             if step.state == "queued":
                 if step.kind == "supervised" and step.client_state is None:
                     step.client_state = self.client_state  # the state of the program that trains beside it
-                await self._handover.dispatch(step)
+                await self._dispatch(step)
             if step.state == "training":
                 self._commit(step, await self._handover.until_committed(step))
-        except (NothingToTrainError, NotTrainedError) as error:
+        except EmptiedError as error:
+            empty, after = error.empty, step.id - 1
+            found = self._empty.add(step.key, step.digest, empty, after, step.client_state, step.id)
+            step.counts, step.metrics = found.counts, found.metrics
+            self._give_up(step, "empty", str(error))
+            return
+        except NotTrainedError as error:
             self._fail(step, str(error))
             return
         if step.state == "committed":
             checkpoint = await asyncio.to_thread(self.checkpoints.load, checkpoint_name(step.id))
             failpoints.failpoint("gateway.committed")
             following = partial(self._steps.following, step.id)
-            await self._handover.overlap_publish(self._publish_step(step, checkpoint), following, self._wake)
-        elif step.state in ("published", "failed"):  # its end could not be written
+            publishing = self._publish_step(step, checkpoint)
+            await self._handover.overlap_publish(publishing, following, self._wake, self._dispatch)
+        elif step.state in ENDED:  # its end could not be written
             self._end(step)
+
+    async def _dispatch(self, step: Step) -> None:
+        committed = max(self._ownership.committed, default=0)
+        await self._handover.dispatch(step, self._empty.between(committed, step.id))
 
     def _commit(self, step: Step, checkpoint: Checkpoint) -> None:
         step.state, step.committed = "committed", True
         self._ownership.committed.add(step.id)
         self._note_checkpoint(checkpoint)
-        step.metrics = self.last_metrics
+        step.metrics = self._metrics
         step.counts = StepCounts.model_validate(checkpoint.state["counts"])
         step.trained.set()
 
     def _note_checkpoint(self, checkpoint: Checkpoint) -> None:
-        self.client_state = checkpoint.state.get("client_state")
+        self._client_state = checkpoint.state.get("client_state")
         self.last_line = line_of(checkpoint.manifest, checkpoint.state)
         # A number that is not finite has no place in JSON; metrics.jsonl keeps it.
         metrics = checkpoint.state.get("metrics", {})
-        self.last_metrics = {name: value for name, value in metrics.items() if math.isfinite(value)}
+        self._metrics = {name: value for name, value in metrics.items() if math.isfinite(value)}
 
     async def _publish_step(self, step: Step, checkpoint: Checkpoint) -> None:
         try:
@@ -289,13 +339,18 @@ class StepQueue:
 
     def _fail(self, step: Step, error: str) -> None:
         log.error("step %d failed: %s", step.id, error)
-        if step.committed:
-            error = f"committed, but not published: {error}"
-            self.trouble = f"step {step.id} is {error}"
-        else:
-            self._ownership.release(step)
-            self._folder.withdraw(step.id, error)
-        step.state, step.error = "failed", error
+        if not step.committed:
+            self._give_up(step, "failed", error)
+            return
+        step.state, step.error = "failed", f"committed, but not published: {error}"
+        self.trouble = f"step {step.id} is {step.error}"
+        self._end(step)
+
+    def _give_up(self, step: Step, state: StepState, error: str) -> None:
+        """The step is never trained: its samples are free again, and the trainer goes on with the next."""
+        self._ownership.release(step)
+        self._folder.withdraw(step.id, error)
+        step.state, step.error = state, error
         self._end(step)
 
     def _end(self, step: Step) -> None:
@@ -317,9 +372,16 @@ class StepQueue:
             counts=counts, settings=request.settings, examples=request.examples,
         )  # fmt: skip
 
-    def _check_settings(self, request: StepRequest) -> None:
+    def _known(self, key: str, digest: str) -> StepStatus | None:
+        """The answer to a key that has been sent before. Raises KeyReusedError, QueueFullError."""
+        if empty := self._empty.find(key, digest):
+            return empty
+        known = self._steps.find(key, digest)
+        return None if known is None else known.status
+
+    def _settings_of(self, request: StepRequest) -> ResolvedTrainConfig:
         try:
-            resolve(self._train, request.settings, step=1, supervised=bool(request.examples))
+            return resolve(self._train, request.settings, step=1, supervised=bool(request.examples)).train
         except SettingsError as error:
             raise SettingsRefusedError(str(error), error.key) from None
 

@@ -14,6 +14,7 @@ from runtime.gateway.steps.selection import Selection, Snapshot, select
 from runtime.gateway.steps.sequence_splits import split_warning
 from runtime.gateway.steps.step_records import Step, StepFolder
 from runtime.shared.schema import Group
+from runtime.shared.statuses import ENDED
 
 
 class SampleOwnership:
@@ -54,8 +55,8 @@ class SampleOwnership:
         return selection
 
     def remember(self, step: Step) -> None:
-        """The step owns its samples, unless it failed before it was trained."""
-        if step.committed or step.state != "failed":
+        """The step owns its samples, unless it ended before it was trained."""
+        if step.committed or step.state not in ENDED:
             self._owners.update(dict.fromkeys(step.samples, step.id))
 
     def add(self, step: Step, samples: list[str]) -> None:

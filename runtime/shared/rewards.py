@@ -1,6 +1,7 @@
 """The metrics of a step's rewards: mean and spread over its members, and each predictor's own mean.
 
-Neighbour: `update.py` has it among the step's metrics. Knows nothing of models or of losses.
+Neighbours: the trainer has it among a step's metrics (update.py), the gateway among those of an empty step
+(steps/empty_steps.py). Knows nothing of models or of losses.
 """
 
 from __future__ import annotations
