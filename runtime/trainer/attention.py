@@ -156,8 +156,14 @@ class BlockSparseMask:
         self._by_window: dict[int | None, BlockMask] = {}
 
     def mask(self, window: int | None) -> BlockMask:
-        """The blocks with anything to see in them, and the rule inside them."""
+        """The blocks with anything to see in them, and the rule inside them.
+
+        Raises PolicyError in a layer that is being compiled, for a window that was not prepared: its mask
+        would be made in the graph, and found made where the layer is computed again.
+        """
         if window not in self._by_window:
+            if torch.compiler.is_compiling():
+                raise PolicyError(f"the mask of window {window} is made before the layers")
             self._by_window[window] = self._make(window)
         return self._by_window[window]
 

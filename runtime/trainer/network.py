@@ -184,9 +184,12 @@ def compile_layers(model: Any, backend: Any = "inductor") -> None:
     )
 
 
-def windows_of(model: nn.Module) -> list[int | None]:
-    """The attention windows of a model's layers, None where a place sees all before it."""
-    found = {getattr(module, "sliding_window", None) for module in model.modules()}
+def windows_of(model: Any) -> list[int | None]:
+    """The attention windows of a model's layers, None where a place sees all before it.
+
+    Most attentions hold their own; Mistral's and Phi-3's read the config's at each pass.
+    """
+    found = {getattr(holder, "sliding_window", None) for holder in (*model.modules(), model.config)}
     return [None, *sorted(window for window in found if isinstance(window, int))]
 
 

@@ -165,7 +165,9 @@ class Policy:
         if self._rounded:
             working = [self._working[name] for name in self._rounded]
             torch._foreach_copy_(working, [self.master_weights[name] for name in self._rounded])
-            torch._foreach_mul_(working, [self._scale[name] for name in self._rounded])
+            for name, weight in zip(self._rounded, working, strict=True):
+                if self._scale[name] != 1:
+                    weight.mul_(self._scale[name])  # `_foreach_mul_` would round the scale first, on a CPU
 
     def export_adapter(self, folder: Path, base_model: str) -> None:
         """Write the adapter in PEFT form: fp32, Hugging Face names, nothing permuted or scaled.

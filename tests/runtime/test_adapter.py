@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from runtime.engine.adapter_check import Pair, compare
 from runtime.shared.projections import PROJECTIONS
-from runtime.trainer.policy import Policy, PolicyError
+from runtime.trainer.policy import Lora, Policy, PolicyError
 from runtime.trainer.probe_logprobs import compute_probe_logprobs
 from runtime.trainer.update import update
 from tests.runtime.trainer_fixtures import (
@@ -106,11 +106,15 @@ def test_c29_what_is_scored_for_the_ratio_is_scored_without_dropout(tmp_path: Pa
     assert torch.equal(our_logits(policy, TOKENS), our_logits(policy, TOKENS))
 
 
+# A scale that rounds, and one that bf16 cannot hold itself.
+@pytest.mark.parametrize("lora", [LORA, Lora(rank=7, alpha=12.0)], ids=["3", "12 of 7"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_c31_the_policy_multiplies_with_what_the_engine_makes_of_the_file(dtype: str, tmp_path: Path) -> None:
+def test_c31_the_policy_multiplies_with_what_the_engine_makes_of_the_file(
+    dtype: str, lora: Lora, tmp_path: Path
+) -> None:
     """By the comparison that judges a real engine: A and B rounded, then alpha / rank folded into B."""
-    policy = trained_policy(dtype)
-    assert LORA.alpha / LORA.rank == 3, "a scale that rounds"
+    policy = trained_policy(dtype, lora)
+    assert LORA.alpha / LORA.rank == 3
     optimizer = torch.optim.AdamW(policy.master_weights.values(), lr=1e-3)
     update(policy, optimizer, make_batch(random_samples(31)), SETTINGS, ALONE)
     policy.export_adapter(tmp_path, "tiny")

@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch._dynamo.backends.common import aot_autograd
+from torch._dynamo.testing import CompileCounter
 from torch._dynamo.utils import counters
 
 from runtime.trainer import losses
@@ -20,7 +22,7 @@ from runtime.trainer.attention import BlockSparseMask
 from runtime.trainer.compiling import Compiled
 from runtime.trainer.forward import sequences
 from runtime.trainer.network import compile_layers, enable_gradient_checkpointing
-from runtime.trainer.packing import pack
+from runtime.trainer.packing import Pack, pack
 from runtime.trainer.policy import Policy
 from tests.runtime.families import FAMILIES, family_folder
 from tests.runtime.trainer_fixtures import (
@@ -62,14 +64,21 @@ def compiled_of(policy: Policy) -> list[Compiled]:
     return [getattr(forward, "args", [forward])[0] for forward in found]
 
 
+def trees() -> list[Pack]:
+    batch = make_batch(random_samples(8, groups=4, members=2, prompt=40, completion=20))
+    return pack(sequences(batch), range(batch.sequences), 256)
+
+
+def blocks_of(one: Pack) -> BlockSparseMask:
+    return BlockSparseMask(one.tree_BL, one.branch_BL, one.positions_BL)
+
+
 @torch.no_grad()
 def hidden_of_blocks(policy: Policy) -> tuple[Tensor, Tensor]:
     """Hidden states of real places by FlexAttention, and by the mask."""
-    batch = make_batch(random_samples(8, groups=2, members=2, prompt=40, completion=20))
-    (one,) = pack(sequences(batch), range(batch.sequences), 256)
-    blocks = BlockSparseMask(one.tree_BL, one.branch_BL, one.positions_BL)
+    one = trees()[0]
     real = one.tree_BL >= 0
-    found = policy.hidden(one.tokens_BL, one.positions_BL, blocks)
+    found = policy.hidden(one.tokens_BL, one.positions_BL, blocks_of(one))
     return found[real], policy.hidden(one.tokens_BL, one.positions_BL, one.mask_BLL())[real]
 
 
@@ -129,6 +138,77 @@ def test_what_torch_cannot_compile_is_computed_as_written_and_said_once(
     assert all(layer.plain for layer in compiled_of(policy))
     (said,) = [record.message for record in caplog.records if record.name == "runtime.trainer.compiling"]
     assert "no kernel for this card" in said and "slower" in said
+
+
+def test_a_window_of_the_config_is_no_part_of_the_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks, gradients and layers computed twice, where each pass asks the config for its window."""
+    monkeypatch.setattr("torch.nn.attention.flex_attention._validate_device", lambda *_: None)
+    found = []
+    for compiled in (False, True):
+        policy = trained_policy(model=family_folder("mistral"))
+        if compiled:
+            counters.clear()  # FlexAttention by itself is a graph, too
+            compile_layers(policy.model, "aot_eager")
+        enable_gradient_checkpointing(policy.model)
+        for one in trees():
+            hidden = policy.hidden(one.tokens_BL, one.positions_BL, blocks_of(one))
+            (hidden[one.tree_BL >= 0] ** 2).sum().backward()
+            policy.collect_gradients()
+        found.append({name: weight.grad for name, weight in policy.master_weights.items()})
+    assert all(torch.equal(value, found[1][name]) for name, value in found[0].items())
+    assert not any(layer.plain for layer in compiled_of(policy))
+    assert counters["stats"]["unique_graphs"] == len({one.tokens_BL.shape for one in trees()})
+
+
+def test_a_backward_pass_that_cannot_be_compiled_is_computed_as_written(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuses(graph: Any, inputs: Any) -> Callable[..., Any]:
+        raise RuntimeError("no kernel for this gradient")
+
+    monkeypatch.setattr(Compiled, "_logged", set())
+    expected = a_step(trained_policy())
+    policy = trained_policy()
+    compile_layers(policy.model, aot_autograd(fw_compiler=lambda graph, inputs: graph, bw_compiler=refuses))
+    with caplog.at_level(logging.WARNING):
+        found = a_step(policy)
+    assert all(torch.equal(found.gradient[one], value) for one, value in expected.gradient.items())
+    assert all(layer.plain for layer in compiled_of(policy)) and "no kernel for this gradient" in caplog.text
+
+
+def test_a_shape_past_the_limit_is_computed_as_written_and_the_others_stay_compiled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("runtime.trainer.compiling.MAX_GRAPHS", 2)
+    counter = CompileCounter()
+    double = Compiled(lambda x: x * 2, counter)
+    for size in (2, 3, 4, 5, 2, 3):
+        assert torch.equal(double(torch.ones(size)), torch.full((size,), 2.0))
+    assert counter.frame_count == 2 and not double.plain
+
+
+def test_a_card_without_memory_fails_its_step_alone() -> None:
+    def full(graph: Any, inputs: Any) -> Callable[..., Any]:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    double = Compiled(lambda x: x * 2, full)
+    with pytest.raises(Exception, match="out of memory"):
+        double(torch.ones(2))
+    assert not double.plain
+
+
+def test_inductor_compiles_both_passes_of_a_chunk() -> None:
+    """The real backend, as far as a CPU has it."""
+    compiled = Compiled(losses._logprob_chunk)
+    head = torch.nn.Linear(8, 50, bias=False)
+    hidden = torch.randn(16, 8, requires_grad=True)
+    target, ones = torch.arange(16), torch.ones(16)
+    expected, _ = losses._logprob_chunk(hidden, head, target, ones)
+    found, _ = compiled(hidden, head, target, ones)
+    torch.testing.assert_close(found, expected)
+    gradients = [torch.autograd.grad(one.sum(), hidden)[0] for one in (found, expected)]
+    torch.testing.assert_close(*gradients)
+    assert not compiled.plain
 
 
 @pytest.mark.parametrize("tokens", [5, 1024, 1500])
