@@ -12,27 +12,32 @@ Names carry dimensions: B rows, L places of a row, H heads, K key heads, W the w
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterable
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.nn.attention.flex_attention import AuxRequest, BlockMask, create_block_mask, flex_attention
+from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
 
 from runtime.shared.architectures import PolicyError
+from runtime.trainer.compiling import MAX_GRAPHS
 
 # Arguments of models, beside these, that change no attention of a forward pass without a cache.
 _WITHOUT_EFFECT = frozenset(
     {"position_ids", "cache_position", "use_cache", "output_attentions", "return_dict", "is_causal"}
 )
 _BLOCK = 128
-# Lengths of fixed rows (shared/fixed_row_lengths.py), windows of a model, passes with gradients and without:
-# twice as many as for the longest contexts, and as many as torch takes of one function.
-_MAX_KERNELS = 256
+# How many pairs of places are looked at together while blocks are made: 64 MiB of truth values.
+_PAIRS_AT_ONCE = 2**26
 
 
 class AttentionPattern(Protocol):
     """The places that each place of a micro-batch of rows sees."""
+
+    def prepare(self, windows: Iterable[int | None]) -> None:
+        """Make the masks of a model's windows, which a compiled layer only reads."""
+        ...
 
     def attend(
         self,
@@ -105,6 +110,11 @@ class DenseMask:
             self._by_window[window] = self._by_window[None] & (back_BLL < window)
         return self._by_window[window]
 
+    def prepare(self, windows: Iterable[int | None]) -> None:
+        """See AttentionPattern."""
+        for window in windows:
+            self.mask_BLL(window)
+
     def attend(
         self,
         query_BHLW: Tensor,
@@ -116,7 +126,7 @@ class DenseMask:
         softcap: float | None,
         sinks_H: Tensor | None,
     ) -> Tensor:
-        """See Seen."""
+        """See AttentionPattern."""
         mask_B1LL = self.mask_BLL(window)[:, None]
         key_BHLW, value_BHLW = (_for_each_head(part, query_BHLW.shape[1]) for part in (key_BKLW, value_BKLW))
         if softcap is None and sinks_H is None:
@@ -163,8 +173,12 @@ class BlockSparseMask:
             return visible & (positions_BL[row, i] - positions_BL[row, j] < window)
 
         rows, length = tree_BL.shape
-        device = tree_BL.device
-        return _mask_maker(device.type)(sees, rows, None, length, length, device=device, BLOCK_SIZE=_BLOCK)
+        return _block_mask(sees, rows, length, tree_BL.device)
+
+    def prepare(self, windows: Iterable[int | None]) -> None:
+        """See AttentionPattern."""
+        for window in windows:
+            self.mask(window)
 
     def attend(
         self,
@@ -177,7 +191,7 @@ class BlockSparseMask:
         softcap: float | None,
         sinks_H: Tensor | None,
     ) -> Tensor:
-        """See Seen."""
+        """See AttentionPattern."""
 
         def score(found: Tensor, row: Tensor, head: Tensor, i: Tensor, j: Tensor) -> Tensor:
             return _capped(found, softcap)
@@ -187,7 +201,9 @@ class BlockSparseMask:
         grouped = heads & (heads - 1) == 0  # the kernel groups powers of two
         if not grouped:
             key_BHLW, value_BHLW = (_for_each_head(part, heads) for part in (key_BKLW, value_BKLW))
-        found_BHLW, beside = _kernel(query_BHLW.device.type)(
+        # Inside a compiled layer it is compiled with the layer.
+        kernel = flex_attention if torch.compiler.is_compiling() else _kernel(query_BHLW.device.type)
+        found_BHLW, beside = kernel(
             query_BHLW,
             key_BHLW,
             value_BHLW,
@@ -209,22 +225,43 @@ def _kernel(device: str) -> Any:
     return compiled() if device == "cuda" else flex_attention
 
 
-@functools.cache
-def _mask_maker(device: str) -> Any:
-    """Compiled where rows are so long that a mask of whole ones, on the way to its blocks, is too large."""
-    return compiled_masks() if device == "cuda" else create_block_mask
+def _block_mask(sees: Any, rows: int, length: int, device: torch.device) -> BlockMask:
+    """The blocks in which `sees` holds for some pairs and for all, without a mask of whole rows on the way.
+
+    torch's own maker has such a mask, or is compiled; compiled it sorts each row of blocks in one kernel,
+    which takes minutes to compile for rows of 16,384.
+    """
+    blocks = -(-length // _BLOCK)
+    row_B11 = torch.arange(rows, device=device)[:, None, None]
+    place_L = torch.arange(length, device=device)
+    at_once = max(1, _PAIRS_AT_ONCE // (rows * length * _BLOCK)) * _BLOCK
+    counts = []
+    for query_Q in place_L.split(at_once):
+        pairs_BQL = sees(row_B11, None, query_Q[:, None], place_L)
+        pairs_BQL = functional.pad(pairs_BQL, (0, blocks * _BLOCK - length, 0, -len(query_Q) % _BLOCK))
+        counts.append(pairs_BQL.view(rows, -1, _BLOCK, blocks, _BLOCK).sum((2, 4)))
+    count_B1QK = torch.cat(counts, dim=1)[:, None]
+    whole_B1QK = count_B1QK == _BLOCK**2
+    return BlockMask.from_kv_blocks(
+        *_numbered((count_B1QK > 0) & ~whole_B1QK),
+        *_numbered(whole_B1QK),
+        BLOCK_SIZE=_BLOCK,
+        mask_mod=sees,
+        seq_lengths=(length, length),
+    )
 
 
-def compiled_masks(backend: Any = "inductor") -> Any:
-    """A few kinds for each window and kind of pass; limits as below."""
-    return torch.compile(create_block_mask, backend=backend, fullgraph=True, recompile_limit=_MAX_KERNELS)
+def _numbered(chosen_B1QK: Tensor) -> tuple[Tensor, Tensor]:
+    """How many key blocks each query block has [B, 1, Q], and their numbers, those first [B, 1, Q, K]."""
+    number_B1QK = chosen_B1QK.int().argsort(dim=-1, descending=True, stable=True)
+    return chosen_B1QK.sum(-1).int(), number_B1QK.int()
 
 
 def compiled(backend: Any = "inductor") -> Any:
     """For each length of rows, window and kind of pass once. Past torch's own limit of 8 it would write down
     the scores of whole rows, in silence; past ours it is an error."""
     return torch.compile(
-        flex_attention, backend=backend, dynamic=False, fullgraph=True, recompile_limit=_MAX_KERNELS
+        flex_attention, backend=backend, dynamic=False, fullgraph=True, recompile_limit=MAX_GRAPHS
     )
 
 

@@ -9,15 +9,18 @@ Sources: `runtime/shared/train_config.py` names the papers beside each loss's de
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from runtime.shared.learnable import without_variance
+from runtime.trainer.compiling import Compiled
 
 # Added to a deviation, as in TRL: rewards are fp32, and the effect of their rounding must stay small.
 _EPSILON = 1e-4
@@ -65,15 +68,29 @@ def token_logprobs(
     `output` maps hidden states to logits. Chunks bound the memory to chunk x V; with more than one, logits
     are recomputed in the backward pass rather than kept.
     """
+    tokens = len(target_T)
+    chunk_logprobs = _chunk_function(hidden_TD.device.type)
+    if chunk_logprobs is not _logprob_chunk:  # compiled for one length
+        more = -tokens % chunk
+        hidden_TD = functional.pad(hidden_TD, (0, 0, 0, more))
+        target_T = functional.pad(target_T, (0, more))
+        temperature_T = functional.pad(temperature_T, (0, more), value=1.0)
     pieces = []
     for start in range(0, len(target_T), chunk):
         part = slice(start, start + chunk)
         arguments = (hidden_TD[part], output, target_T[part], temperature_T[part])
         if len(target_T) > chunk and hidden_TD.requires_grad:
-            pieces.append(checkpoint(_logprob_chunk, *arguments, use_reentrant=False))
+            pieces.append(checkpoint(chunk_logprobs, *arguments, use_reentrant=False))
         else:
-            pieces.append(_logprob_chunk(*arguments))
-    return TokenLogprobs(torch.cat([piece[0] for piece in pieces]), torch.cat([piece[1] for piece in pieces]))
+            pieces.append(chunk_logprobs(*arguments))
+    logprob_T, entropy_T = (torch.cat(parts)[:tokens] for parts in zip(*pieces, strict=True))
+    return TokenLogprobs(logprob_T, entropy_T)
+
+
+@functools.cache
+def _chunk_function(device: str) -> Callable[..., tuple[Tensor, Tensor]]:
+    """A chunk's logprobs, in few kernels where the device has compiled ones."""
+    return Compiled(_logprob_chunk) if device == "cuda" else _logprob_chunk
 
 
 def _logprob_chunk(

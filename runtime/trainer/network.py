@@ -28,6 +28,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from runtime.shared.architectures import PolicyError
 from runtime.trainer.attention import AttentionPattern, attend
+from runtime.trainer.compiling import Compiled
 
 adapter_off = disable_adapter
 
@@ -169,12 +170,36 @@ def _with_lora(linear: Any, name: str, rank: int, seed: int) -> nn.Module:
     return found
 
 
+def compile_layers(model: Any, backend: Any = "inductor") -> None:
+    """Have torch compile every layer; not of a model with experts, whose tokens decide what is computed.
+
+    The embeddings' output asks for a gradient, so that the first layer has the graph of all others.
+    """
+    if any(name.rpartition(".")[2] == "experts" for name, _ in model.named_modules()):
+        return
+    for layer in _layers(model):
+        layer.forward = Compiled(layer.forward, backend)
+    model.get_input_embeddings().register_forward_hook(
+        lambda module, given, found: found.requires_grad_(torch.is_grad_enabled())
+    )
+
+
+def windows_of(model: nn.Module) -> list[int | None]:
+    """The attention windows of a model's layers, None where a place sees all before it."""
+    found = {getattr(module, "sliding_window", None) for module in model.modules()}
+    return [None, *sorted(window for window in found if isinstance(window, int))]
+
+
+def _layers(model: nn.Module) -> list[Any]:
+    return [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+
+
 def enable_gradient_checkpointing(model: Any) -> None:
     """Have every layer keep its input alone for the backward pass, and compute the rest again there.
 
     By a wrapper around it: transformers' own way asks that the layer be in training, and some drop out then.
     """
-    layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    layers = _layers(model)
     if not (model.supports_gradient_checkpointing and layers):
         raise PolicyError(f"transformers has no activation checkpointing for a {type(model).__name__}")
     for layer in layers:

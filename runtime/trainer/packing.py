@@ -111,8 +111,8 @@ def pack(
         length = budget if fixed_rows else _rounded(max(tree.length for tree in fitting))
         rows = _fill(sequences, fitting, length, one_sequence_per_row)
         if fixed_rows:
-            height = max(1, budget // length)
-            packs = [(rows[start : start + height], length) for start in range(0, len(rows), height)]
+            cut = rows if one_sequence_per_row else _fill_to_the_end(sequences, fitting, length)
+            packs = [([row], length) for row in min(rows, cut, key=lambda rows: _fixed_places(rows, budget))]
         else:
             packs = [(some, some[0].length) for some in _group_by_length(rows, budget)]
     packs += [(_fill(sequences, [tree], tree.length), tree.length) for tree in trees if tree.length > budget]
@@ -142,20 +142,27 @@ def _trees(sequences: Sequences, chosen: Sequence[int], one_sequence_per_row: bo
 
 def _split(sequences: Sequences, trees: Iterator[_Tree], budget: int) -> list[_Tree]:
     """Cut a tree that is over the budget into several with the same trunk."""
-    found = []
-    for tree in trees:
-        trunk = len(tree.prompt) - 1
-        members: list[int] = []
-        length = trunk
-        for sequence in tree.members:
-            branch = len(sequences.tokens[sequence]) - 1 - trunk
-            if members and length + branch > budget:
-                found.append(_Tree(tree.prompt, tuple(members), length))
+    return [part for tree in trees for part in _split_at(sequences, tree, budget, budget)]
+
+
+def _split_at(sequences: Sequences, tree: _Tree, first: int, others: int) -> Iterator[_Tree]:
+    """A tree in parts with the same trunk, the first of at most `first` places if any sequence fits them.
+
+    A sequence that is past `others` is a part by itself.
+    """
+    trunk = len(tree.prompt) - 1
+    members: list[int] = []
+    length, limit = trunk, first
+    for sequence in tree.members:
+        branch = len(sequences.tokens[sequence]) - 1 - trunk
+        if length + branch > limit:
+            limit = others
+            if members:
+                yield _Tree(tree.prompt, tuple(members), length)
                 members, length = [], trunk
-            members.append(sequence)
-            length += branch
-        found.append(_Tree(tree.prompt, tuple(members), length))
-    return found
+        members.append(sequence)
+        length += branch
+    yield _Tree(tree.prompt, tuple(members), length)
 
 
 def _fill(
@@ -172,6 +179,23 @@ def _fill(
             rows.append(row)
         _append_tree(sequences, tree, row)
     return rows
+
+
+def _fill_to_the_end(sequences: Sequences, trees: list[_Tree], length: int) -> list[_Row]:
+    """One row after the other, longest tree first; a tree is cut where a row ends, its trunk once more in the
+    next row. Each tree fits a row."""
+    rows = [_Row()]
+    for tree in sorted(trees, key=lambda tree: -tree.length):
+        for part in _split_at(sequences, tree, length - rows[-1].length, length):
+            if rows[-1].length + part.length > length:
+                rows.append(_Row())
+            _append_tree(sequences, part, rows[-1])
+    return rows
+
+
+def _fixed_places(rows: list[_Row], budget: int) -> int:
+    """How many places the rows compute, padding too."""
+    return sum(fixed_length(row.length, budget) for row in rows)
 
 
 def _group_by_length(rows: list[_Row], budget: int) -> list[list[_Row]]:

@@ -27,10 +27,12 @@ from runtime.trainer.attention import AttentionPattern, DenseMask
 from runtime.trainer.network import (
     adapter_off,
     add_lora,
+    compile_layers,
     enable_gradient_checkpointing,
     hidden_states,
     lm_head_of,
     load_model,
+    windows_of,
 )
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -71,12 +73,15 @@ class Policy:
         self.output: Callable[[Tensor], Tensor] = lm_head_of(model)  # hidden [T, D] to logits [T, V]
         self.one_sequence_per_row = one_sequence_per_row
         self._positions = positions
+        self._windows = windows_of(model)
         self._working = {name: weight for name, weight in model.named_parameters() if ".lora_" in name}
         self._scale = {name: lora.scale if ".lora_b." in name else 1.0 for name in self._working}
         self.master_weights = {
             name: weight if self._is_master(name) else nn.Parameter(weight.detach().float().clone())
             for name, weight in sorted(self._working.items())
         }
+
+        self._rounded = [name for name in self.master_weights if not self._is_master(name)]
 
     def _is_master(self, name: str) -> bool:
         return self._working[name].dtype == torch.float32 and self._scale[name] == 1
@@ -92,6 +97,7 @@ class Policy:
         `seen`: the places that each place sees, as a boolean mask [B, L, L] or as attention.py has it.
         """
         pattern = DenseMask(seen, positions_BL) if isinstance(seen, Tensor) else seen
+        pattern.prepare(self._windows)
         return hidden_states(self.model, tokens_BL, positions_BL, pattern)
 
     def reference(self) -> AbstractContextManager[None]:
@@ -130,12 +136,23 @@ class Policy:
 
     def collect_gradients(self) -> None:
         """Add the working copy's gradients to the masters', in fp32; called after each micro-batch."""
-        for name, master in self.master_weights.items():
-            working = self._working[name]
-            if master is not working and working.grad is not None:
-                gradient = working.grad.float() * self._scale[name]
-                master.grad = gradient if master.grad is None else master.grad + gradient
-                working.grad = None
+        names = [name for name in self._rounded if self._working[name].grad is not None]
+        if not names:
+            return
+        gradients = [torch.empty_like(self.master_weights[name]) for name in names]
+        torch._foreach_copy_(gradients, [_gradient(self._working[name]) for name in names])
+        torch._foreach_mul_(gradients, [self._scale[name] for name in names])
+        sums, added = list[Tensor](), list[Tensor]()
+        for name, gradient in zip(names, gradients, strict=True):
+            self._working[name].grad = None
+            master = self.master_weights[name]
+            if master.grad is None:
+                master.grad = gradient
+            else:
+                sums.append(master.grad)
+                added.append(gradient)
+        if sums:
+            torch._foreach_add_(sums, added)
 
     def zero_grad(self) -> None:
         """Leave no gradient anywhere: neither in the masters nor in the working copy."""
@@ -145,10 +162,10 @@ class Policy:
     @torch.no_grad()
     def refresh_working_copy(self) -> None:
         """Round the masters into the working copy, in place: compiled code keeps its addresses (C30)."""
-        for name, master in self.master_weights.items():
-            working = self._working[name]
-            if master is not working:
-                working.copy_(master.to(working.dtype) * self._scale[name])
+        if self._rounded:
+            working = [self._working[name] for name in self._rounded]
+            torch._foreach_copy_(working, [self.master_weights[name] for name in self._rounded])
+            torch._foreach_mul_(working, [self._scale[name] for name in self._rounded])
 
     def export_adapter(self, folder: Path, base_model: str) -> None:
         """Write the adapter in PEFT form: fp32, Hugging Face names, nothing permuted or scaled.
@@ -211,13 +228,15 @@ def build(folder: Path, lora: Lora, *, dtype: str, device: str, seed: int, recom
     """The policy of a Hugging Face folder with a fresh adapter: B is 0, so it starts as the base.
 
     A `lora` without target modules takes the model's own. `recompute`: layers keep their inputs alone for the
-    backward pass. Raises PolicyError.
+    backward pass. On a GPU layers are compiled, if no state passes along them. Raises PolicyError.
     """
     config = _read_config(folder)
     check_trainable(config)
     lora = lora.with_target_modules(lora_targets(config, lora.target_modules))
     model = load_model(folder, config, DTYPES[dtype], device)
     add_lora(model, lora.target_modules, lora.rank, seed)
+    if device != "cpu" and not state_of(config):
+        compile_layers(model)
     if recompute:
         enable_gradient_checkpointing(model)
     return Policy(model, lora, torch.device(device), positions(config), bool(state_of(config)))
@@ -228,6 +247,11 @@ def _read_config(folder: Path) -> dict[str, Any]:
         return json.loads((folder / "config.json").read_text())
     except (OSError, ValueError) as error:
         raise PolicyError(f"the model {folder.name} cannot be read: {error}") from error
+
+
+def _gradient(weight: Tensor) -> Tensor:
+    assert weight.grad is not None
+    return weight.grad
 
 
 def _peft_name(name: str) -> str:

@@ -10,13 +10,20 @@ from typing import Any
 import pytest
 import torch
 from torch._dynamo.testing import CompileCounter
-from torch.nn.attention import flex_attention
+from torch.nn.attention.flex_attention import create_block_mask
 
 from runtime.shared.fixed_row_lengths import fixed_length
 from runtime.trainer import attention
 from runtime.trainer.attention import BlockSparseMask
+from runtime.trainer.packing import PADDING
 
 BUDGET = 512
+TABLES = [
+    f"{whole}{side}_{kind}"
+    for whole in ("", "full_")
+    for side in ("kv", "q")
+    for kind in ("num_blocks", "indices")
+]
 
 
 def lengths() -> list[int]:
@@ -51,7 +58,7 @@ def test_every_fixed_length_window_and_pass_has_its_kernel_once(monkeypatch: pyt
 
 
 def test_past_the_limit_it_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention, "_MAX_KERNELS", 1)
+    monkeypatch.setattr(attention, "MAX_GRAPHS", 1)
     kernel = attention.compiled(CompileCounter())
     short, long = (torch.randn(1, 2, length, 16) for length in (128, 256))
     kernel(short, short, short)
@@ -59,24 +66,31 @@ def test_past_the_limit_it_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
         kernel(long, long, long)
 
 
-def test_block_masks_are_never_made_of_whole_rows_either(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two windows beside whole attention, from the first length, which is one block, on."""
-    maker = attention.compiled_masks("eager")
-    monkeypatch.setattr(attention, "_mask_maker", lambda device: maker)
-    whole_rows = []
-    make = flex_attention.create_mask
+@pytest.mark.parametrize("window", [None, 16, 200])
+def test_block_masks_are_torchs_own_and_never_made_of_whole_rows(
+    window: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attention, "_PAIRS_AT_ONCE", 2 * 128 * 640)
+    places = torch.arange(640)
+    tree = torch.stack([places // 250, torch.where(places < 600, 0, PADDING)])
+    branch = torch.where(places < 260, 0, 1 + places // 60).repeat(2, 1)
+    blocks = BlockSparseMask(tree, branch, places.repeat(2, 1))
+    asked = []
+    make = attention._block_mask
 
-    def watched(*args: Any, **named: Any) -> torch.Tensor:
-        if not torch.compiler.is_compiling():
-            whole_rows.append(args)
-        return make(*args, **named)
+    def watched(sees: Any, *shape: Any) -> Any:
+        def counting(row: torch.Tensor, head: Any, i: torch.Tensor, j: torch.Tensor) -> torch.Tensor:
+            found = sees(row, head, i, j)
+            asked.append(found.numel())
+            return found
 
-    monkeypatch.setattr(flex_attention, "create_mask", watched)
-    for grad in (False, True):
-        for length in (128, 512, 1024):
-            tree = torch.zeros(1, length, dtype=torch.long)
-            blocks = BlockSparseMask(tree, tree.clone(), torch.arange(length)[None])
-            with torch.set_grad_enabled(grad):
-                for window in (None, 16, 64):
-                    assert blocks.mask(window).shape == (1, 1, length, length)
-    assert not whole_rows, f"{len(whole_rows)} masks of whole rows"
+        return make(counting, *shape)
+
+    monkeypatch.setattr(attention, "_block_mask", watched)
+    found = blocks.mask(window)
+    assert len(asked) == 5 and max(asked) <= 2 * 128 * 640, "a mask of whole rows"
+    expected = create_block_mask(found.mask_mod, 2, None, 640, 640, device="cpu", BLOCK_SIZE=128)
+    assert found.shape == expected.shape
+    for table in TABLES:
+        assert torch.equal(getattr(found, table), getattr(expected, table)), table
+    assert window is not None or int(found.full_kv_num_blocks.sum()) > 0, "no block is seen whole"

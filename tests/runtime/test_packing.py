@@ -43,14 +43,14 @@ def sequences(batch: Batch) -> Sequences:
     )
 
 
-def packs_of(batch: Batch, budget: int) -> list[Pack]:
-    return pack(sequences(batch), range(batch.sequences), budget)
+def packs_of(batch: Batch, budget: int, *, fixed_rows: bool = False) -> list[Pack]:
+    return pack(sequences(batch), range(batch.sequences), budget, fixed_rows=fixed_rows)
 
 
-def packed_logprobs(policy, batch: Batch, budget: int) -> Tensor:
+def packed_logprobs(policy, batch: Batch, budget: int, *, fixed_rows: bool = False) -> Tensor:
     """Per token of the batch; 0 where nothing was sampled."""
     found = torch.zeros(len(batch.tokens))
-    for one in packs_of(batch, budget):
+    for one in packs_of(batch, budget, fixed_rows=fixed_rows):
         hidden = policy.hidden(one.tokens_BL, one.positions_BL, one.mask_BLL())
         ones = torch.ones(len(one.target_T))
         logprobs = losses.token_logprobs(hidden[one.row_T, one.place_T], policy.output, one.target_T, ones)
@@ -88,6 +88,39 @@ def test_c41_a_shared_prefix_is_independent_forwards_in_value_and_gradient(budge
     assert torch.equal(found != 0, torch.from_numpy(batch.sampled).bool())
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
     assert_same_gradient(gradients_of(policy, found), gradients_of(policy, expected))
+
+
+def test_c62_a_tree_that_is_cut_where_its_row_ends_is_trained_as_a_whole_one_is() -> None:
+    policy = trained_policy()
+    batch = make_batch(random_samples(62, groups=5, members=4, prompt=40, completion=60))
+    packs = packs_of(batch, 512, fixed_rows=True)
+    trees = sum(int(one.tree_BL.max()) + 1 for one in packs)
+    assert trees > 5, "no tree is cut"
+    found = packed_logprobs(policy, batch, 512, fixed_rows=True)
+    expected = lone_logprobs(policy, batch)
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+    assert_same_gradient(gradients_of(policy, found), gradients_of(policy, expected))
+
+
+# Groups of 8, prompt and answer in tokens, places of a row; places computed before trees were cut, and now.
+PLACES = {
+    (256, 1024, 4096): (98304, 88064),
+    (256, 1024, 8192): (77824, 77824),
+    (256, 1024, 16384): (131072, 73728),
+    (256, 1024, 32768): (98304, 73728),
+    (1500, 100, 4096): (32768, 26624),
+    (512, 384, 16384): (32768, 32768),
+}
+
+
+@pytest.mark.parametrize("shape", PLACES, ids=str)
+def test_c62_rows_are_filled_to_their_end(shape: tuple[int, int, int]) -> None:
+    prompt, answer, budget = shape
+    batch = make_batch(random_samples(0, groups=8, members=8, prompt=prompt, completion=answer))
+    packs = packs_of(batch, budget, fixed_rows=True)
+    assert sum(one.tokens_BL.numel() for one in packs) == PLACES[shape][1] <= PLACES[shape][0]
+    sources = torch.cat([one.source_T for one in packs]).sort().values
+    assert torch.equal(sources, torch.from_numpy(np.flatnonzero(batch.sampled)))
 
 
 def test_c41_no_completion_sees_another_and_no_prompt_sees_its_neighbour() -> None:

@@ -323,3 +323,12 @@ def test_no_machine_path_or_registry_host_is_committed() -> None:
             continue
         found = forbidden.search(path.read_text(errors="replace"))
         assert not found, (path, found and found.group())
+
+
+def test_no_merge_was_left_half_done() -> None:
+    """A file that git could not merge says so in lines of its own."""
+    marker = re.compile(r"^(<<<<<<<|>>>>>>>) ", re.M)
+    text = {".py", ".md", ".toml", ".yaml", ".js", ".css", ".html", ".txt"}
+    assert not [
+        str(path) for path in _tracked() if path.suffix in text and marker.search(path.read_text("utf-8"))
+    ]
