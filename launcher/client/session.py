@@ -198,7 +198,8 @@ class Session:
     ) -> StepStatus:
         """Train one step on these groups, or on these examples; with `wait`, until its version is published.
 
-        `settings`: this step's settings that differ from the run's.
+        `settings`: this step's settings that differ from the run's. A step that teaches nothing (each group's
+        rewards equal, or all answers cut off) has the `state` "empty" and no `version`; `error` says why.
 
         The step happens once, also over a broken connection: each try has the same `key`. The same key with
         another body is refused (409). Raises StepFailed with the runtime's reason, ValueError for a

@@ -25,7 +25,7 @@ NO_VARIANCE = "no variance in its group"
 
 
 @dataclass(frozen=True)
-class Learnable:
+class Usable:
     """`sequences`: those with something to learn from; `dropped`: the samples of the others, by reason.
 
     `reward_M`: with the penalty for length; NaN for a member of which nothing can be trained.
@@ -52,7 +52,7 @@ class Learnable:
         }
 
 
-def learnable(batch: Batch, settings: ResolvedTrainConfig) -> Learnable:
+def learnable(batch: Batch, settings: ResolvedTrainConfig) -> Usable:
     """Sort the batch's sequences into trained and dropped. Every sequence is one or the other.
 
     Sequences of a group without variance have advantage 0: they are left out, and leave the denominators,
@@ -78,7 +78,7 @@ def learnable(batch: Batch, settings: ResolvedTrainConfig) -> Learnable:
             kept.append(sequence)
         else:
             dropped[reason] += int(batch.turns[sequence])
-    return Learnable(kept, dropped, reward_M, penalty_M, zero_variance_groups)
+    return Usable(kept, dropped, reward_M, penalty_M, zero_variance_groups)
 
 
 def without_variance(

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from runtime.shared import failpoints
 from runtime.shared.batch import Batch
-from runtime.shared.learnable import Learnable, answers, learnable
+from runtime.shared.learnable import Usable, answers, learnable
 from runtime.shared.rewards import reward_metrics
 from runtime.trainer import losses
 from runtime.trainer.behavior_logprobs import BehaviorLogprobReuse
@@ -65,7 +65,7 @@ class Selected:
     the number of sampled tokens in the trained sequences.
     """
 
-    learnable: Learnable
+    learnable: Usable
     tokens: int
     weight_A: Tensor
     advantage_S: Tensor

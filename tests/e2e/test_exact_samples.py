@@ -24,6 +24,7 @@ import psutil
 import pytest
 from safetensors.numpy import load_file
 
+from launcher.client.request_bodies import StepSettings
 from launcher.client.session import Session, connect
 from runtime.shared.schema import Group, Member
 from runtime.shared.statuses import StepStatus
@@ -164,7 +165,8 @@ def run_load(load: Load) -> list[StepStatus]:
             assert len(set(pool.map(load.rollout, numbers))) == A_STEP
             if steps:
                 steps[-1] = load.session.wait(steps[-1].id)
-            steps.append(load.session.step(load.groups(numbers), wait=False))
+            kept = StepSettings(overlong="keep")  # most answers are cut off
+            steps.append(load.session.step(load.groups(numbers), wait=False, settings=kept))
     steps[-1] = load.session.wait(steps[-1].id)
     return steps
 

@@ -67,7 +67,7 @@ def test_c69_a_step_that_teaches_nothing_takes_no_number_and_keeps_its_answer(
             assert not any(queue.has(it.id) for it in run.samples.of_rollout("g0"))
             with pytest.raises(KeyReusedError, match="an empty step"):
                 await queue.submit(asked.model_copy(update={"client_state": {"at": 1}}))
-        again = run.queue()  # the next process of the gateway, of a run with other settings
+        again = run.queue(train=TrainConfig(overlong="keep", kl_beta=0.1))  # resumed with other settings
         assert await again.submit(asked) == empty and again.empty == 1
 
     drive(work, tmp_path)
@@ -90,6 +90,20 @@ def test_c69_a_step_that_teaches_something_is_taken(
         flat = group(1.0, 1.0, name="flat") if not settings else group(*rewards, name="flat")
         taken = await queue.submit(step(run, "k", flat, group(*rewards), cut=cut))
         assert (taken.id, taken.state, queue.empty) == (1, "queued", 0)
+
+    drive(work, tmp_path)
+
+
+def test_c69_of_a_step_that_teaches_something_one_such_group_is_read_before_it_has_its_number(
+    tmp_path: Path,
+) -> None:
+    async def work(run: Run) -> None:
+        queue, read = run.queue(), []
+        load = run.samples.load
+        run.samples.load = lambda ref: read.append(ref.tags.rollout) or load(ref)  # type: ignore[method-assign]
+        groups = [group(1.0, 1.0, name="flat"), *(group(0.0, 1.0, name=name) for name in ("one", "two"))]
+        assert (await queue.submit(step(run, "k", *groups))).id == 1
+        assert read == ["flat0", "flat1", "one0", "one1"]
 
     drive(work, tmp_path)
 

@@ -15,6 +15,7 @@ from typing import Any
 from openai import OpenAI
 
 from launcher.client import Rewound, Session, connect, group
+from launcher.client.request_bodies import StepSettings
 from launcher.client.schema import StepStatus
 
 
@@ -36,7 +37,8 @@ def train_again(session: Session, client_state: dict[str, Any] | None) -> StepSt
             model="policy", messages=[{"role": "user", "content": "a"}], max_tokens=4
         )
         rewards[rollout] = float(at)
-    return session.step([group("again", rewards)], client_state=client_state)
+    kept = StepSettings(overlong="keep")  # its answers are cut off
+    return session.step([group("again", rewards)], client_state=client_state, settings=kept)
 
 
 def main(rollouts: list[str]) -> None:

@@ -10,7 +10,7 @@ import sys
 import openai
 
 from launcher.client import Session, connect, group
-from launcher.client.request_bodies import Validation
+from launcher.client.request_bodies import StepSettings, Validation
 from tests.support.waiting import wait_until
 
 STEPS = 2
@@ -26,7 +26,7 @@ def train(run: Session) -> None:
             model=run.model, messages=[{"role": "user", "content": "the red cat"}], max_tokens=24
         )
         rewards[rollout] = float(number)
-    assert run.step([group("one", rewards)]).state == "published"
+    assert run.step([group("one", rewards)], settings=StepSettings(overlong="keep")).state == "published"
 
 
 def main() -> None:
