@@ -20,7 +20,7 @@ from tests.support.waiting import SOONEST_SECONDS, wait_until
 pytestmark = pytest.mark.slow
 
 # A program that trains and never ends by itself.
-PROGRAM = [sys.executable, "examples/quickstart.py", "--steps", "1000"]
+PROGRAM = [sys.executable, "-m", "tests.programs.e2e.train_without_end"]
 
 
 def _launch(home: Path, lease: str = "30m") -> Launched:
