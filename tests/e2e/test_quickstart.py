@@ -225,6 +225,8 @@ def test_c54_the_best_at_home_is_the_compiles_own(finished: Finished) -> None:
     assert best["checkpoint"] == improved[-1]["checkpoint"]
 
 
+# In every run: test_tomorrow.py's, by the logprobs of an answer; W&B's file, in tests/cloud/test_secrets.py.
+@pytest.mark.long
 def test_a_run_on_the_adapter_that_came_home_starts_where_it_was(finished: Finished, tmp_path: Path) -> None:
     # What the program ended with: the checkpoint that was validated best, which need not be the newest.
     adapter, ended = finished.results / "best", finished.summary["after"]

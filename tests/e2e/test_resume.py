@@ -141,6 +141,9 @@ def test_what_is_durable_then_is_all_that_a_resume_needs(lives: Lives) -> None:
             assert home.read_bytes() == path.read_bytes()
 
 
+# In every run: test_killed.py's lost machine, and the way back on the wire of a real gateway, in
+# tests/runtime/test_crash_gateway.py.
+@pytest.mark.long
 def test_g21_live_on_a_lost_machine_old_rollouts_are_answered_with_the_way_back(lives: Lives) -> None:
     machine = lives.folder / "machine"
     batches = lives.batches(machine)
