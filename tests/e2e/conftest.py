@@ -36,12 +36,12 @@ def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launched]:
 
 @pytest.fixture(scope="session")
 def pupil(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launched]:
-    """Another one, for tests that train its policy away from what the others ask of it."""
-    yield from _held(tmp_path_factory.mktemp("pupil") / "home")
+    """Another one, for tests that train its policy away from what the others ask of it; ART's among them."""
+    yield from _held(tmp_path_factory.mktemp("pupil") / "home", "--art")
 
 
-def _held(folder: Path) -> Iterator[Launched]:
-    launched = Launched(make_home(folder), ["--name", "shared", "--port", str(free_port())])
+def _held(folder: Path, *options: str) -> Iterator[Launched]:
+    launched = Launched(make_home(folder), ["--name", "shared", "--port", str(free_port()), *options])
     try:
         launched.wait_for_text("ready: http", 900)
         yield launched

@@ -1,4 +1,4 @@
-"""What is trained is what the engine sampled: 1,000 rollouts in 32 threads, and the engine killed among them.
+"""What is trained is what the engine sampled: 400 rollouts in 32 threads, and the engine killed among them.
 
 The measure is a tap of the test's own on the engine's socket, which shares no code with the runtime. The
 tensors are read from the files the trainer read.
@@ -37,12 +37,12 @@ from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 
-ROLLOUTS = 1000
+ROLLOUTS = 400
 THREADS = 32
-A_STEP = 125
+A_STEP = 50
 GROUP = 5
 # Once so many answers have come, the engine is killed under those on their way.
-KILLED_AT = 560
+KILLED_AT = 224
 
 Key = tuple[int, int]
 

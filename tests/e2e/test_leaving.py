@@ -20,7 +20,7 @@ from tests.support.waiting import SOONEST_SECONDS, wait_until
 pytestmark = pytest.mark.slow
 
 # A program that trains and never ends by itself.
-PROGRAM = [sys.executable, "examples/quickstart.py", "--steps", "1000"]
+PROGRAM = [sys.executable, "-m", "tests.programs.e2e.train_without_end"]
 
 
 def _launch(home: Path, lease: str = "30m") -> Launched:
@@ -47,6 +47,8 @@ def _nothing_left(launched: Launched, seconds: float) -> None:
     wait_until(lambda: not processes_of(launched.run_id), seconds, f"no process left of {launched.run_id}")
 
 
+# In every run: Ctrl-C on the runs that tests share (conftest.py), and in mid-work in tests/unit/test_run.py.
+@pytest.mark.long
 def test_ctrl_c_in_mid_run_ends_cleanly_with_130_and_brings_the_results_home(home: Path) -> None:
     launched = _launch(home)
     try:

@@ -27,14 +27,20 @@ from tests.support.wandb_files import story_at_home
 
 pytestmark = pytest.mark.slow
 
-# Of right translations. Seven runs rose by 0.53 to 0.65, each ±0.03.
-RISE = 0.25
+# Of right translations, by the steps that are trained. Seven runs of 30 rose by 0.53 to 0.65, one of 10 by
+# 0.29, each ±0.03.
+RISE = {10: 0.12, 30: 0.25}
+
+
+# Answers that peft computes again, of some 380.
+COMPARED = 100
 
 
 @dataclass(frozen=True)
 class Finished:
-    """A run of the quickstart that has ended."""
+    """A run of the quickstart that has ended; `steps`: how many it was asked for."""
 
+    steps: int
     launched: Launched
     python: Path
     exit_code: int
@@ -67,20 +73,24 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return python
 
 
-@pytest.fixture(scope="module")
-def finished(installed: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Finished]:
-    """The quickstart, run once from a folder that is not the repository."""
+@pytest.fixture(scope="module", params=[10, pytest.param(30, marks=pytest.mark.long)])
+def finished(
+    request: pytest.FixtureRequest, installed: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Finished]:
+    """The quickstart, run once from a folder that is not the repository: a third of its steps, or all."""
+    steps: int = request.param
     folder = tmp_path_factory.mktemp("quickstart")
     shutil.copy(REPOSITORY / "examples" / "quickstart.py", folder)
     all_home = ["--set", "completions_per_step=128"]  # what a step says, not the first 64 of it
     launched = Launched(
         make_home(folder / "home"),
-        [*all_home, "--port", str(free_port()), "--", str(installed), "quickstart.py", "--seed", "1"],
+        [*all_home, "--port", str(free_port()), "--", str(installed), "quickstart.py", "--seed", "1",
+         "--steps", str(steps)],
         cwd=folder,
         executable=[str(installed.with_name("launch"))],
-    )
+    )  # fmt: skip
     try:
-        yield Finished(launched, installed, launched.wait(1800))
+        yield Finished(steps, launched, installed, launched.wait(1800))
     finally:
         launched.kill_tree()
 
@@ -96,7 +106,7 @@ def test_right_translations_rise_and_the_format_holds(finished: Finished) -> Non
     before, after = finished.summary["before"], finished.summary["after"]
     assert before["parse_rate"] >= 0.9
     assert after["parse_rate"] >= before["parse_rate"] - 0.01  # three of 300 answers
-    assert after["score"] - before["score"] >= RISE
+    assert after["score"] - before["score"] >= RISE[finished.steps]
     said = f"{before['score']:.2f} ± {before['standard_error']:.2f} → {after['score']:.2f}"
     assert f"held-out: {said}" in finished.launched.stdout, "what it ends in, for whoever ran it"
     assert (finished.results / "reward.png").stat().st_size > 1000
@@ -124,7 +134,7 @@ def test_skypilot_is_still_skypilot_beside_our_wheel(finished: Finished, tmp_pat
 
 def test_the_pulled_adapter_is_the_served_policy_in_peft(finished: Finished) -> None:
     samples = _held_out_samples(finished)
-    assert len(samples) >= 50
+    assert len(samples) == COMPARED
     model = finished.summary["model_path"]
     done = subprocess.run(
         [runtime_python(), "-m", "tests.support.adapter_check", model, finished.results / "adapter"],
@@ -163,7 +173,7 @@ def _held_out_samples(finished: Finished) -> list[dict[str, Any]]:
     manifest = _newest_manifest(finished.launched.run_dir / "machine")
     journal = (finished.launched.run_dir / "machine" / "samples").glob("*.jsonl")
     records = [json.loads(line) for path in sorted(journal) for line in path.read_text().splitlines()]
-    return [
+    found = [
         {
             "prompt": record["prompts"][sample["prompt"]],
             "completion": sample["completion_ids"],
@@ -175,6 +185,7 @@ def _held_out_samples(finished: Finished) -> list[dict[str, Any]]:
         and record["version"] == manifest["version"]
         for sample in record["samples"]
     ]
+    return found[:COMPARED]
 
 
 def _newest_manifest(machine: Path) -> dict[str, Any]:
@@ -214,6 +225,8 @@ def test_c54_the_best_at_home_is_the_compiles_own(finished: Finished) -> None:
     assert best["checkpoint"] == improved[-1]["checkpoint"]
 
 
+# In every run: test_tomorrow.py's, by the logprobs of an answer; W&B's file, in tests/cloud/test_secrets.py.
+@pytest.mark.long
 def test_a_run_on_the_adapter_that_came_home_starts_where_it_was(finished: Finished, tmp_path: Path) -> None:
     # What the program ended with: the checkpoint that was validated best, which need not be the newest.
     adapter, ended = finished.results / "best", finished.summary["after"]

@@ -26,7 +26,7 @@ from tests.support.waiting import SOONEST_SECONDS, wait_until
 
 pytestmark = pytest.mark.slow
 
-STEPS = 12
+STEPS = 5
 # Of the tiny model in the quickstart, before any training; as a run that nobody interrupts prints it.
 BASE_SCORE = 0.21
 
@@ -89,7 +89,7 @@ def test_g21_live_a_killed_training_ends_with_the_same_steps_and_best_and_trains
     quickstart = [sys.executable, "examples/quickstart.py", "--steps", str(STEPS), "--seed", "1"]
     first = lives.launch("--name", "dev", "--", *quickstart)
     wait_until(
-        lambda: lives.in_mid_step(after=4), 900, "a step in the trainer", rarest_seconds=SOONEST_SECONDS
+        lambda: lives.in_mid_step(after=2), 900, "a step in the trainer", rarest_seconds=SOONEST_SECONDS
     )
     os.kill(first.process.pid, signal.SIGKILL)
     wait_until(lambda: not processes_of(first.run_id), what="nothing is left")
@@ -114,7 +114,7 @@ def test_g21_live_a_killed_training_ends_with_the_same_steps_and_best_and_trains
     assert figures["before"]["score"] == pytest.approx(BASE_SCORE, abs=0.03)
     summary = figures["training"]
     validated = [line for line in lives.lines("grpo.jsonl") if line["kind"] == "validation"]
-    assert [line["step"] for line in validated] == [0, 10, STEPS]
+    assert [line["step"] for line in validated] == [0, STEPS]
     assert summary["steps"] == STEPS
     assert summary["best"] == max(line["score"] for line in validated)
     assert (summary["before"], summary["after"]) == (validated[0]["score"], validated[-1]["score"])
@@ -141,6 +141,9 @@ def test_what_is_durable_then_is_all_that_a_resume_needs(lives: Lives) -> None:
             assert home.read_bytes() == path.read_bytes()
 
 
+# In every run: test_killed.py's lost machine, and the way back on the wire of a real gateway, in
+# tests/runtime/test_crash_gateway.py.
+@pytest.mark.long
 def test_g21_live_on_a_lost_machine_old_rollouts_are_answered_with_the_way_back(lives: Lives) -> None:
     machine = lives.folder / "machine"
     batches = lives.batches(machine)

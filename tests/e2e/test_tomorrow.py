@@ -187,15 +187,15 @@ def apart(found: list[float], wanted: list[float]) -> float:
 
 
 @pytest.mark.usefixtures("plain_adapter")
-@pytest.mark.parametrize("form", ["adapter", "merged"])
 def test_b19_what_is_exported_has_the_served_logprobs(
-    learned: tuple[str, Served], exported: dict[str, Any], form: str
+    learned: tuple[str, Served], exported: dict[str, Any]
 ) -> None:
-    answer, said = learned[1], exported[form]
-    assert said["merged"] == (form == "merged")
+    answer, forms = learned[1], ("adapter", "merged")
+    assert [exported[form]["merged"] for form in forms] == [False, True]
     ids = json.dumps(answer.prompt + answer.ids)
-    of_peft = in_the_runtime("logprobs_of.py", said["into"], ids)
-    assert apart(of_peft[len(answer.prompt) - 1 :], answer.logprobs) < EXACT
+    of_peft = in_the_runtime("logprobs_of.py", ids, *(exported[form]["into"] for form in forms))
+    for found in of_peft:
+        assert apart(found[len(answer.prompt) - 1 :], answer.logprobs) < EXACT
 
 
 def test_b19_a_run_begins_there_and_a_killed_python_leaves_nothing_of_it(

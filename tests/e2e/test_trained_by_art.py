@@ -9,7 +9,6 @@ import ast
 import json
 import os
 import subprocess
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, stdev
@@ -20,7 +19,6 @@ import pytest
 from runtime.shared.train_kwargs import TABLES
 from runtime.tiny.chat import completion, messages
 from runtime.tiny.grammar import Phrase, held_out_phrases, training_phrases
-from tests.e2e.conftest import make_home
 from tests.support.environment import PROGRAMS, REPOSITORY
 from tests.support.foreign_environments import ART, python_with
 from tests.support.launched import Launched
@@ -40,10 +38,12 @@ class Run:
 
     launched: Launched
     address: str
+    # A newer run may be in the same home.
+    folder: Path
 
     @property
     def machine(self) -> Path:
-        return self.launched.run_dir / "machine"
+        return self.folder / "machine"
 
     def said_of(
         self, python: Path, folder: Path, program: str, *words: str, **environ: str
@@ -70,7 +70,7 @@ class Run:
 
     def of_this(self) -> dict[str, str]:
         """What `launch env` says of it, for a program that has our client."""
-        token = (self.launched.run_dir / "token").read_text().strip()
+        token = (self.folder / "token").read_text().strip()
         return {
             "LAUNCH_BASE_URL": f"{self.address}/v1",
             "LAUNCH_API_KEY": token,
@@ -79,17 +79,13 @@ class Run:
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
-    port = free_port()
-    home = make_home(tmp_path_factory.mktemp("art") / "home")
-    launched = Launched(home, ["--art", "--name", "art", "--port", str(port)])
-    try:
-        launched.wait_for_text("ready: http", 900)
-        yield Run(launched, f"http://127.0.0.1:{port}")
-        launched.interrupt()
-        assert launched.wait(900) == 130
-    finally:
-        launched.kill_tree()
+def run(pupil: Launched) -> Run:
+    done = subprocess.run(
+        [*pupil.executable, "--json", "env", "shared"],
+        env={**os.environ, "LAUNCH_HOME": str(pupil.home)}, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    said = json.loads(done.stdout)
+    return Run(pupil, said["base_url"].removesuffix("/v1"), Path(said["api_key_file"]).parent)
 
 
 def tasks(folder: Path, count: int, held_out: int, seed: int = 0, times: int = 1) -> Path:
@@ -160,7 +156,7 @@ def test_b07_b08_reward_rises_on_the_tiny_model(home: Path, tmp_path: Path) -> N
     launched = Launched(home, ["--art", "--port", str(port), "--name", "rises"])
     try:
         launched.wait_for_text("ready: http", 900)
-        run = Run(launched, f"http://127.0.0.1:{port}")
+        run = Run(launched, f"http://127.0.0.1:{port}", launched.run_dir)
         words = (str(tasks(tmp_path, 8, 4, times=STEPS)), str(STEPS), "2e-3")
         said = run.said_of(python_with(ART), tmp_path, "art_0_5.py", *words, **run.of_this())
         check(run, said)

@@ -67,6 +67,11 @@ def lane_of(nodeid: str) -> str | None:
     return next(taken, None)
 
 
+def pytest_configure() -> None:
+    """What is read here is compiled once for all lanes, also where PYTHONDONTWRITEBYTECODE is set."""
+    sys.dont_write_bytecode = False
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     """What a session may choose."""
     parser.addoption(

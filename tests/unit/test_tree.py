@@ -245,7 +245,7 @@ def test_the_two_halves_share_only_the_light_modules() -> None:
         "runtime.shared.start_adapter_layout",
         "runtime.shared.architectures",
     }
-    shared |= {"runtime.shared.runtime_config", "runtime.shared.statuses"}
+    shared |= {"runtime.shared.runtime_config", "runtime.shared.statuses", "runtime.shared.imports"}
     shared |= {"runtime.shared.model_shape", "runtime.shared.gpu_memory", "runtime.shared.open_files"}
     shared |= {"runtime.shared.log_errors", "runtime.shared.wandb_signals", "runtime.nvidia_smi"}
     shared |= {f"runtime.shared.memory.{part}" for part in ("planning", "suggestions", "memory_item")}

@@ -25,6 +25,7 @@ from launcher.backends.skypilot.sky_identity import account
 from launcher.backends.skypilot.sky_machines_by_name import machines_named
 from launcher.backends.skypilot.sky_prices import fetch, machines_with, offers, offers_at
 from launcher.backends.skypilot.sky_providers import LISTED_BY_NAME, candidates, instances, terminate
+from runtime.shared import imports
 
 Json = dict[str, Any]
 
@@ -185,10 +186,11 @@ def main() -> None:
     nobody = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nobody, 0)
     os.close(nobody)
-    if "--ahead" in sys.argv[1:]:
+    with imports.collecting_nothing():
         try:
             version()
-            import_what_ends()
+            if "--ahead" in sys.argv[1:]:
+                import_what_ends()
         except Exception:  # noqa: BLE001 - each call raises it again, for its caller
             traceback.print_exc()
     for line in requests:

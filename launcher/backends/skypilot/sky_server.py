@@ -14,12 +14,15 @@ from __future__ import annotations
 import runpy
 import warnings
 
+from runtime.shared import imports
+
 _SERVER = "sky.server.server"
 
 
 def main() -> None:
     """Stay until it is ended."""
-    from sky.server import daemons, server
+    with imports.collecting_nothing():
+        from sky.server import daemons, server
 
     daemons.INTERNAL_REQUEST_DAEMONS.clear()
     server.schedule_on_boot_check_async = _nothing
