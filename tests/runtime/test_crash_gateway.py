@@ -122,7 +122,7 @@ def served(
 def test_c40_g18_killed_at_every_named_instant_a_gateway_ends_with_one_step_and_one_version(served) -> None:
     it: Served = served()
     it.start_trainer()
-    names = sorted(instants("gateway"))
+    names = sorted(instants("gateway") - {"gateway.empty"})  # the next test's
     assert len(names) >= 8
     for number, name in enumerate(names, start=1):
         arm(it.armed, f"{name}:kill9")
@@ -142,6 +142,22 @@ def test_c40_g18_killed_at_every_named_instant_a_gateway_ends_with_one_step_and_
     wait_until(lambda: it.run.logged == list(range(1, len(names) + 1)))  # after it was published
     rows = it.ask("GET", "/slipway/metrics").json()
     assert [row["step"] for row in rows] == it.run.logged
+
+
+def test_c69_killed_when_an_empty_step_is_recorded_a_gateway_gives_the_same_answer_again(served) -> None:
+    it: Served = served()
+    it.start_trainer()
+    request = it.request("flat")
+    for member in request["groups"][0]["members"]:
+        member["reward"] = 0.5
+    arm(it.armed, "gateway.empty:kill9")
+    answer = it.ask("POST", "/slipway/steps", json=request)  # its first answer is lost
+    assert not it.armed.exists() and it.restarts == 1
+    again = it.ask("POST", "/slipway/steps", json=request)
+    assert answer.json() == again.json() and answer.json()["state"] == "empty"
+    assert len((it.run.folder / "empty_steps.jsonl").read_text().splitlines()) == 1
+    done = it.step("key-1")
+    assert (done["id"], done["version"], done["metrics"]["empty_steps"]) == (1, 1, 1)
 
 
 def test_g18_a_step_whose_answer_was_lost_is_sent_again_by_many_at_once_and_trained_once(served) -> None:
