@@ -73,10 +73,12 @@ def test_a_copy_of_an_answer_is_not_another_sample_and_evaluation_stays_out(gate
     text = said(gateway)
     held_out = [{"role": "user", "content": "held out"}]
     evaluated = said(gateway, headers={"x-slipway-purpose": "eval"}, messages=held_out)
-    members = [member(text, 1.0), member(text, 1.0), member(evaluated, 0.0, held_out)]
+    asked = [{"role": "user", "content": "asked beside it"}]
+    other = member(said(gateway, messages=asked), 0.0, asked)
+    members = [member(text, 1.0), member(text, 1.0), other, member(evaluated, 0.0, held_out)]
     counts = step(gateway, "k", members)
     assert counts["dropped"] == {"named twice": 1, "evaluation": 1}
-    assert (counts["trained"], counts["retokenised"]) == (1, 0)
+    assert (counts["trained"], counts["retokenised"]) == (2, 0)
 
 
 def test_a_text_nobody_sampled_is_trained_on_the_engines_ids_of_it_and_counted(gateway: Gateway) -> None:
