@@ -18,9 +18,6 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any, NoReturn
 
-from runtime.shared import imports
-
-_RECIPE, _RECIPE_FILE = "runtime.recipes.grpo_lora", "grpo_lora.py"
 _SKIPPED_MODULES = (
     "datasets",
     "datasets.distributed",
@@ -73,12 +70,9 @@ def main() -> None:
             os._exit(0)
 
     atexit.register(leave)  # the first, and so the last that is called
-    with imports.collecting_nothing():
-        skip_imports()
-        from torchtune._cli.run import Run
+    skip_imports()
+    from torchtune._cli.run import Run
 
-        if any(word.endswith(_RECIPE_FILE) for word in sys.argv):
-            importlib.import_module(_RECIPE)  # the file that is run then finds all that it imports
     parser = argparse.ArgumentParser(prog="tune")
     Run.create(parser.add_subparsers(required=True))
     arguments = parser.parse_args()
