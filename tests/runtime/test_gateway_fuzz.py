@@ -247,8 +247,8 @@ def test_g24_no_call_of_a_training_route_gets_out_of_the_runs_folder_or_fails(tm
         for path in ("status", "steps", "checkpoints", "metrics"):
             assert gateway.http.get(f"/slipway/{path}").status_code == 200, path
         assert {path.name for path in tmp_path.iterdir()} <= {
-            "samples", "empty_steps.jsonl", "steps", "checkpoints", "lease", "gateway.log", "runtime.json", "logs",
-            "admission.json", "files", "fine_tuning", "validations.jsonl",
+            "samples", "steps", "checkpoints", "lease", "gateway.log", "runtime.json", "logs",
+            "admission.json", "files", "fine_tuning", "validations.jsonl", "empty_steps.jsonl",
         }  # fmt: skip
         said = (path.relative_to(tmp_path / "logs") for path in (tmp_path / "logs").rglob("*.*"))
         assert all(re.fullmatch(r"rollouts/step-\d{6}\.jsonl", str(path)) for path in said)
