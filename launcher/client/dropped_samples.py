@@ -11,10 +11,9 @@ import re
 import sys
 
 from launcher.base.sanitize import one_line as sanitized
-from launcher.client.schema import StepCounts, StepStatus
+from launcher.client.schema import NO_VARIANCE, StepCounts, StepStatus
 
 _MIN_SHARE = 0.5
-_ZERO_VARIANCE = "no variance"
 # By the beginning of a reason: the setting that changes it.
 _ADVICE = (
     (
@@ -22,7 +21,7 @@ _ADVICE = (
         "give answers more room (max_tokens), or train them as they are: train.overlong=keep or soft",
     ),
     (
-        _ZERO_VARIANCE,
+        NO_VARIANCE,
         "all rewards of a group are equal; more rollouts of an example, a finer reward or dynamic_sampling "
         "finds differences",
     ),
@@ -60,7 +59,7 @@ def main_reason(counts: StepCounts) -> str | None:
     """The reason that more than half of a step was left out for; None if there is none to report."""
     reason, count = max(counts.dropped.items(), key=lambda it: it[1], default=("", 0))
     if count <= _MIN_SHARE * _answer_count(counts) or (
-        reason.startswith(_ZERO_VARIANCE) and counts.trained > 0
+        reason.startswith(NO_VARIANCE) and counts.trained > 0
     ):
         return None
     return reason

@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from launcher.client.failures import Refused, Rewound, TrainingFailed
-from launcher.client.schema import StepCounts, StepStatus
+from launcher.client.schema import NO_VARIANCE, StepCounts, StepStatus
 
 # Unless a program gives another number (`connect(max_empty_steps=…)`).
 MAX_EMPTY_STEPS = 3
@@ -29,8 +29,6 @@ MAX_REWINDS = 3
 MAX_LATE_STEPS = 32
 
 _NOTHING_TO_TRAIN = "nothing_to_train"
-# The runtime's reason for answers that were usable, in a group whose rewards are equal.
-_EQUAL_REWARDS = "no variance in its group"
 
 
 @dataclass(frozen=True)
@@ -88,7 +86,7 @@ class NoProgressGuard:
         `after_step`: the run's newest step, by which another loop's steps in between are noticed. `counts`:
         the step's; if only its rewards were equal, both counts begin anew.
         """
-        if counts is not None and counts.dropped.get(_EQUAL_REWARDS):
+        if counts is not None and counts.dropped.get(NO_VARIANCE):
             self.trained()
             return
         with self._lock:

@@ -12,6 +12,8 @@ from typing import Any, Literal
 from launcher.base.sanitize import one_line as sanitized
 from launcher.client.request_bodies import ResponseBody
 
+# The runtime's reason for answers that were usable, in a group whose rewards are equal.
+NO_VARIANCE = "no variance in its group"
 # "empty": nothing of it teaches anything, so it has no version.
 StepState = Literal["queued", "training", "committed", "published", "failed", "empty"]
 

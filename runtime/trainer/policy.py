@@ -80,7 +80,6 @@ class Policy:
             name: weight if self._is_master(name) else nn.Parameter(weight.detach().float().clone())
             for name, weight in sorted(self._working.items())
         }
-
         self._rounded = [name for name in self.master_weights if not self._is_master(name)]
 
     def _is_master(self, name: str) -> bool:

@@ -63,7 +63,8 @@ class PlayedTrainer:
         for rollout in rollouts:
             assert self.gateway.chat(rollout).status_code == 200
         members = [{"rollout": rollout, "reward": float(index)} for index, rollout in enumerate(rollouts)]
-        body = {"key": uuid.uuid4().hex, "groups": [{"id": "g", "members": members}]}
+        group, kept = {"id": "g", "members": members}, {"overlong": "keep"}  # both may be cut off
+        body = {"key": uuid.uuid4().hex, "groups": [group], "settings": kept}
         answer = self.gateway.http.post("/slipway/steps", json=body)
         assert answer.status_code == 202, answer.text
         return answer.json()["id"]

@@ -122,9 +122,9 @@ def test_b01_the_stock_openai_client_keeps_the_names_and_they_are_rewarded(gatew
     texts = client.completions.create(model="policy", prompt=prompts, max_tokens=6, temperature=1.0)
     names += [one.model_extra["slipway"] for one in texts.choices if one.model_extra]
     assert len(names) == 8 and all(name["version"] == 0 for name in names)
-    given = step(gateway, "k", [{"sample": it["sample"], "reward": float(n)} for n, it in enumerate(names)])
-    # Answers this short are mostly cut off: if all are, the step is empty and says so (C69).
-    assert given["trained"] + given["dropped"].get("truncated", 0) == given["samples"] == 8
+    members = [{"sample": it["sample"], "reward": float(number)} for number, it in enumerate(names)]
+    given = step(gateway, "k", members, overlong="keep")  # answers this short are cut off
+    assert (given["trained"], given["dropped"]) == (8, {})
     lines = gateway.recorded()
     recorded = [
         line["prompts"][it["prompt"]] + it["completion_ids"] for line in lines for it in line["samples"]

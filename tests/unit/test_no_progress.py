@@ -20,6 +20,8 @@ from launcher.client.autorl import autorl
 from launcher.client.failures import Rewound, TrainingFailed
 from launcher.client.no_progress import MAX_EMPTY_STEPS, MAX_LATE_STEPS
 from launcher.client.request_bodies import SupervisedExample
+from launcher.client.schema import NO_VARIANCE
+from runtime.shared import learnable
 from tests.support import abuses
 from tests.support.played_judge import fair_text, played_judge
 from tests.support.small_counts import FLAT
@@ -343,3 +345,8 @@ def test_a_number_that_is_set_later_counts(run: SmallRun, session: Session) -> N
 def test_a_number_that_can_never_be_reached_is_refused(run: SmallRun) -> None:
     with pytest.raises(ValueError, match="max_empty_steps is a whole number of at least 1, not 0"):
         connect(run.base_url, TOKEN, PATIENCE, max_empty_steps=0)
+
+
+def test_the_reason_of_equal_rewards_is_the_runtimes_own() -> None:
+    """The client imports nothing of the runtime: it knows the reason by its text."""
+    assert NO_VARIANCE == learnable.NO_VARIANCE

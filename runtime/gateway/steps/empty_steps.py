@@ -73,11 +73,11 @@ class EmptySteps:
         found = [line for line in read_lines(self._path) if line["after"] <= newest_step]
         if self._path.exists():
             json_files.replace_lines(self._path, found)
-        self._by_key: dict[str, dict[str, Any]] = {line["key"]: line for line in found}
-        # The newest that carries its program's state.
+        self._by_key: dict[str, dict[str, Any]] = {}
+        # The newest that carries its program's state; of the others it is on the disk alone.
         self._newest: dict[str, Any] | None = None
         for line in found:
-            self._note_newest(line)
+            self._remember(line)
 
     def __len__(self) -> int:
         return len(self._by_key)
@@ -96,7 +96,8 @@ class EmptySteps:
             return None
         return line if oldest_open is None or oldest_open > line["after"] else None
 
-    def _note_newest(self, line: dict[str, Any]) -> None:
+    def _remember(self, line: dict[str, Any]) -> None:
+        self._by_key[line["key"]] = line | {"client_state": None}
         if line["client_state"] is not None and line["after"] >= (self._newest or line)["after"]:
             self._newest = line
 
@@ -119,8 +120,7 @@ class EmptySteps:
             "metrics": {"updated": 0.0, "trained_tokens": 0.0, **empty.metrics}, "client_state": client_state,
         }  # fmt: skip
         json_files.append_line(self._path, line, durable=True)
-        self._by_key[key] = line
-        self._note_newest(line)
+        self._remember(line)
         failpoints.failpoint("gateway.empty")
         return _status(line)
 
