@@ -123,7 +123,7 @@ def test_b01_the_stock_openai_client_keeps_the_names_and_they_are_rewarded(gatew
     names += [one.model_extra["slipway"] for one in texts.choices if one.model_extra]
     assert len(names) == 8 and all(name["version"] == 0 for name in names)
     members = [{"sample": it["sample"], "reward": float(number)} for number, it in enumerate(names)]
-    given = step(gateway, "k", members, overlong="keep")  # answers this short are cut off
+    given = step(gateway, "k", members)
     assert (given["trained"], given["dropped"]) == (8, {})
     lines = gateway.recorded()
     recorded = [
