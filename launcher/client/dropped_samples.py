@@ -58,9 +58,7 @@ class DroppedSampleWarnings:
 def main_reason(counts: StepCounts) -> str | None:
     """The reason that more than half of a step was left out for; None if there is none to report."""
     reason, count = max(counts.dropped.items(), key=lambda it: it[1], default=("", 0))
-    if count <= _MIN_SHARE * _answer_count(counts) or (
-        reason.startswith(NO_VARIANCE) and counts.trained > 0
-    ):
+    if count <= _MIN_SHARE * _answer_count(counts) or (reason.startswith(NO_VARIANCE) and counts.trained > 0):
         return None
     return reason
 
