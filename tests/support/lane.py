@@ -30,7 +30,7 @@ _TAIL_CHARACTERS = 6000
 # A test that takes longer hangs: the lane says where each of its threads is, and ends. Else all of its tests
 # would be waited for until somebody ends the whole suite, which says nothing. One test runs all those of the
 # mutations first: 19 minutes where thirty programs shared two cores.
-_HANGS_SECONDS = 2700
+_HANGS_SECONDS = 1800
 _HANGS = ("-o", f"faulthandler_timeout={_HANGS_SECONDS}", "-o", "faulthandler_exit_on_timeout=true")
 # pytest's own words: all passed, some failed.
 _RAN = (0, 1)

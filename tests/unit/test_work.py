@@ -90,10 +90,12 @@ def test_n11_only_what_restarts_is_said_to_restart_and_what_is_slow_to_be_slow()
 
 # What a program does at a signal that tells it to end: "saving" goes on until it is done.
 _SAVING = """import pathlib, signal, sys, time
+told = []
 for number in map(int, sys.argv[2:]):
-    signal.signal(number, lambda *_: 0)
+    signal.signal(number, lambda *_: told.append(1))
 pathlib.Path("up").touch()
-signal.pause()
+while not told:
+    time.sleep(0.02)
 end = time.monotonic() + float(sys.argv[1])
 while time.monotonic() < end:
     time.sleep(0.1)

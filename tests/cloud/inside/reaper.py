@@ -8,13 +8,16 @@ import signal
 
 
 def main() -> None:
-    signal.signal(signal.SIGCHLD, lambda *_: None)
-    signal.signal(signal.SIGUSR1, lambda *_: os._exit(0))  # a shutdown from within
+    waited_for = {signal.SIGCHLD, signal.SIGUSR1}
+    signal.pthread_sigmask(signal.SIG_BLOCK, waited_for)  # so none is lost that comes before it is waited for
     while True:
         try:
-            os.waitpid(-1, 0)
+            while os.waitpid(-1, os.WNOHANG) != (0, 0):
+                pass
         except ChildProcessError:
-            signal.pause()
+            pass
+        if signal.sigwait(waited_for) == signal.SIGUSR1:
+            os._exit(0)  # a shutdown from within
 
 
 if __name__ == "__main__":
