@@ -8,9 +8,9 @@
 | is trained | both counts begin anew | |
 
 Equal rewards are no fault of a program: with few groups they come often, and other examples may tell answers
-apart. Any other error is the loop's own. Neighbours: `session.py` has the setting, and the guard of
-`run.train`; other loops have one each: `art/art_training.py`, and under `dspy/` `training.py`,
-`reinforce_job.py` and `training_job.py`. Knows nothing of rollouts.
+apart. Any other error is the loop's own. Neighbours: `train_once.py` tells it how a step ended;
+`session.py` has the setting, and the guard of `run.train`; other loops have one each. Knows nothing of
+rollouts.
 """
 
 from __future__ import annotations
@@ -34,11 +34,15 @@ _NOTHING_TO_TRAIN = "nothing_to_train"
 @dataclass(frozen=True)
 class NothingToTrain:
     """The runtime's answer to a step of which nothing can be trained: the reason, counts by reason, and the
-    metrics of its rewards."""
+    metrics of its rewards.
+
+    `was_queued`: the step had its place among the others, and its client_state is that of the run now.
+    """
 
     why: str
     counts: StepCounts
     metrics: dict[str, float] = field(default_factory=dict)
+    was_queued: bool = False
 
     @classmethod
     def of(cls, refused: Refused) -> NothingToTrain:
@@ -53,7 +57,7 @@ class NothingToTrain:
         """None for a step that is not empty."""
         if status.state != "empty":
             return None
-        return cls(status.error or "it is empty", status.counts, status.metrics)
+        return cls(status.error or "it is empty", status.counts, status.metrics, was_queued=True)
 
 
 @dataclass

@@ -11,16 +11,17 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from launcher.client import train_kwargs
 from launcher.client.art.sample_lookup import look_up_samples
 from launcher.client.art.stderr_log import log_once
-from launcher.client.failures import Refused, Rewound
 from launcher.client.no_progress import NoProgressGuard, NothingToTrain, dropped_text
 from launcher.client.request_bodies import Group
 from launcher.client.schema import StepCounts, StepStatus
 from launcher.client.session import Session
+from launcher.client.train_once import train_once
 from launcher.client.trajectories.members import group_of
 
 # As ART calls them; any other number of ours keeps its name.
@@ -61,16 +62,10 @@ class ArtTraining:
         began = time.monotonic()
         if not groups:
             return self._empty_step(dropped, NothingToTrain("there was no trajectory", StepCounts()))
-        try:
-            status = self._session.step(groups, settings=resolved.settings)
-        except Rewound as rewound:
-            self.guard.rewound(rewound, may_be_late=True)
-            raise
-        except Refused as refused:
-            return self._empty_step(dropped, NothingToTrain.of(refused))
-        if nothing := NothingToTrain.of_step(status):
-            return self._empty_step(dropped, nothing)
-        self.guard.trained()
+        send = partial(self._session.step, groups, settings=resolved.settings)
+        status = train_once(send, self.guard, may_be_late=True)
+        if isinstance(status, NothingToTrain):
+            return self._empty_step(dropped, status)
         metrics = step_metrics(status, dropped)
         metrics["time/step_trainer_s"] = time.monotonic() - began
         return TrainResult(status.version or status.id, metrics)

@@ -9,15 +9,16 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable
+from functools import partial
 from typing import Any
 
 from launcher.client.art.art_training import step_metrics
 from launcher.client.art.stderr_log import log_once
-from launcher.client.failures import Refused, Rewound
-from launcher.client.no_progress import NoProgressGuard, NothingToTrain
+from launcher.client.no_progress import NoProgressGuard
 from launcher.client.request_bodies import StepSettings, SupervisedExample
 from launcher.client.schema import StepStatus
 from launcher.client.session import Session
+from launcher.client.train_once import train_once
 
 # Where ART's `batch_size` is "auto": a batch is a step, and each step is a version that is served.
 AUTO_BATCH = 8
@@ -59,19 +60,11 @@ def _learning_rates(learning_rate: Any, batches: int) -> list[float | None]:
 def _step(
     session: Session, guard: NoProgressGuard, batch: list[SupervisedExample], settings: StepSettings
 ) -> StepStatus | None:
-    try:
-        status = session.step(examples=batch, settings=settings)
-        nothing = NothingToTrain.of_step(status)
-    except Rewound as rewound:
-        guard.rewound(rewound)
-        raise
-    except Refused as refused:
-        status, nothing = None, NothingToTrain.of(refused)
-    if nothing is None:
-        guard.trained()
+    status = train_once(partial(session.step, examples=batch, settings=settings), guard)
+    if isinstance(status, StepStatus):
         return status
-    log_once(f"a batch of train_sft has no answer to learn: {nothing.why}")
-    guard.empty(nothing.why, "every answer in a trajectory's messages is learned: has it any?")
+    log_once(f"a batch of train_sft has no answer to learn: {status.why}")
+    guard.empty(status.why, "every answer in a trajectory's messages is learned: has it any?")
     return None
 
 

@@ -17,6 +17,7 @@ import time
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import dspy
@@ -31,12 +32,13 @@ from launcher.client.dspy.job_places import begin_job
 from launcher.client.dspy.job_train_kwargs import resolve_for_job
 from launcher.client.dspy.reinforce_groups import GroupDeduplicator
 from launcher.client.dspy.training_place import Place
-from launcher.client.failures import Refused, Rewound, TrainingFailed
+from launcher.client.failures import Rewound, TrainingFailed
 from launcher.client.no_progress import NoProgressGuard, NothingToTrain
 from launcher.client.request_bodies import Group
 from launcher.client.schema import StepStatus
 from launcher.client.session import Session, connect
 from launcher.client.train_kwargs import ResolvedTrainKwargs
+from launcher.client.train_once import train_once
 
 # The number of groups that are requested at first. DSPy throws away rollouts beyond the listed ids, and fills
 # ids beyond its rollouts with copies, which are not sent again.
@@ -190,23 +192,21 @@ class SlipwayReinforceJob(ReinforceJob):
 
     def _train(self, groups: Sequence[Group]) -> None:
         step = self.place.step
+        send = partial(
+            self.session.step,
+            groups,
+            settings=self._resolved.settings_at(step),
+            client_state=self.place.client_state(step + 1),
+        )
         try:
-            status = self.session.step(
-                groups,
-                settings=self._resolved.settings_at(step),
-                client_state=self.place.client_state(step + 1),
-            )
-        except Rewound as rewound:
-            self._rewind(rewound)
+            status = train_once(send, self._guard)
+        except Rewound:
+            self._go_back()
             return
-        except Refused as refused:
-            self._count_empty_step(NothingToTrain.of(refused))
-            return
-        if nothing := NothingToTrain.of_step(status):
-            self.place.step = step + 1
-            self._count_empty_step(nothing)
+        if isinstance(status, NothingToTrain):
+            self.place.step += status.was_queued
+            self._count_empty_step(status)
         else:
-            self._guard.trained()
             self.place.step, self.place.trained = step + 1, True
             self.history.append(status)
             self._use_version(status.version or 0, (status.publication or {}).get("sha256"))
@@ -221,9 +221,8 @@ class SlipwayReinforceJob(ReinforceJob):
         hint = "launcher.client.GRPO trains what was sampled, whatever the adapter"
         self._guard.empty(nothing.why, hint, counts=nothing.counts)
 
-    def _rewind(self, rewound: Rewound) -> None:
+    def _go_back(self) -> None:
         """Go back: these rollouts are lost, and DSPy's loop goes on with its next."""
-        self._guard.rewound(rewound)
         status, was = self.session.settle(), self.place.step
         self.place = self.place.rewound(status.client_state, status.last_metrics)
         self._use_newest(status.version)

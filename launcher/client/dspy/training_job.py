@@ -12,6 +12,7 @@ import sys
 import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import CancelledError
+from functools import partial
 from typing import Any
 
 from dspy.clients.provider import TrainingJob
@@ -25,12 +26,13 @@ from launcher.client.dspy.job_places import begin_job
 from launcher.client.dspy.job_train_kwargs import resolve_for_job
 from launcher.client.dspy.sft_plan import SFTPlan
 from launcher.client.dspy.version_names import parse_version
-from launcher.client.failures import Refused, Rewound, TrainingFailed
+from launcher.client.failures import Rewound, TrainingFailed
 from launcher.client.no_progress import NoProgressGuard, NothingToTrain
 from launcher.client.request_bodies import SupervisedExample
 from launcher.client.schema import StepStatus
 from launcher.client.session import Session
 from launcher.client.train_kwargs import ResolvedTrainKwargs
+from launcher.client.train_once import train_once
 
 _NO_ANSWERS = "a conversation is learned by its assistant's messages whose weight is not 0: has it any?"
 
@@ -163,23 +165,21 @@ class _SFTSteps:
 
     def _step(self) -> None:
         step = self.place.step
+        send = partial(
+            self.session.step,
+            examples=[self.examples[index] for index in self.plan.at(step)],
+            key=f"finetune-{self.place.id}-{step + 1}",
+            settings=self.resolved.settings_at(step),
+            client_state=self.place.client_state(step + 1),
+        )
         try:
-            status = self.session.step(
-                examples=[self.examples[index] for index in self.plan.at(step)],
-                key=f"finetune-{self.place.id}-{step + 1}",
-                settings=self.resolved.settings_at(step),
-                client_state=self.place.client_state(step + 1),
-            )
-        except Rewound as rewound:
-            self._rewind(rewound)
+            status = train_once(send, self._guard)
+        except Rewound:
+            self._go_back()
             return
-        except Refused as refused:
-            self._count_empty_step(NothingToTrain.of(refused).why)
+        if isinstance(status, NothingToTrain):
+            self._count_empty_step(status.why)
             return
-        if nothing := NothingToTrain.of_step(status):
-            self._count_empty_step(nothing.why)
-            return
-        self._guard.trained()
         self.last = status
         self.place.step, self.place.trained = step + 1, True
         loss = status.metrics.get("loss")
@@ -192,8 +192,7 @@ class _SFTSteps:
         self.note(f"step {self.place.step}/{self.plan.steps} trained nothing: {why}")
         self._guard.empty(why, _NO_ANSWERS)
 
-    def _rewind(self, rewound: Rewound) -> None:
-        self._guard.rewound(rewound)
+    def _go_back(self) -> None:
         status, was = self.session.settle(), self.place.step
         self.place = self.place.rewound(status.client_state, status.last_metrics)
         self.last = None

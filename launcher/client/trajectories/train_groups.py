@@ -13,18 +13,20 @@ import inspect
 import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import Any
 
 from pydantic_core import to_json
 
 from launcher.base.sanitize import plain_text as sanitized
 from launcher.client.answers import check_client_state
-from launcher.client.failures import Refused, Rewound, StepFailed
+from launcher.client.failures import Rewound, StepFailed, TrainingFailed
 from launcher.client.no_progress import NoProgressGuard, NothingToTrain, dropped_text
 from launcher.client.program_state import ProgramState
 from launcher.client.request_bodies import Group, StepSettings
 from launcher.client.schema import StepCounts, StepStatus
 from launcher.client.steps import TrainingSteps
+from launcher.client.train_once import train_once
 from launcher.client.trajectories.members import get_field, group_of
 from launcher.client.trajectories.results import StepResult
 
@@ -50,32 +52,26 @@ def train(
     kept, before, earlier = program.for_next_step(state or {})
     check_client_state(kept)
     key = _key(made, kept, step_settings, before)
-    status = nothing = None
-    try:
-        if earlier is not None:
-            status = steps.wait(earlier, timeout_seconds)
-        elif made:
-            status = _step(steps, key, made, kept, step_settings, timeout_seconds)
-    except Rewound as rewound:
-        program.rewind()
-        guard.rewound(rewound, may_be_late=True)
-        raise
-    except Refused as refused:
-        nothing = NothingToTrain.of(refused)
-    if status is not None:
-        nothing = NothingToTrain.of_step(status)
-    if nothing is not None:
-        program.unsaved = kept
-        result = _log_result(_result(nothing.counts, left_out, metrics=nothing.metrics))
-        guard.empty(dropped_text(result.dropped) or nothing.why, _REASONS, before, nothing.counts)
-        return result
-    if status is None:
+    if earlier is None and not made:
         program.unsaved = kept  # the next step keeps it
         result = _log_result(StepResult(dropped=dict(left_out)))
         if left_out:
             guard.empty(dropped_text(left_out), _REASONS, before)
         return result
-    guard.trained()
+    if earlier is not None:
+        take = partial(steps.wait, earlier, timeout_seconds)
+    else:
+        take = partial(_step, steps, key, made, kept, step_settings, timeout_seconds)
+    try:
+        status = train_once(take, guard, may_be_late=True)
+    except (Rewound, TrainingFailed):  # TrainingFailed: the machine was lost once too often
+        program.rewind()
+        raise
+    if isinstance(status, NothingToTrain):
+        program.unsaved = kept
+        result = _log_result(_result(status.counts, left_out, metrics=status.metrics))
+        guard.empty(dropped_text(result.dropped) or status.why, _REASONS, before, status.counts)
+        return result
     program.mark_saved(status.id, kept)
     if earlier is not None and not status.key.startswith(key):
         counts = StepCounts(dropped={STEP_ALREADY_TAKEN: _answer_count(made)})
