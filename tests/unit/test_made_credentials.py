@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from launcher.backends.skypilot import orphaned_machines
 from launcher.backends.skypilot.sky_home import SkyHome
 from launcher.backends.skypilot.sky_process import SkyProcess
 from launcher.base.errors import PreflightError
@@ -23,6 +24,7 @@ from launcher.config import credential_expiry
 from launcher.types.plan import Plan, RentedGpus
 from tests.support.played_aws import PlayedAws
 from tests.support.typed import Typed
+from tests.support.waiting import WAIT_SECONDS
 
 # Ends a call that hangs, and measures nothing.
 _BOUND_SECONDS = 300.0
@@ -265,9 +267,10 @@ def test_p05_what_is_renewed_by_itself_or_never_ends_is_not_said(user: Path) -> 
 
 @pytest.mark.process
 def test_p14_doctor_asks_the_clouds_before_a_price_is_agreed_to(
-    aws: PlayedAws, user: Path, tmp_path: Path
+    aws: PlayedAws, user: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first time with keys that are taken, the second with a session that has ended."""
+    monkeypatch.setattr(orphaned_machines, "LIST_SECONDS", WAIT_SECONDS)
     aws.forget()
     (user / ".aws").rmdir()
     aws.furnish(user)
