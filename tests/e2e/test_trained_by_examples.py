@@ -25,7 +25,7 @@ pytestmark = pytest.mark.slow
 
 EXAMPLES = REPOSITORY / "examples"
 ARBORS_PLACE = REPOSITORY / "launcher" / "client" / "arbor" / "on_path"
-_SECONDS = 300
+_SECONDS = 900
 # Of 1. A request that is private and of no use has 0.5, which is some 0.13 above the beginning.
 PAPILLONS_RISE = 0.3
 # Every cell of a notebook in its order and in one namespace, as Jupyter does it, without Jupyter. A cell may

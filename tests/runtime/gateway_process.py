@@ -88,7 +88,7 @@ class Gateway:
         self.process.stdin.close()
         transport = httpx.HTTPTransport(uds=str(self.socket))
         headers = {"Authorization": f"Bearer {TOKEN}"}
-        self.http = httpx.Client(transport=transport, base_url="http://x", headers=headers, timeout=150)
+        self.http = httpx.Client(transport=transport, base_url="http://x", headers=headers, timeout=600)
         wait_until(self._answers, what=self._said)
 
     def _answers(self) -> bool:

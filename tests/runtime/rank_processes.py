@@ -11,7 +11,7 @@ from runtime.trainer.ranks import Ranks
 from tests.runtime.trainer_fixtures import tiny_model
 from tests.support.ports import free_port
 
-_LIFE_SECONDS = 120
+_LIFE_SECONDS = 600
 
 
 def run_ranks(size: int, work: Callable[[Ranks], None], seconds: float = _LIFE_SECONDS) -> None:

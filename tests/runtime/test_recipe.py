@@ -24,7 +24,7 @@ from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 
-_SECONDS = 120
+_SECONDS = 600
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 
