@@ -5,8 +5,8 @@
 It leaves out the standing jobs: each is a process that imports SkyPilot (3 s of a processor, 180 MB) and then
 looks after clusters, volumes, tokens and metrics. It also leaves out the check of every account's credentials
 at its start, which a launch makes itself. A run asks the provider for the state of its cluster, and the
-machine's timer is skylet's, on the machine. On Linux its workers are forked with SkyPilot imported
-(`forked_workers.py`). Neighbours: `sky_home.py` starts and ends it, `sky_calls.py` asks it.
+machine's timer is skylet's, on the machine. Neighbours: `sky_home.py` starts and ends it, `sky_calls.py` asks
+it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from __future__ import annotations
 import runpy
 import warnings
 
-from launcher.backends.skypilot import forked_workers
 from runtime.shared import imports
 
 _SERVER = "sky.server.server"
@@ -27,7 +26,6 @@ def main() -> None:
 
     daemons.INTERNAL_REQUEST_DAEMONS.clear()
     server.schedule_on_boot_check_async = _nothing
-    forked_workers.use_fork_server()
     # Its start is the body of a module that is run, which then serves the module as it was imported above.
     warnings.filterwarnings("ignore", f".*{_SERVER}.* found in sys.modules", RuntimeWarning)
     runpy.run_module(_SERVER, run_name="__main__")
