@@ -27,6 +27,7 @@ from launcher.base.processes import ProcessId
 from launcher.base.suggestions import closest_match
 from launcher.records import reachability, teardown_lock
 from launcher.records.lives import Life
+from launcher.types.machine import Proof
 
 SCHEMA = 1
 RECORD = "record.json"
@@ -344,6 +345,14 @@ class RecordStore:
             with contextlib.suppress(FileExistsError):
                 self.folder(run_id).mkdir(mode=0o700)
                 return run_id
+
+
+def end_fields(proof: Proof, ended_by: str, ended: float, unpulled: str | None) -> dict[str, Any]:
+    """The fields that say how a run ended, for `update`: the same whoever ended it. `ended`: by the record's
+    clock (`RunRecord.now`)."""
+    state = "verified" if proof.verified else "unverified"
+    fields = {"state": state, "proof": proof.to_dict(), "ended": ended, "ended_by": ended_by}
+    return fields | {"unpulled": unpulled}
 
 
 @contextlib.contextmanager

@@ -22,7 +22,7 @@ from launcher.base.log import LOGGER
 from launcher.console.output import Output
 from launcher.records import lives, teardown_lock
 from launcher.records.endpoint import RESULTS, delete_token
-from launcher.records.records import RecordStore
+from launcher.records.records import RecordStore, end_fields
 from launcher.records.teardown_lock import LockHandle
 from launcher.results import durable
 from launcher.run import rented_run
@@ -241,13 +241,7 @@ class Ending:
         if self._proof is None and self._components.machine is not None:
             # Another process ended the run, and the record's rest is its own.
             return fields
-        return fields | {
-            "state": "verified" if proof.verified else "unverified",
-            "ended": self._run.record.now(),
-            "ended_by": "launch",
-            "proof": proof.to_dict(),
-            "unpulled": self._why_unpulled(),
-        }
+        return fields | end_fields(proof, "launch", self._run.record.now(), self._why_unpulled())
 
     def _print_summary(self, failure: BaseException | None, proof: Proof, code: int) -> None:
         if isinstance(failure, LaunchError):

@@ -30,7 +30,7 @@ from launcher.base.module_command import module_command
 from launcher.base.processes import ProcessId
 from launcher.records import teardown_lock
 from launcher.records.endpoint import RESULTS, delete_token
-from launcher.records.records import RUN_VARIABLE, RecordStore, RunRecord
+from launcher.records.records import RUN_VARIABLE, RecordStore, RunRecord, end_fields
 from launcher.records.teardown_lock import LockHandle
 from launcher.teardown import abandon_results, last_copy, self_termination, take_down
 from launcher.types.machine import Proof, Stopped, no_progress
@@ -196,9 +196,8 @@ def _end_exclusively(
     _end_own_children()
     _log(f"{run_id}: {proof.detail}")
     lock.report("saving the record")
-    state = "verified" if proof.verified else "unverified"
     ended = record.now() if ended_before is None else ended_before
-    changes = {"state": state, "proof": proof.to_dict(), "ended": ended, "unpulled": unpulled}
+    changes = end_fields(proof, "guardian", ended, unpulled)
     for _ in range(_WRITES):
         if _note(store, run_id, **changes):
             break

@@ -22,7 +22,7 @@ from launcher.base.units import format_money
 from launcher.records import lives, teardown_lock
 from launcher.records.endpoint import RESULTS, delete_token
 from launcher.records.lease import Limits
-from launcher.records.records import RecordStore, RunRecord
+from launcher.records.records import RecordStore, RunRecord, end_fields
 from launcher.records.teardown_lock import LockOwner
 from launcher.results.background_copy import pull_with_retries
 from launcher.teardown import abandon_results, self_termination
@@ -157,8 +157,7 @@ def close_unseen(store: RecordStore, record: RunRecord) -> RunRecord:
     where = record.place.host if record.place else "?"
     proof = Proof(True, f"its processes cannot be seen from here; you said that {where} is gone")
     delete_token(store.folder(record.id))
-    changes = {"ended": time.time(), "ended_by": "down", "proof": proof.to_dict()}
-    return store.update(record.id, state="verified", **changes)
+    return store.update(record.id, **end_fields(proof, "down", time.time(), record.unpulled))
 
 
 def limit_reached(record: RunRecord, now: float) -> str | None:
@@ -267,14 +266,7 @@ def _write_final_record(
     except Exception as error:  # noqa: BLE001 - after any error the record must be true
         note(f"{label}: its token is still in its folder: {described(error)}")
     try:
-        record = store.update(
-            record.id,
-            state="verified" if proof.verified else "unverified",
-            ended=ended,
-            ended_by=ended_by,
-            proof=proof.to_dict(),
-            unpulled=unpulled,
-        )
+        record = store.update(record.id, **end_fields(proof, ended_by, ended, unpulled))
     except Exception as error:  # noqa: BLE001 - the machine's proof is reported first
         unwritten = error
     if not proof.verified:

@@ -29,6 +29,7 @@ def _rent(rig: Rig, *machines: tuple[str, str, dict[str, str]]) -> list[str]:
     return rig.run_program("rent_tagged.py", json.dumps(wanted)).split()[-len(machines) :]
 
 
+@pytest.mark.long  # in every run: test_played_ends.py's and test_denied_regions.py's
 def test_g01_a_machine_the_books_never_had_is_found_in_any_region_and_ended_before_proof(rig: Rig) -> None:
     mine, cluster = _names(rig)
     others = (f"theirs-{rig.id}", f"{mine}-deadbeef", mine)

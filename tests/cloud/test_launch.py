@@ -35,6 +35,7 @@ def test_the_whole_quickstart_learns_on_a_rented_machine_comes_home_and_leaves_n
     assert summary["rise"] > 0.25
 
 
+@pytest.mark.long  # in every run: test_played_launch.py's next zone, test_leaving.py's ends
 def test_no_capacity_in_one_region_is_the_next_one_and_a_failing_setup_leaves_nothing(rig: Rig) -> None:
     rig.faults("no-capacity", " ".join(f"us-east-1{zone}" for zone in "abcdef"))
     # And a provider that is slow to end it, and at first refuses to.
@@ -66,7 +67,7 @@ def _lift_the_refusal(rig: Rig) -> None:
     rig.faults("refuse-terminate", None)
 
 
-@pytest.mark.long  # in every run: test_played_launch.py's, and the one region above
+@pytest.mark.long  # in every run: test_played_launch.py's
 def test_no_capacity_anywhere_is_exit_4_and_leaves_nothing_behind(rig: Rig) -> None:
     rig.faults("no-capacity", EVERYWHERE)
     launched = Launched(rig, [*RENTED, "--", "true"])

@@ -11,6 +11,7 @@ it.
 
 from __future__ import annotations
 
+import importlib
 import runpy
 import warnings
 
@@ -35,5 +36,8 @@ async def _nothing() -> None:
     pass
 
 
-if __name__ == "__main__":
+if __name__ == "__mp_main__":  # one of its workers, which multiprocessing has import this first
+    with imports.collecting_nothing():
+        importlib.import_module("sky.server.requests.executor")
+elif __name__ == "__main__":
     main()
