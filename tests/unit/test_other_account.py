@@ -18,7 +18,6 @@ from launcher.backends.cloud_machine import CloudMachine
 from launcher.backends.skypilot import cluster_teardown, provider_listings, sky_identity, sky_providers
 from launcher.backends.skypilot.cluster_request import ClusterRequest
 from launcher.backends.skypilot.provider_listings import OtherAccountError, ProviderListings
-from launcher.backends.skypilot.sky_home import NoServerError, SkyHome
 from launcher.backends.skypilot.standby_home import StandbyHome
 from launcher.base.errors import EXIT_OK, LaunchError, TeardownUnverified
 from launcher.base.home import Home
@@ -57,13 +56,8 @@ def user(aws: PlayedAws, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
 
 
 @pytest.fixture
-def without_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    """SkyPilot's API server does not come up: providers end the machines."""
-
-    def serve(*_: object) -> None:
-        raise NoServerError("SkyPilot's API server did not start", "none is wanted here", None)
-
-    monkeypatch.setattr(SkyHome, "serve", serve)
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody waits for what was asked for a moment ago."""
     monkeypatch.setattr(leftovers, "socket_parents", lambda: [])
     monkeypatch.setattr(cluster_teardown, "_SETTLE_SECONDS", 0.0)
 
@@ -83,7 +77,7 @@ def on_cloud(record: RunRecord) -> str:
     return f"{record.id}-{record.id.removeprefix('slip-')}"
 
 
-@pytest.mark.usefixtures("without_server", "user")
+@pytest.mark.usefixtures("at_once", "user")
 def test_p04_another_accounts_empty_list_proves_nothing_and_the_hint_works(
     aws: PlayedAws, tmp_path: Path
 ) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import sys
 from collections.abc import Iterator
@@ -16,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from launcher.backends.cloud_machine import CloudMachine
-from launcher.backends.skypilot import cluster_teardown
+from launcher.backends.skypilot import sky_home
 from launcher.backends.skypilot.cluster_request import ClusterRequest
 from launcher.backends.skypilot.cluster_teardown import ClusterTeardown
 from launcher.backends.skypilot.sky_home import NoServerError, SkyHome
@@ -73,8 +74,7 @@ class Rented:
 
 
 def _python(folder: Path) -> Path:
-    """What is started in the place of this Python; nothing any more where `uninstalled` is, and a server that
-    says nothing where `deaf` is."""
+    """What is started in the place of this Python; nothing any more where `uninstalled` is."""
     programs = PROGRAMS / "unit"
     script = folder / "python"
     script.write_text(
@@ -85,7 +85,6 @@ def _python(folder: Path) -> Path:
             exec {sys.executable} {programs / "answer_sky_calls.py"} {folder}/provider;;
         launcher.backends.skypilot.sky_server)
             echo started >> {folder}/servers
-            [ -e {folder}/deaf ] && exec sleep 600
             exec {sys.executable} {programs / "answer_health.py"} 0.14.1 0.14.1 "${{5#--port=}}";;
         esac
         exit 1
@@ -144,26 +143,44 @@ def test_g25_while_a_machine_works_only_the_process_that_asks_is_left(rented: Re
     assert rented.asks == asks and rented.home.processes() == {asks}
 
 
-def test_g01_a_machine_is_ended_by_name_by_a_server_that_is_back_for_it(rented: Rented) -> None:
-    """It is asked by the process that has been there since before the machine was."""
+def test_g01_a_machine_is_ended_by_name_without_a_server(rented: Rented) -> None:
+    """By the process that has been there since before the machine was."""
     asks, port = rented.asks, rented.home.port()
     rented.sky.pause_server()
     rented.ended()
-    assert rented.ended_by_name and rented.servers_started == 2
+    assert rented.ended_by_name and rented.servers_started == 1
     assert (rented.asks, rented.home.port()) == (asks, port)
     assert rented.teardown.proof(STANDING).verified
     assert not rented.home.processes() and not rented.home.folder.exists()
 
 
-def test_g01_a_port_that_somebody_has_taken_meanwhile_is_left_to_them(rented: Rented) -> None:
+def test_g01_a_server_that_answers_ends_it_with_the_launch_it_works_at(rented: Rented) -> None:
+    served = rented.home.processes()
+    rented.ended()
+    assert rented.ended_by_name and rented.home.processes() == served
+
+
+def test_g01_what_is_left_of_a_server_ends_before_the_machine(
+    rented: Rented, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It says nothing any more, and may be at work on another machine of this cluster."""
+    monkeypatch.setattr(sky_home, "_HEALTH_SECONDS", 0.2)
+    for process in rented.home.processes() - {rented.asks}:
+        process.send(signal.SIGSTOP)
+    rented.ended()
+    assert rented.ended_by_name and rented.home.processes() == {rented.asks}
+    assert rented.teardown.proof(STANDING).verified
+
+
+def test_a_port_that_somebody_has_taken_meanwhile_is_left_to_them(rented: Rented) -> None:
     rented.sky.pause_server()
     port = rented.home.port()
     with socket.socket() as others:
         others.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         others.bind(("127.0.0.1", port))
         others.listen()
-        rented.ended()
-    assert rented.ended_by_name and rented.home.port() != port
+        rented.sky.serve()
+    assert rented.home.healthy() and rented.home.port() != port
 
 
 def test_g27_without_skypilot_a_machine_is_ended_by_who_was_there_before(rented: Rented) -> None:
@@ -174,18 +191,5 @@ def test_g27_without_skypilot_a_machine_is_ended_by_who_was_there_before(rented:
     with pytest.raises(NoServerError):
         rented.sky.serve(5.0)
     rented.ended()
-    assert not rented.ended_by_name and rented.asks == asks
+    assert rented.asks == asks
     assert rented.teardown.proof(STANDING).verified
-
-
-def test_g01_a_server_that_does_not_come_back_is_waited_for_once(
-    rented: Rented, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The machine costs money meanwhile, and its provider can end it."""
-    monkeypatch.setattr(cluster_teardown, "SERVER_BACK_SECONDS", 0.5)
-    rented.sky.pause_server()
-    (rented.folder / "deaf").touch()
-    rented.ended()
-    assert not rented.ended_by_name and rented.servers_started == 2
-    assert rented.teardown.proof(STANDING).verified
-    assert not rented.home.processes()

@@ -22,7 +22,7 @@ from launcher.backends.skypilot.provider_listings import (
     Tried,
     place,
 )
-from launcher.backends.skypilot.sky_home import NoServerError, SkyHome
+from launcher.backends.skypilot.sky_home import SkyHome
 from launcher.backends.skypilot.sky_process import SkyProcess
 from launcher.backends.skypilot.standby_home import StandbyHome
 from launcher.base.errors import LaunchError
@@ -31,9 +31,6 @@ from launcher.base.log import LOGGER
 from launcher.types.machine import Proof
 
 DOWN_SECONDS = 300.0
-# SkyPilot's server rests while a machine works, and is back in 5 s. Of the minute in which a machine is gone
-# (G1) the guardian may have waited 20 s for a byte of its results; without the server its provider ends it.
-SERVER_BACK_SECONDS = 30.0
 # The provider's list may go on showing a machine that is ending.
 GONE_SECONDS = 120.0
 # A provider that refuses once often does not refuse twice.
@@ -91,9 +88,8 @@ class ClusterTeardown:
             time.sleep(_POLL_SECONDS if attempt else 0)
             if self._tried("ending it by name", self._by_name):
                 return
-            # SkyPilot has had its time, and the machine costs money; or another account answers, now and
-            # later.
-            if isinstance(self._failed, (NoServerError, OtherAccountError)):
+            # Another account answers, now and later.
+            if isinstance(self._failed, OtherAccountError):
                 break
         # A launch it still works on would make another machine.
         self._tried("ending its API server", self._sky.end_server)
@@ -136,12 +132,19 @@ class ClusterTeardown:
 
     def _by_name(self) -> None:
         self._refresh_status()
-        self._sky.serve(SERVER_BACK_SECONDS)
         failpoint("cloud.downing")
-        if not self._sky.call("down", DOWN_SECONDS, cluster=self._run_id)["known"]:
+        if not self._call_down()["known"]:
             self._end_unlisted()
         failpoint("cloud.downed")
         self._end_listed()
+
+    def _call_down(self) -> dict[str, Any]:
+        """By the API server, which ends a launch that it works at. It rests while a machine works, and is not
+        waited for: once all that is left of it has ended, the process here does the same."""
+        by_server = self._home.healthy()
+        if not by_server:
+            self._sky.end_server()
+        return self._sky.call("down", DOWN_SECONDS, cluster=self._run_id, by_server=by_server)
 
     def _end_from(self, standby_home: Callable[[], StandbyHome]) -> None:
         self._use_standby(standby_home)
@@ -205,8 +208,7 @@ class ClusterTeardown:
     def _end_unlisted(self) -> None:
         """A launch on its way into the books, or between two zones, is not in them, and `down` leaves it."""
         if self._final_status():
-            self._sky.serve(SERVER_BACK_SECONDS)
-            self._sky.call("down", DOWN_SECONDS, cluster=self._run_id)
+            self._call_down()
 
     def _final_status(self) -> bool:
         """SkyPilot's entry once no process can change it: everything that works in SkyPilot's home ends

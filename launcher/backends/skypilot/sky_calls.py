@@ -112,20 +112,27 @@ def import_what_ends() -> None:
     from sky.provision.runpod import utils
     from sky.utils import common_utils, registry
 
-    from sky import clouds, exceptions, global_user_state, provision
+    from sky import clouds, core, exceptions, global_user_state, provision
 
     _ = (aws, backend_utils, common, TAG_RAY_CLUSTER_NAME, common_utils, registry)
     _ = (config, instance_utils, lambda_utils, utils)
-    _ = (clouds, exceptions, global_user_state, provision)
+    _ = (clouds, core, exceptions, global_user_state, provision)
 
 
-def down(cluster: str) -> Json:
-    """End the cluster, also in the middle of its launch; nothing happens when SkyPilot knows of none."""
+def down(cluster: str, by_server: bool) -> Json:
+    """End the cluster; nothing happens when SkyPilot knows of none.
+
+    `by_server`: the API server does it, which also ends a launch that it works at. Otherwise this process
+    does what the server would, and needs none: nothing else may work at the cluster.
+    """
     import sky
-    from sky import exceptions
+    from sky import core, exceptions
 
     try:
-        sky.stream_and_get(sky.down(cluster))
+        if by_server:
+            sky.stream_and_get(sky.down(cluster))
+        else:
+            core.down(cluster)
     except exceptions.ClusterDoesNotExist:
         return {"known": False}
     return {"known": True}

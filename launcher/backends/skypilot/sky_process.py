@@ -33,9 +33,8 @@ _NO_SERVER = {
     "ApiServerConnectionError", "APIVersionMismatchError", "ConnectionError", "RequestInterruptedError",
     "ServerTemporarilyUnavailableError",
 }  # fmt: skip
-# The calls that the API server works at, and for how long it may be silent meanwhile; on a busy computer an
-# answer of it may take seconds.
-_BY_THE_SERVER = ("launch", "down")
+# While the API server works at a call it is asked for its health so often, and may be silent so long: on a
+# busy computer an answer takes seconds.
 _HEALTH_POLL_SECONDS = 5.0
 _PROGRESS_SECONDS = 20.0
 _SERVER_STALL_SECONDS = 90.0
@@ -99,7 +98,7 @@ class SkyProcess:
             process.stdin.flush()
             if name == "launch":
                 failpoint("cloud.asked")
-            line = self._answer(bound_seconds, watched=name in _BY_THE_SERVER)
+            line = self._answer(bound_seconds, watched=name == "launch" or bool(arguments.get("by_server")))
         except queue.Empty:
             self.end()
             raise SkyCallTimeoutError(

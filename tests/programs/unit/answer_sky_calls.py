@@ -2,7 +2,7 @@
 
 Like SkyPilot it writes in its HOME at each call, and fails where it cannot. Its books are HOME/books.json; a
 launch puts there what is in PROVIDER.json.
-A `down` is its API server's to do: it fails where none answers at this process's port.
+A `down` that is its API server's to do fails where none answers at this process's port.
 """
 
 from __future__ import annotations
@@ -39,10 +39,11 @@ def answer(provider: Path, call: str, arguments: dict[str, Any]) -> Any:
         nobody = {"refused": [None for _ in found], "denied": [False for _ in found]}
         nobody["others"] = [None for _ in found]
         return {"instances": found, **nobody}
-    if call == "down":
+    if call == "down" and arguments["by_server"]:
         port = os.environ["SKYPILOT_API_SERVER_LOCAL_PORT"]
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         opener.open(f"http://127.0.0.1:{port}/api/health", timeout=30).close()
+    if call == "down":
         (home / "ended-by-name").touch()
     if call in ("terminate", "down"):
         for machine in provider.iterdir():
