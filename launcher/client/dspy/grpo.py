@@ -21,7 +21,7 @@ import dspy
 from dspy.teleprompt import Teleprompter
 
 from launcher.client.dspy import version_pinning
-from launcher.client.dspy.compile_start import CompileStart, begin_compile, record_version
+from launcher.client.dspy.compile_start import begin_compile, record_version
 from launcher.client.dspy.examples import TrainingData, check_examples, example_warnings
 from launcher.client.dspy.grouping import Grouping
 from launcher.client.dspy.grpo_config import (
@@ -238,7 +238,7 @@ class GRPO(Teleprompter):
         journal = Journal(session.run_dir, steps)
         held_out = trainset if config.use_train_as_val else valset
         work = self._optimizer_work(config, trained, len(trainset))
-        place = begin_compile(CompileStart(work, held_out, steps, config.resume), session, journal)
+        place = begin_compile(work, session, journal, held_out=held_out, steps=steps, resume=config.resume)
         changed = place.change_settings(resolved.changed_settings)
         journal.begin(place)
         journal.note(

@@ -6,15 +6,16 @@ guard that every loop has. Knows nothing of the wire.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import dspy
 
 from launcher.client.dspy.report import Journal, Report, counts_text, plural
 from launcher.client.dspy.rollouts import RUN_BY_HAND, FinishedRun, all_failed
+from launcher.client.dspy.validation import Evaluation
 from launcher.client.failures import TrainingFailed
-from launcher.client.step_record import StepRecord
+from launcher.client.step_record import StepRecord, StepRollouts
 
 # In a row, before the training gives up.
 MAX_FAILED_STEPS = 3
@@ -52,14 +53,15 @@ class ProgramFailures:
                 hint=f"{RUN_BY_HAND} trainset",
             )
 
-    def validated(self, outcomes: Mapping[str, int]) -> None:
+    def validated(self, found: Evaluation) -> None:
         """A validation was made; it raises nothing here."""
-        self.has_run |= any(count for name, count in outcomes.items() if name != "crashed")
+        self.has_run |= any(count for name, count in found.outcomes.items() if name != "crashed")
+        self.note_unparsed(found)
 
-    def note_unparsed(self, parse_rate: float, cut_off_rate: float, outcomes: Mapping[str, int]) -> None:
-        """Log it once if no answer of a step or of a validation parsed; it raises nothing here."""
-        if not parse_rate and any(count for name, count in outcomes.items() if name != "crashed"):
-            text = f"no run had answers that could be parsed; {unparsed(cut_off_rate, self.adapter)}"
+    def note_unparsed(self, found: StepRollouts | Evaluation) -> None:
+        """Log it once if no answer parsed; it raises nothing here."""
+        if not found.parse_rate and any(count for name, count in found.outcomes.items() if name != "crashed"):
+            text = f"no run had answers that could be parsed; {unparsed(found.cut_off_rate, self.adapter)}"
             self.journal.note_once("unparsed", text)
 
     def trained(self, record: StepRecord, first_failure: str | None) -> None:

@@ -12,7 +12,7 @@ import math
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -178,10 +178,11 @@ class Journal:
         entry = {**asdict(validated), **figures, "best": best}
         self._add("validation", entry, seconds=round(seconds, 3))
 
-    def alarm(self, alarm: Alarm) -> None:
-        self.note(f"ALARM {alarm.name} after {alarm.step} steps: {alarm.text}")
-        self.report.alarms.append(alarm.name)
-        self._add("alarm", asdict(alarm))
+    def alarms(self, alarms: Iterable[Alarm]) -> None:
+        for alarm in alarms:
+            self.note(f"ALARM {alarm.name} after {alarm.step} steps: {alarm.text}")
+            self.report.alarms.append(alarm.name)
+            self._add("alarm", asdict(alarm))
 
     def rewind(self, was: int, now: int) -> None:
         """The machine was lost: from step `was` back to step `now`. `history` alone has it."""

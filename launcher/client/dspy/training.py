@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 import dspy
 
-from launcher.client.alarms import Alarm, Alarms
+from launcher.client.alarms import Alarms
 from launcher.client.dspy import step_backfill
 from launcher.client.dspy.examples import TrainingData, check_examples
 from launcher.client.dspy.grpo_config import GRPOConfig
@@ -215,24 +215,18 @@ class Training:
         self.journal.step(record)
         if nothing is not None:
             self.journal.note(f"that step has no version: {nothing.why}")
-        rollouts = record.rollouts
-        self._failures.note_unparsed(rollouts.parse_rate, rollouts.cut_off_rate, rollouts.outcomes)
-        self._log_alarms(self.alarms.observe(record))
+        self._failures.note_unparsed(record.rollouts)
+        self.journal.alarms(self.alarms.observe(record))
         self._failures.trained(record, rolled.first_failure)
         if nothing is not None:
             self._guard.empty(nothing.why, nothing_to_score(self.journal.report), counts=nothing.counts)
 
-    def _log_alarms(self, alarms: Sequence[Alarm]) -> None:
-        for alarm in alarms:
-            self.journal.alarm(alarm)
-
     # ------------------------------------------------------------- a validation
 
     def _on_validation(self, found: Evaluation, step: int) -> None:
-        self._failures.validated(found.outcomes)
-        self._failures.note_unparsed(found.parse_rate, found.cut_off_rate, found.outcomes)
+        self._failures.validated(found)
         score = found.score if self.held_out.last_is_comparable() else float("nan")
-        self._log_alarms(self.alarms.observe_validation(step, score))
+        self.journal.alarms(self.alarms.observe_validation(step, score))
 
     def _evaluate(self, examples: Sequence[dspy.Example], model: str | None) -> Evaluation:
         """`model` None: here and now; a version by its name: beside the rollouts, by their workers."""
