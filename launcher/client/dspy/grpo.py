@@ -42,7 +42,7 @@ from launcher.client.dspy.programs import (
     with_own_lms,
 )
 from launcher.client.dspy.report import Journal, Report, plural
-from launcher.client.dspy.rolling import Sampling, sampling_notes
+from launcher.client.dspy.rolling import sampling_notes
 from launcher.client.dspy.rollouts import RolloutLimits, Runner
 from launcher.client.dspy.sampler import EpochSampler
 from launcher.client.dspy.scoring import Metric, metric_arity
@@ -245,14 +245,14 @@ class GRPO(Teleprompter):
             f"training {', '.join(trained.names)} of {type(student).__name__}, the given object itself: "
             f"{plural(steps, 'step')} of {per_step} examples × {config.num_rollouts_per_grpo_step} rollouts"
         )
-        limits, sampling = config.limits(status.places), _sampling(resolved, status.settings)
+        limits = config.limits(status.places)
         for note in (
             *trained.notes,
             *resolved.notes,
             *([changed] if changed else []),
             *deprecated_name_warnings(self.num_samples_per_input),
             *self._remove_demos(student),
-            *sampling_warnings(trained.policies, sampling.temperature),
+            *sampling_warnings(trained.policies, resolved.temperature),
             *example_warnings(trainset, valset, per_step),
             *sampling_notes(config, limits),
         ):
@@ -261,7 +261,10 @@ class GRPO(Teleprompter):
         adapter = strict_adapter(value_for_policy("adapter", config.adapter, session))
         runner = Runner(student, trained, metric, adapter, limits)
         data = TrainingData(trainset, held_out, EpochSampler(len(trainset), per_step, config.seed))
-        return self._training_class(config, sampling, resolved, runner, data, session, place, journal)
+        overlong = {**status.settings, **resolved.changed_settings}.get("overlong", "mask")
+        return self._training_class(
+            config, resolved, runner, data, session, place, journal, drops_truncated=overlong == "mask"
+        )
 
     def _remove_demos(self, student: dspy.Module) -> list[str]:
         """Remove the demos if `exclude_demos` is set; else they are sampled and trained with the rest."""
@@ -316,9 +319,3 @@ class GRPO(Teleprompter):
             "had_finished": training.had_finished,
             "report": self.report.to_dict(),
         }
-
-
-def _sampling(resolved: ResolvedTrainKwargs, settings: Mapping[str, Any]) -> Sampling:
-    """`settings`: the run's own, which the resolved ones change."""
-    overlong = {**settings, **resolved.changed_settings}.get("overlong", "mask")
-    return Sampling(float(resolved.sampling.get("temperature", 1.0)), drops_truncated=overlong == "mask")

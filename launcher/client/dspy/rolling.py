@@ -49,17 +49,6 @@ _Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True)
-class Sampling:
-    """How this run samples and trains answers.
-
-    `drops_truncated`: the trainer leaves answers out that were cut off, so they make no variance.
-    """
-
-    temperature: float
-    drops_truncated: bool
-
-
-@dataclass(frozen=True)
 class Rolled:
     """Step `step`'s rollouts (0 is the first), before they are trained.
 
@@ -117,16 +106,18 @@ def sampling_notes(config: GRPOConfig, limits: RolloutLimits) -> list[str]:
 class Rolling:
     """Rolls out one step after the other; `journal` gets the results.
 
-    Between `begin` and `end` runs are in progress.
+    Between `begin` and `end` runs are in progress. `drops_truncated`: the trainer leaves answers out that
+    were cut off, so they make no variance.
     """
 
     config: GRPOConfig
-    sampling: Sampling
     runner: Runner
     data: TrainingData
     journal: Journal
     served: ServedVersion
     failures: ProgramFailures
+    temperature: float
+    drops_truncated: bool
     # Part of every rollout's id.
     _token: str = field(default="", init=False)
     _pool: RolloutPool | None = field(default=None, init=False)
@@ -255,7 +246,7 @@ class Rolling:
         sampler, own = self.data.sampler, self.config.num_dspy_examples_per_grpo_step
         others = sampler.extra_examples(step, index - own + 1) if index >= own else []
         example = others[-1] if others else sampler.at(step)[index]
-        sampling = {"temperature": self.sampling.temperature}
+        sampling = {"temperature": self.temperature}
         runs = [
             ProgramRun(
                 self.data.trainset[example],
@@ -278,7 +269,7 @@ class Rolling:
     ) -> Ended:
         finished = [self.runner.finished_run(run, job) for run, job in zip(runs, jobs, strict=True)]
         grouped = build_groups(finished, self.config.reward_rules, prefix)
-        flat = zero_variance_examples(finished, grouped.groups, self.sampling.drops_truncated)
+        flat = zero_variance_examples(finished, grouped.groups, self.drops_truncated)
         versions = [it for run in runs for it in run.rollout.versions_of(self._trained)]
         return Ended(finished, grouped, bool(flat), min(versions, default=None))
 

@@ -22,7 +22,7 @@ from launcher.client.dspy.grpo_config import GRPOConfig
 from launcher.client.dspy.held_out import HeldOutSet
 from launcher.client.dspy.program_failures import ProgramFailures, nothing_to_score
 from launcher.client.dspy.report import Journal, counts_text
-from launcher.client.dspy.rolling import Rolled, Rolling, Sampling
+from launcher.client.dspy.rolling import Rolled, Rolling
 from launcher.client.dspy.rollouts import Runner
 from launcher.client.dspy.served_version import ServedVersion
 from launcher.client.dspy.step_sender import StepSender
@@ -38,16 +38,20 @@ from launcher.client.train_kwargs import ResolvedTrainKwargs
 
 @dataclass
 class Training:
-    """One run of the loop. `place` is where it stands, `journal` has its report and history."""
+    """One run of the loop. `place` is where it stands, `journal` has its report and history.
+
+    `resolved`: the train_kwargs on this run. `drops_truncated`: the trainer leaves out answers that were cut
+    off.
+    """
 
     config: GRPOConfig
-    sampling: Sampling
     resolved: ResolvedTrainKwargs
     runner: Runner
     data: TrainingData
     session: Session
     place: Place
     journal: Journal
+    drops_truncated: bool
     # Whether an earlier life of the program had done all steps.
     had_finished: bool = field(init=False)
     # The version served at the end, and its lasting name.
@@ -61,7 +65,14 @@ class Training:
         self._failures = ProgramFailures(journal, self.runner.adapter, has_run=self.place.step > 0)
         self.served = ServedVersion(session, journal)
         self.rolling = Rolling(
-            config, self.sampling, self.runner, self.data, journal, self.served, self._failures
+            config,
+            self.runner,
+            self.data,
+            journal,
+            self.served,
+            self._failures,
+            temperature=self.resolved.temperature,
+            drops_truncated=self.drops_truncated,
         )
         self._sender = StepSender(session, self.rolling, self.served, self.resolved, config.staleness > 0)
         self.held_out = HeldOutSet(config, self.data, self._evaluate, session, journal)
