@@ -277,7 +277,7 @@ class Alarms:
 
 
 def _measure(record: StepRecord, name: str) -> float | None:
-    """A step's figure by the name of its alarm. None or NaN: not measured."""
+    """A step's figure by its name: the trainer's metrics, and those below. None or NaN: not measured."""
     rollouts, counts, metrics = record.rollouts, record.status.counts, record.status.metrics
     match name:
         case "flat_groups":

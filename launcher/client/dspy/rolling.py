@@ -69,14 +69,14 @@ class Rolled:
     def record(self, epoch: int, status: StepStatus, train_seconds: float) -> StepRecord:
         """The step's record, once the run has the step's status."""
         return StepRecord(
-            self.step + 1,
-            epoch,
-            self.rollouts,
-            status,
-            self.seconds,
-            train_seconds,
-            self.resampled,
-            self.stale,
+            step=self.step + 1,
+            epoch=epoch,
+            rollouts=self.rollouts,
+            status=status,
+            rollout_seconds=self.seconds,
+            train_seconds=train_seconds,
+            resampled=self.resampled,
+            stale=self.stale,
         )
 
 
@@ -190,17 +190,18 @@ class Rolling:
         served.check_runs(finished, self.runner.predictors)
         self.failures.crashed(finished)
         return Rolled(
-            step,
-            grouped.groups,
-            step_rollouts(finished, grouped, self._staleness_counts(finished)),
-            next((it.reason for it in finished if it.reason), None),
-            time.monotonic() - began,
-            self._resampled_groups(taken.tickets),
-            len(taken.stale),
-            taken.outstanding,
+            step=step,
+            groups=grouped.groups,
+            rollouts=step_rollouts(finished, grouped, self._staleness_counts(finished)),
+            first_failure=next((it.reason for it in finished if it.reason), None),
+            seconds=time.monotonic() - began,
+            resampled=self._count_resampled(taken.tickets),
+            stale=len(taken.stale),
+            outstanding=taken.outstanding,
         )
 
-    def _resampled_groups(self, tickets: Iterable[Ticket]) -> int:
+    def _count_resampled(self, tickets: Iterable[Ticket]) -> int:
+        """How many groups were rolled out besides the step's own."""
         per_step, report = self.config.num_dspy_examples_per_grpo_step, self.journal.report
         resampled = [it.ended for it in tickets if it.ended and it.key[1] >= per_step]
         groups = sum(len(it.grouped.groups) for it in resampled)
