@@ -78,7 +78,7 @@ _KINDS: dict[str, tuple[str, list[tuple[str, str]]]] = {
     "slipway_program.py": (
         "program",
         [
-            ("steps: groups, bodies, waiting for them", r"(Training|StepSender|Session)\.|build_groups|_judged"),
+            ("steps: groups, bodies, waiting for them", r"Training\.|build_groups|_judged|Session\."),
             ("requests of rollouts", r"Wire\.send|PolicyEngine"),
             ("DSPy and metric", r"rollouts\.py"),
         ],
