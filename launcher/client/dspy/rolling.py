@@ -23,12 +23,11 @@ import dspy
 
 from launcher.client.dspy.grouping import GroupingResult, RewardRules, build_groups
 from launcher.client.dspy.lm import PolicyLM
-from launcher.client.dspy.outstanding import Key, Outstanding
 from launcher.client.dspy.predictors import Predictors
 from launcher.client.dspy.program_failures import ProgramFailures
 from launcher.client.dspy.program_rollout import ProgramRollout
 from launcher.client.dspy.report import Journal, Report, plural
-from launcher.client.dspy.rollout_pool import PoolBounds, RolloutPool, StepTickets
+from launcher.client.dspy.rollout_pool import RolloutPool, StepTickets
 from launcher.client.dspy.rollouts import (
     DEFAULT_CONCURRENCY,
     MAX_CONCURRENCY,
@@ -41,14 +40,15 @@ from launcher.client.dspy.rollouts import (
 from launcher.client.dspy.sampler import EpochSampler
 from launcher.client.dspy.scoring import Metric
 from launcher.client.dspy.served_version import ServedVersion
+from launcher.client.dspy.step_keys import Key
 from launcher.client.dspy.tickets import Ended, Ticket
 from launcher.client.dspy.validation import raise_if_unanswered
 from launcher.client.dspy.workers import BackgroundCall, Workers, WorkerTask
 from launcher.client.request_bodies import Group
+from launcher.client.scheduler import Bounds, Cursor
+from launcher.client.scheduler import max_extra_rollouts as max_extra_rollouts
 
 _Result = TypeVar("_Result")
-# Of a step's own rollouts, the default bound for extra ones.
-_MAX_EXTRA_FACTOR = 3
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class Rolled:
     resampled: int = 0
     staleness: Mapping[int, int] = field(default_factory=dict)
     stale: int = 0
-    outstanding: Outstanding | None = None
+    outstanding: Cursor[Key] | None = None
 
     @property
     def parse_rate(self) -> float:
@@ -104,16 +104,6 @@ class Rolled:
     @property
     def _answered(self) -> list[FinishedRun]:
         return [it for it in self.finished if it.outcome not in ("lost", "overdue")]
-
-
-def max_extra_rollouts(dynamic_sampling: bool | int, rollouts: int) -> int:
-    """The number of rollouts that a step may have besides its own: none by default, whatever the loss.
-
-    `rollouts`: the step's own. A number given by the user is the bound itself.
-    """
-    if isinstance(dynamic_sampling, bool):
-        return _MAX_EXTRA_FACTOR * rollouts if dynamic_sampling else 0
-    return dynamic_sampling
 
 
 def sampling_notes(sampling: Sampling, steps: int, examples: int) -> list[str]:
@@ -181,7 +171,7 @@ class Rolling:
         """The workers of the runs, while any may be in progress."""
         return None if self._pool is None else self._pool.workers
 
-    def begin(self, done: int, outstanding: Outstanding | None) -> None:
+    def begin(self, done: int, outstanding: Cursor[Key] | None) -> None:
         """From here on; nothing is asked before `begin_allowed` or `step`.
 
         With new ids: a rollout that began on a lost machine must not be mixed with one made on this one.
@@ -191,9 +181,10 @@ class Rolling:
         own = self.sampler.per_step * self.sampling.rollouts
         workers = self.runner.workers(self.sampling.concurrency(own))
         extra = self.sampling.max_extra_rollouts // self.sampling.rollouts
-        bounds = PoolBounds(self.steps, self.sampler.per_step, extra, self.staleness)
+        bounds = Bounds(self.sampler.per_step, self.staleness, self.steps)
         self._quiet.enter_context(quiet_dspy())
-        self._pool = RolloutPool(bounds, workers, self._ticket, done, outstanding)
+        cursor = outstanding or Cursor(done, done * self.sampler.per_step)
+        self._pool = RolloutPool(bounds, extra, workers, self._ticket, cursor)
 
     def end(self) -> None:
         """No run is in progress any more; those in no step are counted."""
