@@ -18,11 +18,10 @@ from launcher.client.dspy.grouping import Grouping, RewardRules
 from launcher.client.dspy.lm import PolicyLM
 from launcher.client.dspy.programs import NEUTRAL_VALUES, is_neutral, is_policy_lm
 from launcher.client.dspy.rollouts import RolloutLimits
+from launcher.client.scheduler import max_extra_rollouts
 from launcher.client.session import Session
 
 DEFAULT_ROLLOUTS = 8
-# Of a step's own rollouts, the bound for extra ones with dynamic_sampling=True.
-_MAX_EXTRA_FACTOR = 3
 
 CheckpointMode = Literal["single-best", "improvements", "none"]
 OnAlarm = Literal["note", "stop"]
@@ -100,13 +99,8 @@ class GRPOConfig:
 
     @property
     def max_extra_rollouts(self) -> int:
-        """Rollouts that a step may have besides its own, for examples whose rewards were all equal.
-
-        None by default, whatever the loss; a number given by the user is the bound itself.
-        """
-        if isinstance(self.dynamic_sampling, bool):
-            return _MAX_EXTRA_FACTOR * self.rollouts_per_step if self.dynamic_sampling else 0
-        return self.dynamic_sampling
+        """Rollouts that a step may have besides its own, for examples whose rewards were all equal."""
+        return max_extra_rollouts(self.dynamic_sampling, self.rollouts_per_step)
 
     @property
     def reward_rules(self) -> RewardRules:

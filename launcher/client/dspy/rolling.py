@@ -24,11 +24,10 @@ from typing import TypeVar
 from launcher.client.dspy.examples import TrainingData
 from launcher.client.dspy.grouping import GroupingResult, build_groups
 from launcher.client.dspy.grpo_config import GRPOConfig
-from launcher.client.dspy.outstanding import Key, Outstanding
 from launcher.client.dspy.program_failures import ProgramFailures
 from launcher.client.dspy.program_rollout import ProgramRollout
 from launcher.client.dspy.report import Journal, plural
-from launcher.client.dspy.rollout_pool import PoolBounds, RolloutPool, StepTickets
+from launcher.client.dspy.rollout_pool import RolloutPool, StepTickets
 from launcher.client.dspy.rollouts import (
     DEFAULT_CONCURRENCY,
     FinishedRun,
@@ -38,10 +37,12 @@ from launcher.client.dspy.rollouts import (
     quiet_dspy,
 )
 from launcher.client.dspy.served_version import ServedVersion
+from launcher.client.dspy.step_keys import Key
 from launcher.client.dspy.tickets import Ended, Ticket
 from launcher.client.dspy.validation import raise_if_unanswered
 from launcher.client.dspy.workers import BackgroundCall, Workers, WorkerTask
 from launcher.client.request_bodies import Group
+from launcher.client.scheduler import Bounds, Cursor
 from launcher.client.schema import StepStatus
 from launcher.client.step_record import StepRecord, StepRollouts
 
@@ -64,7 +65,7 @@ class Rolled:
     seconds: float
     resampled: int
     stale: int
-    outstanding: Outstanding | None
+    outstanding: Cursor[Key] | None
 
     def record(self, epoch: int, status: StepStatus, train_seconds: float) -> StepRecord:
         """The step's record, once the run has the step's status."""
@@ -135,7 +136,7 @@ class Rolling:
         """The workers of the runs, while any may be in progress."""
         return None if self._pool is None else self._pool.workers
 
-    def begin(self, done: int, outstanding: Outstanding | None) -> None:
+    def begin(self, done: int, outstanding: Cursor[Key] | None) -> None:
         """From here on; nothing is asked before `begin_allowed` or `step`.
 
         With new ids: a rollout that began on a lost machine must not be mixed with one made on this one.
@@ -144,14 +145,12 @@ class Rolling:
         self._untagged_before = self._untagged_requests()
         config = self.config
         workers = self.runner.workers(self.runner.limits.concurrency_ahead(config.rollouts_per_step))
-        bounds = PoolBounds(
-            config.num_train_steps,
-            config.num_dspy_examples_per_grpo_step,
-            config.max_extra_rollouts // config.num_rollouts_per_grpo_step,
-            config.staleness,
-        )
+        per_step = config.num_dspy_examples_per_grpo_step
+        extra = config.max_extra_rollouts // config.num_rollouts_per_grpo_step
+        bounds = Bounds(per_step, config.staleness, config.num_train_steps)
         self._quiet.enter_context(quiet_dspy())
-        self._pool = RolloutPool(bounds, workers, self._ticket, done, outstanding)
+        cursor = outstanding or Cursor(done, done * per_step)
+        self._pool = RolloutPool(bounds, extra, workers, self._ticket, cursor)
 
     def end(self) -> None:
         """No run is in progress any more; those in no step are counted."""
