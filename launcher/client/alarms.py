@@ -1,17 +1,21 @@
 """Alarms of a training that goes wrong while every step succeeds (C47): each is raised once.
 
-Neighbours: `dspy/training.py` feeds one `Observed` a step and one validation at a time, `dspy/report.py`
+Neighbours: `dspy/training.py` feeds one `StepRecord` a step and one validation at a time, `dspy/report.py`
 shows each alarm; `on_alarm="stop"` ends the training there. Pure: knows nothing of DSPy, wire or clock.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from statistics import fmean, pstdev
 
+from launcher.client.step_record import StepRecord
+
 _NGRAM = 4
+_LAG = re.compile(r"lag(\d+)/trained_tokens")
 # The share of the tokens that a lag must have to be judged by itself.
 _MIN_TOKEN_SHARE = 0.1
 
@@ -81,28 +85,6 @@ class StalenessBucket:
 
 
 @dataclass(frozen=True)
-class Observed:
-    """One step, as far as alarms look at it. None or NaN: not measured."""
-
-    step: int
-    rewards: Sequence[float] = ()
-    flat_groups: float | None = None
-    length: float | None = None
-    repetition: float | None = None
-    truncation: float | None = None
-    outside: float | None = None
-    entropy: float | None = None
-    kl_behaviour: float | None = None
-    kl_reference: float | None = None
-    masked: float | None = None
-    # The share of the trained answers that have a masked token.
-    masked_answers: float | None = None
-    ratio_max: float | None = None
-    # By how many steps old they are; nothing if no answer is older than the policy.
-    lags: Mapping[int, StalenessBucket] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
 class Alarm:
     """One alarm: its name, the step after which it was raised, and a sentence about the observation."""
 
@@ -117,16 +99,16 @@ class Alarms:
 
     thresholds: Thresholds = field(default_factory=Thresholds)
     raised: list[Alarm] = field(default_factory=list)
-    _steps: list[Observed] = field(default_factory=list)
+    _steps: list[StepRecord] = field(default_factory=list)
     # Held-out scores, each with the number of steps observed before it.
     _scores: list[tuple[int, float]] = field(default_factory=list)
 
-    def observe(self, observed: Observed) -> list[Alarm]:
+    def observe(self, record: StepRecord) -> list[Alarm]:
         """The alarms that this step raises for the first time."""
-        self._steps.append(observed)
+        self._steps.append(record)
         if len(self._steps) < self.thresholds.window:
             return []
-        return self._raise(observed.step, self._checks())
+        return self._raise(record.step, self._checks())
 
     def observe_validation(self, step: int, score: float) -> list[Alarm]:
         """The alarms that this held-out score raises for the first time."""
@@ -241,7 +223,7 @@ class Alarms:
         Only a lag that is in each of the last steps and has enough tokens counts, because a few tokens prove
         nothing. If the policy's own tokens exceed it too, their age is not the reason.
         """
-        steps = [it.lags for it in self._steps[-self.thresholds.window :]]
+        steps = [staleness_buckets(it.status.metrics) for it in self._steps[-self.thresholds.window :]]
         tokens: dict[int, float] = {}
         sums: dict[int, float] = {}
         for lag, it in (found for lags in steps for found in lags.items()):
@@ -255,7 +237,7 @@ class Alarms:
         return next(((lag, each) for lag in steady if each[lag] >= limit), None)
 
     def _ratio_max(self) -> str | None:
-        measured = [it.ratio_max for it in self._steps[-self.thresholds.window :]]
+        measured = [it.status.metrics.get("ratio_max") for it in self._steps[-self.thresholds.window :]]
         least = min((it for it in measured if it is not None), default=0.0)
         if None in measured or not least >= self.thresholds.ratio_max:
             return None
@@ -285,13 +267,46 @@ class Alarms:
     # ------------------------------------------------------------- windows
 
     def _first_mean(self, name: str) -> float | None:
-        return _complete_mean(getattr(it, name) for it in self._steps[: self.thresholds.window])
+        return _complete_mean(_measure(it, name) for it in self._steps[: self.thresholds.window])
 
     def _recent_mean(self, name: str) -> float | None:
-        return _complete_mean(getattr(it, name) for it in self._steps[-self.thresholds.window :])
+        return _complete_mean(_measure(it, name) for it in self._steps[-self.thresholds.window :])
 
     def _rewards(self, begin: int, end: int | None) -> list[float]:
-        return [reward for it in self._steps[begin:end] for reward in it.rewards]
+        return [reward for it in self._steps[begin:end] for reward in it.rollouts.all_rewards]
+
+
+def _measure(record: StepRecord, name: str) -> float | None:
+    """A step's figure by its name: the trainer's metrics, and those below. None or NaN: not measured."""
+    rollouts, counts, metrics = record.rollouts, record.status.counts, record.status.metrics
+    match name:
+        case "flat_groups":
+            return _share(counts.groups_without_variance, counts.groups)
+        case "length":
+            return rollouts.length
+        case "repetition":
+            return rollouts.repetition
+        case "truncation":
+            return rollouts.cut_off_rate
+        case "outside":
+            return _share(rollouts.outcomes.get("outside", 0), sum(rollouts.outcomes.values()))
+        case "masked":
+            return _share(metrics.get("masked_tokens"), metrics.get("trained_tokens"))
+        case "masked_answers":
+            return _share(metrics.get("masked_sequences"), counts.trained)
+    return metrics.get(name)
+
+
+def staleness_buckets(metrics: Mapping[str, float]) -> dict[int, StalenessBucket]:
+    """A step's metrics by staleness in steps; an older runtime does not send them."""
+    found: dict[int, StalenessBucket] = {}
+    for lag in (int(it[1]) for it in map(_LAG.fullmatch, metrics) if it):
+        names = ("trained_tokens", "clip_fraction", "masked_tokens", "kl_behaviour")
+        values = [metrics.get(f"lag{lag}/{name}") for name in names]
+        if None not in values:
+            tokens, clipped, masked, kl = (it for it in values if it is not None)
+            found[lag] = StalenessBucket(tokens, clipped * tokens + masked, kl * tokens)
+    return found
 
 
 def repeated_share(text: str) -> float:
@@ -299,6 +314,10 @@ def repeated_share(text: str) -> float:
     words = text.split()
     sequences = [tuple(words[i : i + _NGRAM]) for i in range(len(words) - _NGRAM + 1)]
     return 1 - len(set(sequences)) / len(sequences) if sequences else 0.0
+
+
+def _share(part: float | None, whole: float | None) -> float | None:
+    return part / whole if part is not None and whole else None
 
 
 def _age(lag: int) -> str:

@@ -87,6 +87,11 @@ class ResolvedTrainKwargs:
         return settings.model_copy(update={"schedule_step": step})
 
     @property
+    def temperature(self) -> float:
+        """The temperature of rollouts."""
+        return float(self.sampling.get("temperature", 1.0))
+
+    @property
     def changed_settings(self) -> dict[str, Any]:
         """The settings that were given, as JSON."""
         return self.settings.model_dump(exclude_none=True) if self.settings is not None else {}

@@ -20,11 +20,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from launcher.client.alarms import Alarms, Observed
+from launcher.client.alarms import Alarms
 from runtime.shared.batch import Batch
 from runtime.trainer.policy import Policy
 from tests.runtime import recipe_here
 from tests.runtime.trainer_fixtures import VOCABULARY, Sample, make_batch
+from tests.support.step_records import step_record
 
 pytestmark = pytest.mark.slow  # 28 trainings
 
@@ -149,7 +150,7 @@ def alarms(learned: Learned) -> list[str]:
         masked = it["masked_tokens"] / it["trained_tokens"]
         answers = it["masked_sequences"] / (2 * MEMBERS)
         seen = {name: it[name] for name in ("entropy", "kl_behaviour", "kl_reference", "ratio_max")}
-        raised.observe(Observed(step, [reward], masked=masked, masked_answers=answers, **seen))
+        raised.observe(step_record(step, [reward], masked=masked, masked_answers=answers, **seen))
     return [it.text for it in raised.raised]
 
 

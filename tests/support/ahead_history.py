@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from launcher.client.dspy.outstanding import Key, Outstanding
+from launcher.client.dspy.step_keys import Key, cursor_of
+from launcher.client.scheduler import Cursor
 from tests.programs.e2e import train_ahead as program
 
 _ROLLOUT = re.compile(r"^(\w+)-s(\d+)-e(\d+)-k(\d+)$")
@@ -203,19 +204,19 @@ class History:
         }
         for one, tickets in zip((self, other), own, strict=True):
             ahead = one.outstanding(len(one.steps))
-            assert of_a_whole_run - tickets <= set(one.left_out) | set(ahead.tickets)
+            assert of_a_whole_run - tickets <= set(one.left_out) | set(ahead.again)
 
     # ------------------------------------------------------------- places
 
-    def outstanding(self, step: int) -> Outstanding:
+    def outstanding(self, step: int) -> Cursor[Key]:
         """What was to be rolled out once so many steps were done."""
         state = self.steps[step - 1].state if step else {}
-        return Outstanding.of(state["pool"]) if "pool" in state else Outstanding(step * program.PER_STEP)
+        return cursor_of(state["pool"], step) if "pool" in state else Cursor(step, step * program.PER_STEP)
 
     def _gone(self, step: int) -> set[Key]:
         before, after = self.outstanding(step - 1), self.outstanding(step)
         own = {divmod(number, program.PER_STEP) for number in range(before.next, after.next)}
-        return (set(before.tickets) | own) - set(after.tickets) - set(self.tickets[step])
+        return (set(before.again) | own) - set(after.again) - set(self.tickets[step])
 
 
 def _parts(rollout: str) -> tuple[str, ...]:

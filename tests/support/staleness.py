@@ -10,8 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from launcher.client.dspy.outstanding import Key
 from launcher.client.dspy.rollout_pool import RolloutPool
+from launcher.client.dspy.step_keys import Key
 from tests.support.pretend_rollouts import ticket_of
 from tests.support.small_run import Asked, SmallRun
 
@@ -40,7 +40,7 @@ class Pools(list[RolloutPool]):
 
         def is_settled() -> bool:
             over = workers._stopped or workers._error is not None
-            return over or all(it.ended or is_late(it.key) for it in pool._open.values())
+            return over or all(it.ended or is_late(it.key) for it in pool._scheduler.open.values())
 
         with workers.changed:
             assert workers.changed.wait_for(is_settled, PATIENCE)

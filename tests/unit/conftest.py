@@ -80,6 +80,8 @@ def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[SmallRun]:
     monkeypatch.setenv("LAUNCH_RUN_DIR", str(tmp_path))
     yield small
     small.close()
+    if (compile_start := sys.modules.get("launcher.client.dspy.compile_start")) is not None:
+        compile_start._compiles.clear()  # they are known by their run's address, and another may get its port
 
 
 @pytest.fixture

@@ -11,9 +11,10 @@ import dspy
 import pytest
 
 from launcher.client import GRPO, TrainingFailed
-from launcher.client.alarms import Alarms, Observed, StalenessBucket, Thresholds, repeated_share
+from launcher.client.alarms import Alarms, StalenessBucket, Thresholds, repeated_share
 from tests.support.abuses import Asked, answering, length, member, predict
 from tests.support.small_run import CUT_OFF, SmallRun
+from tests.support.step_records import step_record
 
 STEPS = 12
 
@@ -45,7 +46,7 @@ def raised(changes: Callable[[int], dict[str, Any]], held_out: Callable[[int], f
     alarms = Alarms()
     alarms.observe_validation(0, held_out(0))
     for step in range(1, STEPS + 1):
-        alarms.observe(Observed(step, **{**healthy(step), **changes(step)}))
+        alarms.observe(step_record(step, **{**healthy(step), **changes(step)}))
         if step % 3 == 0:
             alarms.observe_validation(step, held_out(step))
     return alarms
@@ -135,7 +136,7 @@ def test_c47_a_reward_that_rises_while_the_held_out_score_does_not_is_raised() -
 def test_what_was_not_measured_raises_nothing() -> None:
     alarms = Alarms()
     for step in range(5):
-        assert alarms.observe(Observed(step, entropy=float("nan"))) == []
+        assert alarms.observe(step_record(step, entropy=float("nan"))) == []
     assert alarms.observe_validation(5, float("nan")) == []
 
 
@@ -173,8 +174,8 @@ def test_c50_a_lag_is_judged_where_it_is_steady_and_of_weight(
 
 def test_a_threshold_is_moved_by_name() -> None:
     alarms = Alarms(Thresholds.of({"length": 1.2, "window": 1}))
-    alarms.observe(Observed(1, length=10.0))
-    assert [it.name for it in alarms.observe(Observed(2, length=13.0))] == ["length"]
+    alarms.observe(step_record(1, length=10.0))
+    assert [it.name for it in alarms.observe(step_record(2, length=13.0))] == ["length"]
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,12 @@ from runtime.shared.schema import Group, Member
 from tests.support.lives import begin_life
 from tests.support.small_run import CUT_OFF, TOKEN, Asked, SmallRun, answering
 
+# A step's line, in its order: users' programs read the file.
+STEP_KEYS = [
+    "kind", "compile", "step", "epoch", "version", "reward", "spread", "rewards", "parse_rate",
+    "cut_off_rate", "outcomes", "counts", "metrics", "rollout_seconds", "train_seconds", "groups_again",
+    "lags", "groups_stale", "standard_error",
+]  # fmt: skip
 GOOD = "[[ ## french ## ]]\nbonjour\n\n[[ ## completed ## ]]"
 BAD = "I would rather not"
 
@@ -673,6 +679,8 @@ def test_everything_is_written_down_in_the_runs_folder(run: SmallRun, tmp_path: 
         ("validation", 2),
     ]
     assert [it["kind"] for it in grpo.history] == [it["kind"] for it in written[1:]]
+    assert list(written[2]) == STEP_KEYS
+    assert list(grpo.history[1]) == [it for it in STEP_KEYS if it != "compile"]
     report = grpo.summary["report"]
     assert (
         report["trained"] + sum(report["dropped"].values()) == report["samples"] == report["rollouts"] == 16
@@ -695,6 +703,17 @@ def test_everything_is_written_down_in_the_runs_folder(run: SmallRun, tmp_path: 
 def test_what_cannot_be_meant_is_refused_by_name(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         optimizer(**changes)
+
+
+def test_a_setting_that_is_changed_on_the_optimizer_is_checked_and_taken(run: SmallRun) -> None:
+    grpo = optimizer(num_train_steps=5)
+    grpo.num_train_steps = 0
+    with pytest.raises(ValueError, match="num_train_steps must be at least 1"):
+        grpo.compile(program(), trainset=examples(2))
+    assert not run.asked
+    grpo.num_train_steps = 2
+    grpo.compile(program(), trainset=examples(2))
+    assert len(run.requests) == 2
 
 
 @pytest.mark.process

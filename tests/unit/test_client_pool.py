@@ -13,13 +13,14 @@ import dspy
 import pytest
 
 from launcher.client.dspy.grouping import GroupingResult
-from launcher.client.dspy.outstanding import Key, Outstanding
 from launcher.client.dspy.predictors import Predictors
 from launcher.client.dspy.program_rollout import AnswerRecord, ProgramRollout
-from launcher.client.dspy.rollout_pool import PoolBounds, RolloutPool, StepTickets
+from launcher.client.dspy.rollout_pool import RolloutPool, StepTickets
 from launcher.client.dspy.rollouts import FinishedRun, ProgramRun
+from launcher.client.dspy.step_keys import Key, cursor_of, cursor_state
 from launcher.client.dspy.tickets import Ended, Ticket
 from launcher.client.dspy.workers import BackgroundCall, Workers, WorkerTask
+from launcher.client.scheduler import Bounds, Cursor
 
 E, K = 2, 2
 PREDICTOR = "self"
@@ -115,11 +116,19 @@ def make() -> Iterator[Any]:
     """`make(staleness=…)`: a pool of four steps with two examples each; its jobs are let go at the end."""
     made: list[Played] = []
 
-    def of(done: int = 0, begin: Outstanding | None = None, at_once: int = 64, **bounds: int) -> Played:
+    def of(
+        done: int = 0,
+        begin: Cursor[Key] | None = None,
+        at_once: int = 64,
+        most_extra: int = 0,
+        staleness: int = 0,
+        steps: int = 4,
+    ) -> Played:
         played = Played()
-        asked = {"steps": 4, "per_step": E, "most_extra": 0, "staleness": 0, **bounds}
+        bounds = Bounds(E, staleness, steps)
         workers = Workers[FinishedRun](at_once, 4 * PATIENCE)
-        played.pool = RolloutPool(PoolBounds(**asked), workers, played.ticket, done, begin)
+        cursor = begin or Cursor(done, done * E)
+        played.pool = RolloutPool(bounds, most_extra, workers, played.ticket, cursor)
         made.append(played)
         return played
 
@@ -227,7 +236,7 @@ def test_a22_a_flat_one_makes_room_for_another_of_the_step_it_was_planned_for(ma
     played.pool.begin_allowed(0)
     played.finish((0, 0), (1, 0))
     assert played.begun[2 * E :] == [(0, 2), (1, 2)]
-    assert not played.pool._is_enough(None), "both their places are still to be filled"
+    assert not played.pool._scheduler.is_ready(), "both their places are still to be filled"
     played.finish((0, 1), (0, 2))
     assert played.begun[2 * E + 2 :] == [(0, 3)]
     played.finish((1, 1))
@@ -260,14 +269,15 @@ def test_c43_a_pool_begun_at_a_place_rolls_out_what_was_outstanding_there_and_no
     played.finish((0, 1), (2, 0))
     outstanding = played.pool.take(0, None).outstanding
     assert outstanding is not None
-    assert outstanding == Outstanding.of(outstanding.to_dict())
-    assert outstanding.tickets == ((0, 0), (1, 0), (1, 1))
-    again = make(done=1, begin=outstanding, staleness=2)
+    assert outstanding == cursor_of(cursor_state(outstanding), 1)
+    assert outstanding.again == ((0, 0), (1, 0), (1, 1))
+    again = make(begin=outstanding, staleness=2)
     again.pool.begin_allowed(1)
     assert again.begun == [(0, 0), (1, 0), (1, 1), (2, 1), (3, 0), (3, 1)]
     again.finish(*again.begun)
-    assert [again.take(done) for done in (1, 2, 3)] == [[(0, 0), (1, 0)], [(1, 1), (2, 1)], [(3, 0), (3, 1)]]
-    assert again.pool._outstanding(4) is None
+    taken = [again.pool.take(done, None) for done in (1, 2, 3)]
+    assert [keys_of(it) for it in taken] == [[(0, 0), (1, 0)], [(1, 1), (2, 1)], [(3, 0), (3, 1)]]
+    assert taken[-1].outstanding is None
 
 
 def test_c43_examples_rolled_out_in_place_of_flat_ones_are_outstanding_too(make: Any) -> None:
@@ -276,8 +286,8 @@ def test_c43_examples_rolled_out_in_place_of_flat_ones_are_outstanding_too(make:
     played.pool.begin_allowed(0)
     played.finish((0, 0), (1, 0), (0, 1), (1, 1))
     outstanding = played.pool.take(0, None).outstanding
-    assert outstanding == Outstanding(4, ((0, 2), (1, 2)), {0: 1, 1: 1})
-    again = make(done=1, begin=outstanding, staleness=1, most_extra=3)
+    assert outstanding == Cursor(1, 4, ((0, 2), (1, 2)), {0: 1, 1: 1})
+    again = make(begin=outstanding, staleness=1, most_extra=3)
     again.flat.add((0, 2))
     again.pool.begin_allowed(1)
     assert again.begun == [(0, 2), (1, 2), (2, 0), (2, 1)]
@@ -292,7 +302,7 @@ def test_c43_what_was_left_out_is_not_rolled_out_again(make: Any) -> None:
     played.finish((0, 0), (0, 1), version=2)
     taken = played.pool.take(0, 2)
     assert [it.key for it in taken.stale] == [(1, 1)]
-    assert taken.outstanding == Outstanding(4, ((1, 0),))
+    assert taken.outstanding == Cursor(1, 4, ((1, 0),))
 
 
 # ----------------------------------------------------------------- errors

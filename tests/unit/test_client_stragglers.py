@@ -17,13 +17,14 @@ import dspy
 import pytest
 
 from launcher.client.dspy.grouping import GroupingResult
-from launcher.client.dspy.outstanding import Key
 from launcher.client.dspy.predictors import Predictors
 from launcher.client.dspy.program_rollout import AnswerRecord, ProgramRollout
-from launcher.client.dspy.rollout_pool import PoolBounds, RolloutPool, StepTickets
+from launcher.client.dspy.rollout_pool import RolloutPool, StepTickets
 from launcher.client.dspy.rollouts import FinishedRun, ProgramRun
+from launcher.client.dspy.step_keys import Key
 from launcher.client.dspy.tickets import Ended, Ticket
 from launcher.client.dspy.workers import Workers, WorkerTask
+from launcher.client.scheduler import Bounds, Cursor
 
 E, K, STEPS = 4, 3, 40
 PREDICTOR = "self"
@@ -83,7 +84,8 @@ class Trained:
 
     def __post_init__(self) -> None:
         self.workers = Played(self._seconds_of)
-        self.pool = RolloutPool(PoolBounds(STEPS, E, 0, self.staleness), self.workers, self._ticket, 0)
+        bounds = Bounds(E, self.staleness, STEPS)
+        self.pool = RolloutPool(bounds, 0, self.workers, self._ticket, Cursor())
         for done in range(STEPS):  # as `training.py` has it
             self.pool.begin_allowed(done)
             self._note(self.pool.take(done, self.version or None))
@@ -156,7 +158,7 @@ def test_c39_stragglers_of_half_a_minute_hold_no_step_up_and_nothing_is_older_th
     assert len(set(trained.taken)) == STEPS * E
     late = {key for key in trained.slow if not set(trained.slow[key]) <= {False}}
     assert set(trained.stale) <= late, "who is left out has a straggler"
-    assert late - set(trained.taken) == set(trained.stale) | set(trained.pool._open)
+    assert late - set(trained.taken) == set(trained.stale) | set(trained.pool._scheduler.open)
     without = Trained(2, never)
     assert set(waits(without)) == {0.0}
     assert trained.left[-2] <= without.left[-2] + 0.25 * STEPS * RUN_SECONDS

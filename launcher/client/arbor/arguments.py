@@ -1,6 +1,6 @@
 """Arbor's arguments that GRPO spells differently: each is translated, and one plain line reports it once.
 
-Neighbours: `optimizer.py` has the parameters, `client/dspy/parameters.py` checks the results. Raises
+Neighbours: `optimizer.py` has the parameters, `client/dspy/grpo_config.py` checks the results. Raises
 ValueError and TypeError for invalid values. Knows nothing of runs.
 """
 
@@ -14,7 +14,7 @@ import dspy
 
 from launcher.client.arbor.stderr_log import log_once
 from launcher.client.dspy.grouping import Grouping
-from launcher.client.dspy.held_out import CheckpointMode
+from launcher.client.dspy.grpo_config import CheckpointMode
 
 T = TypeVar("T")
 ByLM = Mapping[dspy.LM, Mapping[str, Any]]

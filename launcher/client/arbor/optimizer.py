@@ -29,7 +29,7 @@ from launcher.client.arbor.stderr_log import log
 from launcher.client.arbor.stoppable_training import StoppableTraining
 from launcher.client.arbor.validations import ArborValidations
 from launcher.client.dspy.grpo import GRPO
-from launcher.client.dspy.parameters import check_train_kwargs
+from launcher.client.dspy.grpo_config import check_train_kwargs
 from launcher.client.dspy.training import Training
 
 
@@ -149,7 +149,7 @@ class ArborGRPO(GRPO):
 
     def _training(self, *words: Any, **named: Any) -> Training:
         training = super()._training(*words, **named)
-        self.job = Job(training.place.id, self.num_train_steps, training.history)
+        self.job = Job(training.place.id, self.num_train_steps, training.journal.history)
         assert isinstance(training, StoppableTraining)
         training.job = self.job
         jobs.add(self.job)

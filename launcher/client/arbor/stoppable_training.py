@@ -6,8 +6,6 @@ itself. Knows nothing of Arbor's spellings.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from launcher.client.arbor.jobs import Job
 from launcher.client.dspy.rolling import Rolled
 from launcher.client.dspy.training import Training
@@ -26,15 +24,14 @@ class StoppableTraining(Training):
         try:
             super()._run_steps()
         except _JobCancelled:
-            self.journal.note(f"shut down after {self.place.step} of {self.plan.steps} steps")
-            # Nothing more was meant to be trained, so it is not in vain that nothing was.
-            self.plan = replace(self.plan, steps=self.place.step)
+            steps = self.config.num_train_steps
+            self.journal.note(f"shut down after {self.place.step} of {steps} steps")
             self.validations.run_now(self.place)
             self._restore_best()
 
     def _roll_out(self, step: int) -> Rolled:
         if self.job is not None and self.job.is_cancelled.is_set():
-            self._wait_until_served()
+            self._sender.wait_until_served()
             self.validations.wait(self.place)  # it may have found the best
             raise _JobCancelled
         return super()._roll_out(step)

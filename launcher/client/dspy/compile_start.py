@@ -42,24 +42,33 @@ class NoteLog(Protocol):
     def note(self, text: str) -> Any: ...
 
 
-@dataclass(frozen=True)
-class CompileStart:
-    """The work, its number of steps, and whether it resumes (see `GRPO`)."""
+def begin_compile(
+    work: OptimizerWork,
+    session: Session,
+    journal: NoteLog,
+    *,
+    held_out: Sequence[dspy.Example],
+    steps: int,
+    resume: bool | None,
+) -> Place:
+    """The place to begin at, which is logged. Raises TrainingFailed if nothing can be resumed.
 
-    work: OptimizerWork
-    held_out: Sequence[dspy.Example]
-    steps: int
-    resume: bool | None
-
-
-def begin_compile(start: CompileStart, session: Session, journal: NoteLog) -> Place:
-    """The place to begin at, which is logged. Raises TrainingFailed if nothing can be resumed."""
-    fresh = _first_place(start, _compiles[session.endpoint.root])
-    _compiles[session.endpoint.root].append(_CompileRecord(start.work.digest))
+    `steps`: the number of steps of the whole work. `resume`: see `GRPO`.
+    """
+    compiled = _compiles[session.endpoint.root]
+    fresh = Place(
+        work,
+        compile=len(compiled),
+        earlier=tuple(it.digest for it in compiled),
+        names=tuple(it.name for it in compiled),
+        life=os.environ.get(PROGRAM_VARIABLE),
+        held_out=digest_of([dict(it.items()) for it in held_out]),
+    )
+    compiled.append(_CompileRecord(work.digest))
     status = session.settle()
-    place = _resumed_place(start, fresh, status)
+    place = _resumed_place(fresh, status, steps, resume)
     if place is not None:
-        journal.note(_start_note(place, start.steps))
+        journal.note(_start_note(place, steps))
     elif status.step:
         why = fresh.why_not_resumed(status.client_state)
         words = f"starting at step 0 with the policy as it is now (v{status.version})"
@@ -83,31 +92,20 @@ def _start_note(place: Place, steps: int) -> str:
     return f"resuming after {place.step} of {steps} steps"
 
 
-def _first_place(start: CompileStart, compiled: Sequence[_CompileRecord]) -> Place:
-    return Place(
-        start.work,
-        compile=len(compiled),
-        earlier=tuple(it.digest for it in compiled),
-        names=tuple(it.name for it in compiled),
-        life=os.environ.get(PROGRAM_VARIABLE),
-        held_out=digest_of([dict(it.items()) for it in start.held_out]),
-    )
-
-
-def _resumed_place(start: CompileStart, fresh: Place, status: RuntimeStatus) -> Place | None:
+def _resumed_place(fresh: Place, status: RuntimeStatus, steps: int, resume: bool | None) -> Place | None:
     state, metrics = status.client_state, status.last_metrics
-    if start.resume is None:
+    if resume is None:
         return fresh.restarted(state, metrics)
-    if not start.resume:
+    if not resume:
         return None
     try:
         place = fresh.resumed(state, metrics)
     except ValueError as error:
         raise TrainingFailed("There is nothing to resume", str(error), _WITHOUT_RESUME) from error
-    if place.step >= start.steps and not place.superseded:
+    if place.step >= steps and not place.superseded:
         raise TrainingFailed(
             "There is nothing left to train",
-            f"the run has done {place.step} steps of this work, {start.steps} are asked for",
+            f"the run has done {place.step} steps of this work, {steps} are asked for",
             f"num_train_steps above {place.step} trains more; {_WITHOUT_RESUME}",
         )
     return place

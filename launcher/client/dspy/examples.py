@@ -1,14 +1,28 @@
 """The examples an optimizer is given: checks them before any request, with warnings.
 
-Neighbours: `grpo.py` and `validation.py` check theirs here. Knows nothing of programs or of training.
+Neighbours: `grpo.py` and `validation.py` check theirs here, `sampler.py` chooses a step's. Knows nothing of
+programs or of training.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import dspy
+
+from launcher.client.dspy.sampler import EpochSampler
+
+
+@dataclass(frozen=True)
+class TrainingData:
+    """The examples of one `compile`: those that its steps roll out, in the sampler's order, and the held-out
+    ones."""
+
+    trainset: Sequence[dspy.Example]
+    held_out: Sequence[dspy.Example]
+    sampler: EpochSampler
 
 
 def check_examples(name: str, items: Iterable[Any] | None) -> list[dspy.Example]:

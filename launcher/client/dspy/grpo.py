@@ -5,7 +5,7 @@
     program = optimizer.compile(program, trainset=train, valset=val)
 
 Its parameters are those of dspy.GRPO and ArborGRPO, each with its meaning or refused by name. The loop is our
-own, because theirs trains re-rendered text and throws rollouts away. Neighbours: `parameters.py` checks the
+own, because theirs trains re-rendered text and throws rollouts away. Neighbours: `grpo_config.py` checks the
 parameters, `compile_start.py` finds the beginning, `training.py` is the loop. Knows nothing of HTTP.
 """
 
@@ -13,23 +13,23 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import dspy
 from dspy.teleprompt import Teleprompter
 
-from launcher.client.alarms import Thresholds
 from launcher.client.dspy import version_pinning
-from launcher.client.dspy.compile_start import CompileStart, begin_compile, record_version
-from launcher.client.dspy.examples import check_examples, example_warnings
-from launcher.client.dspy.grouping import Grouping, RewardRules
-from launcher.client.dspy.held_out import CheckpointMode
-from launcher.client.dspy.parameters import (
+from launcher.client.dspy.compile_start import begin_compile, record_version
+from launcher.client.dspy.examples import TrainingData, check_examples, example_warnings
+from launcher.client.dspy.grouping import Grouping
+from launcher.client.dspy.grpo_config import (
     DEFAULT_ROLLOUTS,
-    check_parameters,
+    CheckpointMode,
+    GRPOConfig,
+    OnAlarm,
     check_sampling,
-    check_train_kwargs,
     deprecated_name_warnings,
     resolve_num_rollouts,
     value_for_policy,
@@ -42,11 +42,11 @@ from launcher.client.dspy.programs import (
     with_own_lms,
 )
 from launcher.client.dspy.report import Journal, Report, plural
-from launcher.client.dspy.rolling import Sampling, max_extra_rollouts, sampling_notes
-from launcher.client.dspy.rollouts import RolloutLimits
+from launcher.client.dspy.rolling import sampling_notes
+from launcher.client.dspy.rollouts import RolloutLimits, Runner
 from launcher.client.dspy.sampler import EpochSampler
 from launcher.client.dspy.scoring import Metric, metric_arity
-from launcher.client.dspy.training import CompilePlan, OnAlarm, Training
+from launcher.client.dspy.training import Training
 from launcher.client.dspy.training_place import OptimizerWork
 from launcher.client.dspy.version_names import parse_version
 from launcher.client.session import Session, connect
@@ -172,10 +172,11 @@ class GRPO(Teleprompter):
         self.history: list[dict[str, Any]] = []
         self.summary: dict[str, Any] = {}
         metric_arity(metric)
-        check_parameters(self)
-        check_train_kwargs(self.train_kwargs)
-        self._thresholds = Thresholds.of(alarms)
-        self._resolved = ResolvedTrainKwargs()  # the resolved train_kwargs of the compile in progress
+        self._config()
+
+    def _config(self) -> GRPOConfig:
+        """The settings as they are now, checked: a program may have changed one of these attributes."""
+        return GRPOConfig(**{it.name: getattr(self, it.name) for it in fields(GRPOConfig)})
 
     def compile(  # positional too, as dspy.GRPO's is
         self,
@@ -193,22 +194,23 @@ class GRPO(Teleprompter):
         """
         if kwargs:
             raise TypeError(f"GRPO.compile() does not accept {', '.join(sorted(kwargs))}")
+        config = self._config()
         teachers = teacher if isinstance(teacher, list) else [teacher]
         if any(it is not None and it is not student for it in teachers):
             raise ValueError("GRPO learns from the student's own rollouts; it takes no teacher")
         examples, held_out = check_examples("trainset", trainset), check_examples("valset", valset)
         if not examples:
             raise ValueError("the trainset is empty")
-        if self.use_train_as_val and held_out:
+        if config.use_train_as_val and held_out:
             raise ValueError("give a valset or use_train_as_val=True, not both")
         session = self.session or connect()
         trained = attach_policy(student, session)
-        train_kwargs = value_for_policy("train_kwargs", self.train_kwargs, session)
+        train_kwargs = value_for_policy("train_kwargs", config.train_kwargs, session)
         check_sampling(train_kwargs, trained.policies)
-        self._resolved = resolve(session.connection, train_kwargs, self.num_train_steps)
+        resolved = resolve(session.connection, train_kwargs, config.num_train_steps)
         # The newest version, whichever an earlier compile left here.
         trained = with_own_lms(student, trained, session.model)
-        training = self._training(student, trained, session, examples, held_out)
+        training = self._training(config, resolved, student, trained, session, examples, held_out)
         if note := version_pinning.pin_copies(student, session):
             training.journal.note(note)
         try:
@@ -222,6 +224,8 @@ class GRPO(Teleprompter):
 
     def _training(
         self,
+        config: GRPOConfig,
+        resolved: ResolvedTrainKwargs,
         student: dspy.Module,
         trained: TrainedPredictors,
         session: Session,
@@ -229,52 +233,38 @@ class GRPO(Teleprompter):
         valset: list[dspy.Example],
     ) -> Training:
         status = session.status()
-        check_staleness(self.staleness, status.max_staleness)
-        journal = Journal(session.run_dir, self.num_train_steps)
-        held_out = trainset if self.use_train_as_val else valset
-        start = CompileStart(
-            self._optimizer_work(trained, len(trainset)), held_out, self.num_train_steps, self.resume
-        )
-        place = begin_compile(start, session, journal)
-        changed = place.change_settings(self._resolved.changed_settings)
+        check_staleness(config.staleness, status.max_staleness)
+        steps, per_step = config.num_train_steps, config.num_dspy_examples_per_grpo_step
+        journal = Journal(session.run_dir, steps)
+        held_out = trainset if config.use_train_as_val else valset
+        work = self._optimizer_work(config, trained, len(trainset))
+        place = begin_compile(work, session, journal, held_out=held_out, steps=steps, resume=config.resume)
+        changed = place.change_settings(resolved.changed_settings)
         journal.begin(place)
         journal.note(
             f"training {', '.join(trained.names)} of {type(student).__name__}, the given object itself: "
-            f"{plural(self.num_train_steps, 'step')} of {self.num_dspy_examples_per_grpo_step} examples × "
-            f"{self.num_rollouts_per_grpo_step} rollouts"
+            f"{plural(steps, 'step')} of {per_step} examples × {config.num_rollouts_per_grpo_step} rollouts"
         )
-        plan = self._plan({**status.settings, **self._resolved.changed_settings}, status.places)
+        limits = config.limits(status.places)
         for note in (
             *trained.notes,
-            *self._resolved.notes,
+            *resolved.notes,
             *([changed] if changed else []),
             *deprecated_name_warnings(self.num_samples_per_input),
             *self._remove_demos(student),
-            *sampling_warnings(trained.policies, self._temperature),
-            *example_warnings(trainset, valset, self.num_dspy_examples_per_grpo_step),
-            *sampling_notes(plan.sampling, self.num_train_steps, self.num_dspy_examples_per_grpo_step),
+            *sampling_warnings(trained.policies, resolved.temperature),
+            *example_warnings(trainset, valset, per_step),
+            *sampling_notes(config, limits),
         ):
             journal.note(note)
-        patience = max(_MIN_METRIC_FAILURES, 2 * self.num_rollouts_per_grpo_step)
+        metric = Metric(self.metric, max(_MIN_METRIC_FAILURES, 2 * config.num_rollouts_per_grpo_step))
+        adapter = strict_adapter(value_for_policy("adapter", config.adapter, session))
+        runner = Runner(student, trained, metric, adapter, limits)
+        data = TrainingData(trainset, held_out, EpochSampler(len(trainset), per_step, config.seed))
+        overlong = {**status.settings, **resolved.changed_settings}.get("overlong", "mask")
         return self._training_class(
-            program=student,
-            policies=trained.policies,
-            trainset=trainset,
-            valset=held_out,
-            metric=Metric(self.metric, patience),
-            adapter=strict_adapter(value_for_policy("adapter", self.adapter, session)),
-            session=session,
-            sampler=EpochSampler(len(trainset), self.num_dspy_examples_per_grpo_step, self.seed),
-            plan=plan,
-            place=place,
-            journal=journal,
-            resolved=self._resolved,
-            lm=trained.lm,
+            config, resolved, runner, data, session, place, journal, drops_truncated=overlong == "mask"
         )
-
-    @property
-    def _temperature(self) -> float:
-        return float(self._resolved.sampling.get("temperature", 1.0))
 
     def _remove_demos(self, student: dspy.Module) -> list[str]:
         """Remove the demos if `exclude_demos` is set; else they are sampled and trained with the rest."""
@@ -287,43 +277,15 @@ class GRPO(Teleprompter):
             predictor.demos = []
         return [f"exclude_demos: the student's {count} demos were removed permanently"]
 
-    def _optimizer_work(self, trained: TrainedPredictors, examples: int) -> OptimizerWork:
+    def _optimizer_work(self, config: GRPOConfig, trained: TrainedPredictors, examples: int) -> OptimizerWork:
         return OptimizerWork(
             program=Path(sys.argv[0]).name if sys.argv else "",
             metric=getattr(self.metric, "__qualname__", type(self.metric).__qualname__),
             predictors=trained.names,
             examples=examples,
-            seed=self.seed,
-            examples_per_step=self.num_dspy_examples_per_grpo_step,
-            rollouts=self.num_rollouts_per_grpo_step,
-        )
-
-    def _sampling(self, settings: Mapping[str, Any], places: int | None) -> Sampling:
-        """How a step is rolled out, where the run learns like this."""
-        rollouts = self.num_rollouts_per_grpo_step
-        of_a_step = rollouts * self.num_dspy_examples_per_grpo_step
-        return Sampling(
-            rollouts=rollouts,
-            temperature=self._temperature,
-            seed=self.seed,
-            limits=RolloutLimits(self.num_threads, self.rollout_seconds, self.rollout_calls, places),
-            rules=RewardRules(
-                self.failure_score, self.format_failure_score, self.variably_invoked_predictor_grouping_mode
-            ),
-            max_extra_rollouts=max_extra_rollouts(self.dynamic_sampling, of_a_step),
-            drops_truncated=settings.get("overlong", "mask") == "mask",
-        )
-
-    def _plan(self, settings: Mapping[str, Any], places: int | None) -> CompilePlan:
-        return CompilePlan(
-            steps=self.num_train_steps,
-            sampling=self._sampling(settings, places),
-            steps_for_validation=self.num_steps_for_val,
-            keep=self.checkpoint,
-            staleness=self.staleness,
-            report_train_scores=self.report_train_scores,
-            thresholds=self._thresholds,
-            on_alarm=self.on_alarm,
+            seed=config.seed,
+            examples_per_step=config.num_dspy_examples_per_grpo_step,
+            rollouts=config.num_rollouts_per_grpo_step,
         )
 
     def _pin_program_version(self, training: Training, trained: TrainedPredictors) -> None:
@@ -343,8 +305,8 @@ class GRPO(Teleprompter):
 
     def _collect_results(self, training: Training) -> None:
         """Copy the training's results, also when it failed; sends no request, as the endpoint may be gone."""
-        self.report = training.report
-        self.history = training.history
+        self.report = training.journal.report
+        self.history = training.journal.history
         scores = training.place.scores
         self.summary = {
             "compile": training.place.id,
@@ -355,5 +317,5 @@ class GRPO(Teleprompter):
             "best": training.place.best.score if training.place.best else None,
             "restored": training.place.restored,
             "had_finished": training.had_finished,
-            "report": training.report.to_dict(),
+            "report": self.report.to_dict(),
         }

@@ -9,11 +9,13 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from dataclasses import dataclass, field
+from typing import Any
 
 import dspy
 
+from launcher.client.dspy.examples import TrainingData
+from launcher.client.dspy.grpo_config import GRPOConfig
 from launcher.client.dspy.report import Journal
 from launcher.client.dspy.score_comparison import Scores, is_comparable, rounded
 from launcher.client.dspy.training_place import Place, Validated
@@ -23,7 +25,6 @@ from launcher.client.request_bodies import Validation
 from launcher.client.schema import StepStatus
 from launcher.client.session import Session
 
-CheckpointMode = Literal["single-best", "improvements", "none"]
 # The runtime's code for a checkpoint that is missing or incomplete.
 _NOT_FOUND = "not_found"
 # The figures sent with a validation besides its score, where they are known.
@@ -41,30 +42,31 @@ class ValidationResult:
 
 @dataclass
 class HeldOutSet:
-    """`train` is scored as well if requested; `evaluate` runs the program greedily."""
+    """`evaluate` runs the program greedily, with the newest version or the one of a name."""
 
-    examples: Sequence[dspy.Example]
-    train: Sequence[dspy.Example]
+    config: GRPOConfig
+    data: TrainingData
     evaluate: Callable[[Sequence[dspy.Example], str | None], Evaluation]
     session: Session
     journal: Journal
-    keep: CheckpointMode
     # The last validation; the best one is compared with it at the end.
-    last: tuple[Validated, Scores] | None = None
+    last: tuple[Validated, Scores] | None = field(default=None, init=False)
 
     def needs_score(self, place: Place, step: int) -> bool:
         """Whether the policy after `step` steps still has no score."""
-        return bool(self.examples) and place.validated(step) is None
+        return bool(self.data.held_out) and place.validated(step) is None
 
     def score(self, model: str | None = None) -> ValidationResult:
         """Score the newest version, or the one of this name. Raises TrainingFailed if nothing has a score."""
         began = time.monotonic()
         evaluation = self._evaluate_or_raise(model)
-        train_score = self.evaluate(self.train, model).score if self.train else None
+        train_score = None
+        if self.config.report_train_scores:
+            train_score = self.evaluate(self.data.trainset, model).score
         return ValidationResult(evaluation, train_score, time.monotonic() - began)
 
-    def record(self, place: Place, step: int, found: ValidationResult) -> dict[str, Any]:
-        """Record the result of the policy after `step` steps; returns its entry of the history."""
+    def record(self, place: Place, step: int, found: ValidationResult) -> None:
+        """Record the result of the policy after `step` steps."""
         evaluation = found.evaluation
         figures = evaluation.to_dict()
         if found.train_score is not None:
@@ -74,7 +76,7 @@ class HeldOutSet:
         scores = rounded(evaluation.scores)
         best = place.add(validated, scores)
         self.last = validated, scores
-        if best and checkpoint is not None and self.keep != "none":
+        if best and checkpoint is not None and self.config.checkpoint != "none":
             self._pin(checkpoint, place.id)
         self._send_score(place.id, step, evaluation, figures)
         self.journal.validation(validated, figures, best, found.seconds)
@@ -85,7 +87,6 @@ class HeldOutSet:
             self.journal.note(
                 f"only {judged} of {len(scores)} examples have a score, too few for a comparison"
             )
-        return {"kind": "validation", **asdict(validated), **figures, "best": best}
 
     def _send_score(
         self, compile_id: str, step: int, evaluation: Evaluation, figures: dict[str, Any]
@@ -126,7 +127,7 @@ class HeldOutSet:
     def restore_best(self, place: Place) -> StepStatus | None:
         """Serve the best validated policy again, unless the last one is as good: the step that did, if so."""
         best = place.best
-        if self.keep == "none" or best is None or self.last is None or self.last[0] == best:
+        if self.config.checkpoint == "none" or best is None or self.last is None or self.last[0] == best:
             return None
         last, scores = self.last
         behind = place.gain(scores)
@@ -161,10 +162,10 @@ class HeldOutSet:
             self.journal.note(f"{checkpoint}, the best so far, is not kept: {refused.why or refused.message}")
 
     def _evaluate_or_raise(self, model: str | None) -> Evaluation:
-        evaluation = self.evaluate(self.examples, model)
+        evaluation = self.evaluate(self.data.held_out, model)
         if math.isnan(evaluation.score):
             raise TrainingFailed(
-                f"The metric scored none of the {len(self.examples)} validation examples",
+                f"The metric scored none of the {len(self.data.held_out)} validation examples",
                 why=next((it.reason for it in evaluation.finished if it.reason), None),
                 hint="run the program and the metric once by hand on an example of the valset",
             )

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from launcher.client.dspy.compile_start import CompileStart, begin_compile
+from launcher.client.dspy.compile_start import begin_compile
 from launcher.client.dspy.training_place import OptimizerWork, Place, digest_of
 from launcher.client.session import Session
 
@@ -25,7 +25,7 @@ def begin_job(kind: str, train_kwargs: Mapping[str, Any], session: Session) -> P
     program = Path(sys.argv[0]).name if sys.argv else ""
     what = f"{kind} {digest_of([dict(train_kwargs)])}"
     work = OptimizerWork(program, what, (), examples=0, seed=0, examples_per_step=0, rollouts=0)
-    return begin_compile(CompileStart(work, (), _UNKNOWN_STEPS, None), session, _NoLog())
+    return begin_compile(work, session, _NoLog(), held_out=(), steps=_UNKNOWN_STEPS, resume=None)
 
 
 class _NoLog:

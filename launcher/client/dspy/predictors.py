@@ -27,6 +27,8 @@ class Predictors:
         self._by_id = {id(predictor): name for name, predictor in named}
         self.names = frozenset(name for name, _ in named)
         self.frozen = frozenset(header_safe(name) for name in frozen_predictors(program))
+        # Whose answers are trained: requests of a frozen part or of another model are not.
+        self.trained = self.names - self.frozen
         stages = Counter(predictor.stage for _, predictor in named)
         # BestOfN, Refine and others run a deep copy: other objects with the stage of the original.
         self._by_stage = {it.stage: name for name, it in named if stages[it.stage] == 1}

@@ -1,19 +1,21 @@
 """Decides when a training gives up whose program crashes in every run, or whose answers never parse.
 
-Neighbours: `training.py` reports each step's runs to it; `launcher/client/no_progress.py` has the guard that
-every loop has. Knows nothing of the wire.
+Neighbours: `rolling.py` and `training.py` report each step to it; `launcher/client/no_progress.py` has the
+guard that every loop has. Knows nothing of the wire.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import dspy
 
-from launcher.client.dspy.report import Report, counts_text, plural
+from launcher.client.dspy.report import Journal, Report, counts_text, plural
 from launcher.client.dspy.rollouts import RUN_BY_HAND, FinishedRun, all_failed
+from launcher.client.dspy.validation import Evaluation
 from launcher.client.failures import TrainingFailed
+from launcher.client.step_record import StepRecord, StepRollouts
 
 # In a row, before the training gives up.
 MAX_FAILED_STEPS = 3
@@ -25,7 +27,7 @@ _BY_HAND = "run the program once by hand: does it call the policy, and does the 
 class ProgramFailures:
     """Counts the steps in a row in which the program failed. Each method raises TrainingFailed."""
 
-    report: Report
+    journal: Journal
     adapter: dspy.Adapter
     # Whether a run has come to an end before, also in an earlier life of this training.
     has_run: bool = False
@@ -51,20 +53,26 @@ class ProgramFailures:
                 hint=f"{RUN_BY_HAND} trainset",
             )
 
-    def validated(self, outcomes: Mapping[str, int]) -> None:
+    def validated(self, found: Evaluation) -> None:
         """A validation was made; it raises nothing here."""
-        self.has_run |= any(count for name, count in outcomes.items() if name != "crashed")
+        self.has_run |= any(count for name, count in found.outcomes.items() if name != "crashed")
+        self.note_unparsed(found)
 
-    def trained(
-        self, finished: Sequence[FinishedRun], parse_rate: float, cut_off_rate: float, count: int
-    ) -> None:
-        """A step was trained on so many samples: none, where no answer parses and all are worth the same."""
-        self._unparsed = self._unparsed + 1 if not parse_rate and not count else 0
+    def note_unparsed(self, found: StepRollouts | Evaluation) -> None:
+        """Log it once if no answer parsed; it raises nothing here."""
+        if not found.parse_rate and any(count for name, count in found.outcomes.items() if name != "crashed"):
+            text = f"no run had answers that could be parsed; {unparsed(found.cut_off_rate, self.adapter)}"
+            self.journal.note_once("unparsed", text)
+
+    def trained(self, record: StepRecord, first_failure: str | None) -> None:
+        """A step was trained: on nothing, where no answer parses and all are worth the same."""
+        rollouts, count = record.rollouts, record.status.counts.trained
+        self._unparsed = self._unparsed + 1 if not rollouts.parse_rate and not count else 0
         if self._unparsed >= MAX_FAILED_STEPS:
             raise TrainingFailed(
                 f"No answer could be parsed in {self._unparsed} steps in a row",
-                why=next((it.reason for it in finished if it.reason), None),
-                hint=unparsed(cut_off_rate, self.adapter),
+                why=first_failure,
+                hint=unparsed(rollouts.cut_off_rate, self.adapter),
             )
 
     def ended(self, steps: int, trained: bool) -> None:
@@ -74,12 +82,12 @@ class ProgramFailures:
         """
         if trained or not steps:
             return
-        outcomes = {name for name, count in self.report.outcomes.items() if count}
-        hint = unparsed(0.0, self.adapter) if outcomes == {"unparsed"} else _outside(self.report)
+        report = self.journal.report
+        outcomes = {name for name, count in report.outcomes.items() if count}
+        hint = unparsed(0.0, self.adapter) if outcomes == {"unparsed"} else _outside(report)
         raise TrainingFailed(
             f"Nothing was trained in {plural(steps, 'step')}",
-            why=f"rollouts: {counts_text(self.report.outcomes)}; "
-            f"samples left out: {counts_text(self.report.dropped)}",
+            why=f"rollouts: {counts_text(report.outcomes)}; samples left out: {counts_text(report.dropped)}",
             hint=hint or f"{_BY_HAND} tell answers apart?",
         )
 

@@ -56,21 +56,21 @@ class ProgramRollout:
     model: str | None = None
     # Requests after which a program is taken to ask for ever.
     max_calls: int | None = None
-    calls: Counter[str] = field(default_factory=Counter)
-    answers: dict[tuple[str, int], AnswerRecord] = field(default_factory=dict)
-    unparsed: set[tuple[str, int]] = field(default_factory=set)
-    endpoint_errors: list[str] = field(default_factory=list)
+    calls: Counter[str] = field(default_factory=Counter, init=False)
+    answers: dict[tuple[str, int], AnswerRecord] = field(default_factory=dict, init=False)
+    unparsed: set[tuple[str, int]] = field(default_factory=set, init=False)
+    endpoint_errors: list[str] = field(default_factory=list, init=False)
     # Other models that failed in it, by name, each as often as it did; and why the first of them.
-    external_failures: Counter[str] = field(default_factory=Counter)
-    external_failure_reason: str | None = None
+    external_failures: Counter[str] = field(default_factory=Counter, init=False)
+    external_failure_reason: str | None = field(default=None, init=False)
     # The endpoint stayed away for as long as patience lasted.
-    is_unreachable: bool = False
+    is_unreachable: bool = field(default=False, init=False)
     # The last error of an adapter's parse(): a program that lets it through has an answer that did not parse.
-    parse_error: BaseException | None = None
+    parse_error: BaseException | None = field(default=None, init=False)
     # The program has ended and the metric is at work.
-    is_in_metric: bool = False
-    _ended: bool = False
-    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+    is_in_metric: bool = field(default=False, init=False)
+    _ended: bool = field(default=False, init=False)
+    _lock: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
 
     def next_call(self, predictor: str) -> Call:
         """Count a request. Raises RolloutEnded when the rollout has ended, or has made all it may."""

@@ -1,7 +1,8 @@
 """An optimizer's report: every rollout is trained or counted with its reason.
 
-Neighbours: `training.py` reports each step and validation to it. Writes lines to stderr, and `grpo.jsonl`
-into the run's folder: of all compiles, each line with its compile's id. Knows nothing of the training itself.
+Neighbours: `training.py` hands it the record of each step, `held_out.py` each validation. Writes lines to
+stderr, and `grpo.jsonl` into the run's folder: of all compiles, each line with its compile's id. Knows
+nothing of the training itself.
 """
 
 from __future__ import annotations
@@ -11,21 +12,20 @@ import math
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
-from statistics import fmean, pstdev
 from typing import Any, TextIO
 
 from launcher.base.layout import fit, terminal_width
 from launcher.base.sanitize import plain_text as sanitized
-from launcher.client import standard_error
 from launcher.client.alarms import Alarm
 from launcher.client.dspy.grouping import GroupingResult
 from launcher.client.dspy.training_place import Place, Validated
-from launcher.client.schema import StepCounts, StepStatus
+from launcher.client.schema import StepCounts
+from launcher.client.step_record import StepRecord
 
 
 @dataclass
@@ -71,9 +71,10 @@ class Report:
         self.rollouts_without_calls += grouped.without_calls
         self.calls_truncated += grouped.calls_truncated
 
-    def add_step(self, counts: StepCounts, *, empty: bool) -> None:
-        self.steps += not empty
-        self.empty_steps += empty
+    def add_step(self, record: StepRecord) -> None:
+        counts = record.status.counts
+        self.steps += not record.is_empty
+        self.empty_steps += record.is_empty
         self.add_dropped(counts)
         self.trained += counts.trained
         self.sampled_tokens += counts.sampled_tokens
@@ -94,72 +95,11 @@ class Report:
         return asdict(self) | {name: dict(it) for name, it in counts.items()}
 
 
-@dataclass(frozen=True)
-class StepLine:
-    """One step as it is printed and written.
-
-    `spread` is the standard deviation of all rewards, `standard_error` that of their mean `reward`, with the
-    examples as the independent draws (`standard_error.of_groups`); NaN, and not shown, of one example alone.
-    """
-
-    step: int
-    epoch: int
-    version: int | None
-    reward: float
-    spread: float
-    rewards: dict[str, float]
-    parse_rate: float
-    cut_off_rate: float
-    outcomes: dict[str, int]
-    counts: dict[str, Any]
-    metrics: dict[str, float]
-    rollout_seconds: float
-    train_seconds: float
-    # Groups rolled out besides the step's own, as those had no variance.
-    groups_again: int = 0
-    # Of its answers, how many were sampled by a version so many steps old.
-    lags: dict[str, int] = field(default_factory=dict)
-    # Left out since the step before, as they had become too old.
-    groups_stale: int = 0
-    standard_error: float = math.nan
-
-    @classmethod
-    def of(
-        cls,
-        step: int,
-        epoch: int,
-        grouped: GroupingResult,
-        rates: tuple[float, float],
-        status: StepStatus,
-        seconds: tuple[float, float],
-        groups_again: int,
-        lags: Mapping[int, int],
-        groups_stale: int,
-    ) -> StepLine:
-        everything = [reward for rewards in grouped.rewards.values() for reward in rewards]
-        return cls(
-            step=step,
-            epoch=epoch,
-            version=status.version,
-            reward=fmean(everything) if everything else float("nan"),
-            spread=pstdev(everything) if everything else float("nan"),
-            rewards={name: fmean(it) for name, it in grouped.rewards.items() if it},
-            parse_rate=rates[0],
-            cut_off_rate=rates[1],
-            outcomes=dict(grouped.outcomes),
-            counts=status.counts.model_dump(),
-            metrics=status.metrics,
-            rollout_seconds=round(seconds[0], 3),
-            train_seconds=round(seconds[1], 3),
-            groups_again=groups_again,
-            lags={str(lag): count for lag, count in lags.items()},
-            groups_stale=groups_stale,
-            standard_error=standard_error.of_groups(grouped.by_example),
-        )
-
-
 class Journal:
-    """Reports each thing once: a line for people, an object for programs."""
+    """Reports each thing once: a line for people, an object for programs, a count in `report`.
+
+    `history` has the object of each step, validation, alarm and rewind, as in `grpo.jsonl`.
+    """
 
     def __init__(self, folder: Path | None, steps: int, stream: TextIO | None = None) -> None:
         self._path = folder / "grpo.jsonl" if folder is not None and folder.is_dir() else None
@@ -167,6 +107,8 @@ class Journal:
         self._stream = stream or sys.stderr
         self._compile = ""
         self._noted: set[str] = set()
+        self.report = Report()
+        self.history: list[dict[str, Any]] = []
 
     def begin(self, place: Place) -> None:
         """Every line from here on has this compile's id. Its own line is written once."""
@@ -188,28 +130,38 @@ class Journal:
             self._noted.add(kind)
             self.note(text)
 
-    def step(self, line: StepLine) -> None:
+    def step(self, record: StepRecord) -> None:
+        self.report.add_step(record)
+        line = record.to_dict()
+        rollout_seconds, train_seconds = line["rollout_seconds"], line["train_seconds"]
         parts = [
-            f"step {line.step}/{self._steps}",
-            f"reward {line.reward:.3f}{_error_text(line.standard_error)}{_by_predictor_text(line.rewards)}",
-            f"parsed {line.parse_rate:.0%}"
-            + (f" (cut off {line.cut_off_rate:.0%})" if line.cut_off_rate else ""),
-            f"trained {line.counts['trained']} of {line.counts['samples']}{_masked_text(line.metrics)}",
-            *([f"resampled {plural(line.groups_again, 'group')}"] if line.groups_again else []),
-            *_staleness_text(line.lags),
-            *([f"left out {plural(line.groups_stale, 'example')} as too old"] if line.groups_stale else []),
-            f"v{line.version}" if line.version is not None else "no version",
-            f"{line.rollout_seconds + line.train_seconds:.1f} s"
-            f" (rollouts {line.rollout_seconds:.1f}, training {line.train_seconds:.1f})",
+            f"step {record.step}/{self._steps}",
+            f"reward {line['reward']:.3f}{_error_text(line['standard_error'])}"
+            + _by_predictor_text(line["rewards"]),
+            f"parsed {line['parse_rate']:.0%}"
+            + (f" (cut off {line['cut_off_rate']:.0%})" if line["cut_off_rate"] else ""),
+            f"trained {line['counts']['trained']} of {line['counts']['samples']}"
+            + _masked_text(line["metrics"]),
+            *([f"resampled {plural(record.resampled, 'group')}"] if record.resampled else []),
+            *_staleness_text(record.rollouts.staleness),
+            *([f"left out {plural(record.stale, 'example')} as too old"] if record.stale else []),
+            f"v{line['version']}" if line["version"] is not None else "no version",
+            f"{rollout_seconds + train_seconds:.1f} s"
+            f" (rollouts {rollout_seconds:.1f}, training {train_seconds:.1f})",
         ]
         self.note(" · ".join(parts))
-        self._write("step", asdict(line))
+        self._add("step", line)
 
-    def backfill_step(self, line: StepLine) -> None:
-        """A step that was committed after its program had died; nothing if its line is there."""
+    def backfill_step(self, record: StepRecord, figures: dict[str, Any]) -> None:
+        """A step that was committed after its program had died; nothing if its line is there.
+
+        `figures`: the run's own, in place of the record's.
+        """
+        line = record.to_dict() | figures
         if self._path is not None and not any(map(partial(_is_of, line, self._compile), self._lines())):
-            self.note(f"step {line.step}/{self._steps} was committed after its program had died: noted now")
-            self._write("step", {**asdict(line), "late": True})
+            step = f"step {record.step}/{self._steps}"
+            self.note(f"{step} was committed after its program had died: noted now")
+            self._write("step", {**line, "late": True})
 
     def validation(self, validated: Validated, figures: dict[str, Any], best: bool, seconds: float) -> None:
         words = [
@@ -223,13 +175,24 @@ class Journal:
             f"{seconds:.1f} s",
         ]
         self.note(" · ".join(words))
-        self._write(
-            "validation", {**asdict(validated), **figures, "best": best, "seconds": round(seconds, 3)}
-        )
+        entry = {**asdict(validated), **figures, "best": best}
+        self._add("validation", entry, seconds=round(seconds, 3))
 
-    def alarm(self, alarm: Alarm) -> None:
-        self.note(f"ALARM {alarm.name} after {alarm.step} steps: {alarm.text}")
-        self._write("alarm", asdict(alarm))
+    def alarms(self, alarms: Iterable[Alarm]) -> None:
+        for alarm in alarms:
+            self.note(f"ALARM {alarm.name} after {alarm.step} steps: {alarm.text}")
+            self.report.alarms.append(alarm.name)
+            self._add("alarm", asdict(alarm))
+
+    def rewind(self, was: int, now: int) -> None:
+        """The machine was lost: from step `was` back to step `now`. `history` alone has it."""
+        self.history.append({"kind": "rewind", "from": was, "to": now})
+        self.note(f"the machine was lost: back from step {was} to step {now}, rolling out again")
+
+    def _add(self, kind: str, fields: dict[str, Any], **more: Any) -> None:
+        """`more`: fields that only the file has."""
+        self.history.append({"kind": kind, **fields})
+        self._write(kind, {**fields, **more})
 
     def _lines(self) -> Iterator[dict[str, Any]]:
         """The lines of the file, without a line that a kill has cut short."""
@@ -245,13 +208,13 @@ class Journal:
                 file.write(json.dumps(line, allow_nan=False) + "\n")
 
 
-def _is_of(line: StepLine, compile_id: str, found: dict[str, Any]) -> bool:
+def _is_of(line: dict[str, Any], compile_id: str, found: dict[str, Any]) -> bool:
     """Whether it is that version's line, and not one from a lost machine with the same number.
 
     Its step may be an earlier one: empty ones have come after it.
     """
-    known = {"kind": "step", "compile": compile_id, "version": line.version}
-    return found.items() >= known.items() and found.get("metrics") == line.metrics
+    known = {"kind": "step", "compile": compile_id, "version": line["version"]}
+    return found.items() >= known.items() and found.get("metrics") == line["metrics"]
 
 
 def _finite_json(value: Any) -> Any:
@@ -268,11 +231,11 @@ def _masked_text(metrics: Mapping[str, float]) -> str:
     return f" (masked {plural(tokens, 'token')} in {answers})" if tokens else ""
 
 
-def _staleness_text(lags: Mapping[str, int]) -> list[str]:
+def _staleness_text(staleness: Mapping[int, int]) -> list[str]:
     """The number of answers that older versions sampled, if any."""
-    older = sum(count for lag, count in lags.items() if lag != "0")
-    oldest = max((int(lag) for lag in lags), default=0)
-    return [f"{older} of {sum(lags.values())} up to {plural(oldest, 'step')} old"] if older else []
+    older = sum(count for steps, count in staleness.items() if steps)
+    oldest = max(staleness, default=0)
+    return [f"{older} of {sum(staleness.values())} up to {plural(oldest, 'step')} old"] if older else []
 
 
 def _excluded_text(outcomes: dict[str, int]) -> list[str]:

@@ -10,6 +10,7 @@ nothing of training or of the wire.
 
 from __future__ import annotations
 
+import math
 import time
 import uuid
 from collections import Counter, deque
@@ -17,194 +18,150 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial, reduce
+from statistics import fmean
 from typing import TypeVar
 
-import dspy
-
-from launcher.client.dspy.grouping import GroupingResult, RewardRules, build_groups
-from launcher.client.dspy.lm import PolicyLM
-from launcher.client.dspy.outstanding import Key, Outstanding
-from launcher.client.dspy.predictors import Predictors
+from launcher.client.dspy.examples import TrainingData
+from launcher.client.dspy.grouping import GroupingResult, build_groups
+from launcher.client.dspy.grpo_config import GRPOConfig
 from launcher.client.dspy.program_failures import ProgramFailures
 from launcher.client.dspy.program_rollout import ProgramRollout
-from launcher.client.dspy.report import Journal, Report, plural
-from launcher.client.dspy.rollout_pool import PoolBounds, RolloutPool, StepTickets
+from launcher.client.dspy.report import Journal, plural
+from launcher.client.dspy.rollout_pool import RolloutPool, StepTickets
 from launcher.client.dspy.rollouts import (
     DEFAULT_CONCURRENCY,
-    MAX_CONCURRENCY,
     FinishedRun,
     ProgramRun,
     RolloutLimits,
     Runner,
     quiet_dspy,
 )
-from launcher.client.dspy.sampler import EpochSampler
-from launcher.client.dspy.scoring import Metric
 from launcher.client.dspy.served_version import ServedVersion
+from launcher.client.dspy.step_keys import Key
 from launcher.client.dspy.tickets import Ended, Ticket
 from launcher.client.dspy.validation import raise_if_unanswered
 from launcher.client.dspy.workers import BackgroundCall, Workers, WorkerTask
 from launcher.client.request_bodies import Group
+from launcher.client.scheduler import Bounds, Cursor
+from launcher.client.schema import StepStatus
+from launcher.client.step_record import StepRecord, StepRollouts
 
 _Result = TypeVar("_Result")
-# Of a step's own rollouts, the default bound for extra ones.
-_MAX_EXTRA_FACTOR = 3
-
-
-@dataclass(frozen=True)
-class Sampling:
-    """How a step is rolled out. `max_extra_rollouts`: rollouts besides, for examples whose rewards were all
-    equal.
-
-    `drops_truncated`: the trainer leaves answers out that were cut off, so they make no variance.
-    """
-
-    rollouts: int
-    temperature: float
-    seed: int
-    limits: RolloutLimits
-    rules: RewardRules
-    max_extra_rollouts: int = 0
-    drops_truncated: bool = True
-
-    def concurrency(self, of_a_step: int) -> int:
-        """The number of runs at a time, including later steps', if a step has `of_a_step`."""
-        return self.limits.concurrency(max(of_a_step, MAX_CONCURRENCY), of_a_step)
 
 
 @dataclass(frozen=True)
 class Rolled:
-    """One step's rollouts, before they are trained. `resampled`: the number of groups that
-    were rolled out for zero-variance ones.
+    """Step `step`'s rollouts (0 is the first), before they are trained.
 
-    `seconds`: how long the step waited for them. `staleness`: by the number of steps that a version is older
-    than the served one, the number of answers it sampled. `stale`: the number of examples that were left out
-    before it. `outstanding`: see `StepTickets`.
+    `first_failure`: why the first run without a score has none. `seconds`: how long the step waited for them.
+    `resampled`: the number of groups that were rolled out for zero-variance ones. `stale`: the number of
+    examples that were left out before it. `outstanding`: see `StepTickets`.
     """
 
     step: int
-    finished: Sequence[FinishedRun]
-    grouped: GroupingResult
+    groups: Sequence[Group]
+    rollouts: StepRollouts
+    first_failure: str | None
     seconds: float
-    resampled: int = 0
-    staleness: Mapping[int, int] = field(default_factory=dict)
-    stale: int = 0
-    outstanding: Outstanding | None = None
+    resampled: int
+    stale: int
+    outstanding: Cursor[Key] | None
 
-    @property
-    def parse_rate(self) -> float:
-        """The share of answered runs whose every answer parsed."""
-        return sum(it.parsed for it in self._answered) / len(self._answered)
-
-    @property
-    def cut_off_rate(self) -> float:
-        """The share of answered runs with an answer that ended at its length limit."""
-        return sum(it.cut_off for it in self._answered) / len(self._answered)
-
-    @property
-    def _answered(self) -> list[FinishedRun]:
-        return [it for it in self.finished if it.outcome not in ("lost", "overdue")]
+    def record(self, epoch: int, status: StepStatus, train_seconds: float) -> StepRecord:
+        """The step's record, once the run has the step's status."""
+        return StepRecord(
+            step=self.step + 1,
+            epoch=epoch,
+            rollouts=self.rollouts,
+            status=status,
+            rollout_seconds=self.seconds,
+            train_seconds=train_seconds,
+            resampled=self.resampled,
+            stale=self.stale,
+        )
 
 
-def max_extra_rollouts(dynamic_sampling: bool | int, rollouts: int) -> int:
-    """The number of rollouts that a step may have besides its own: none by default, whatever the loss.
-
-    `rollouts`: the step's own. A number given by the user is the bound itself.
-    """
-    if isinstance(dynamic_sampling, bool):
-        return _MAX_EXTRA_FACTOR * rollouts if dynamic_sampling else 0
-    return dynamic_sampling
-
-
-def sampling_notes(sampling: Sampling, steps: int, examples: int) -> list[str]:
-    """Notes on so many steps of so many examples: a concurrency above the default, and the price of dynamic
-    sampling."""
-    own, notes = examples * sampling.rollouts, list[str]()
-    at_once = sampling.concurrency(own)
-    if at_once > DEFAULT_CONCURRENCY and not sampling.limits.threads:
+def sampling_notes(config: GRPOConfig, limits: RolloutLimits) -> list[str]:
+    """Notes on a concurrency above the default, and on the price of dynamic sampling."""
+    notes = list[str]()
+    at_once = limits.concurrency_ahead(config.rollouts_per_step)
+    if at_once > DEFAULT_CONCURRENCY and not limits.threads:
         notes.append(
             f"up to {at_once} rollouts at once, as the engines have places for so many: a metric that asks a "
             "judge asks as often (num_threads=N allows N)"
         )
-    if not sampling.max_extra_rollouts:
+    if not config.max_extra_rollouts:
         return notes
-    most = own + sampling.max_extra_rollouts
+    own = config.num_train_steps * config.rollouts_per_step
+    most = own + config.num_train_steps * config.max_extra_rollouts
     return [
         *notes,
         "dynamic sampling: where all rewards of an example are equal another one is rolled out, up to "
-        f"{plural(sampling.max_extra_rollouts, 'rollout')} more in a step: up to "
-        f"{steps * most:,} rollouts in all instead of {steps * own:,}, and as many "
+        f"{plural(config.max_extra_rollouts, 'rollout')} more in a step: up to "
+        f"{most:,} rollouts in all instead of {own:,}, and as many "
         "calls of the metric and of a judge that it asks (dynamic_sampling=N allows N more in a step)",
     ]
 
 
 @dataclass
 class Rolling:
-    """Rolls out one step after the other; `report` and `journal` get the results.
+    """Rolls out one step after the other; `journal` gets the results.
 
-    Between `begin` and `end` runs are in progress.
+    Between `begin` and `end` runs are in progress. `drops_truncated`: the trainer leaves answers out that
+    were cut off, so they make no variance.
     """
 
-    program: dspy.Module
-    policies: Sequence[PolicyLM]
-    trainset: Sequence[dspy.Example]
-    metric: Metric
-    adapter: dspy.Adapter
-    sampler: EpochSampler
-    sampling: Sampling
-    steps: int
-    staleness: int
-    lm: PolicyLM | None
-    predictors: Predictors
-    report: Report
+    config: GRPOConfig
+    runner: Runner
+    data: TrainingData
     journal: Journal
     served: ServedVersion
     failures: ProgramFailures
+    temperature: float
+    drops_truncated: bool
     # Part of every rollout's id.
-    _token: str = ""
-    _pool: RolloutPool | None = None
-    _quiet: ExitStack = field(default_factory=ExitStack)
-    _untagged_before: int = 0
-    runner: Runner = field(init=False)
+    _token: str = field(default="", init=False)
+    _pool: RolloutPool | None = field(default=None, init=False)
+    _quiet: ExitStack = field(default_factory=ExitStack, init=False)
+    _untagged_before: int = field(default=0, init=False)
     # The runs of so many steps before.
     _earlier: deque[Sequence[FinishedRun]] = field(init=False)
 
     def __post_init__(self) -> None:
-        self._earlier = deque(maxlen=self.staleness)
-        limits = self.sampling.limits
-        self.runner = Runner(self.program, self.metric, self.adapter, limits, self.lm)
-        # Requests of a frozen part or of another model are not trained.
-        self._trained = self.predictors.names - self.predictors.frozen
+        self._earlier = deque(maxlen=self.config.staleness)
+        self._trained = self.runner.predictors.trained
 
     @property
     def workers(self) -> Workers[FinishedRun] | None:
         """The workers of the runs, while any may be in progress."""
         return None if self._pool is None else self._pool.workers
 
-    def begin(self, done: int, outstanding: Outstanding | None) -> None:
+    def begin(self, done: int, outstanding: Cursor[Key] | None) -> None:
         """From here on; nothing is asked before `begin_allowed` or `step`.
 
         With new ids: a rollout that began on a lost machine must not be mixed with one made on this one.
         """
         self._token = uuid.uuid4().hex[:12]
         self._untagged_before = self._untagged_requests()
-        own = self.sampler.per_step * self.sampling.rollouts
-        workers = self.runner.workers(self.sampling.concurrency(own))
-        extra = self.sampling.max_extra_rollouts // self.sampling.rollouts
-        bounds = PoolBounds(self.steps, self.sampler.per_step, extra, self.staleness)
+        config = self.config
+        workers = self.runner.workers(self.runner.limits.concurrency_ahead(config.rollouts_per_step))
+        per_step = config.num_dspy_examples_per_grpo_step
+        extra = config.max_extra_rollouts // config.num_rollouts_per_grpo_step
+        bounds = Bounds(per_step, config.staleness, config.num_train_steps)
         self._quiet.enter_context(quiet_dspy())
-        self._pool = RolloutPool(bounds, workers, self._ticket, done, outstanding)
+        cursor = outstanding or Cursor(done, done * per_step)
+        self._pool = RolloutPool(bounds, extra, workers, self._ticket, cursor)
 
     def end(self) -> None:
         """No run is in progress any more; those in no step are counted."""
         pool, self._pool = self._pool, None
         if pool is not None:
-            self.report.rollouts_unused += sum(it.begun for it in pool.end())
+            self.journal.report.rollouts_unused += sum(it.begun for it in pool.end())
         self._quiet.close()
 
     def begin_allowed(self, done: int) -> None:
         """Begin the runs that are allowed once `done` steps are done; at staleness 0 only `step` does."""
-        if self.staleness:
+        if self.config.staleness:
             self._live.begin_allowed(done)
 
     def begin_allowed_after(self, done: int, awaited: Callable[[], _Result]) -> BackgroundCall[_Result]:
@@ -218,7 +175,7 @@ class Rolling:
     def step(self, step: int) -> Rolled:
         """All rollouts of step `step`, from 0. Raises as `raise_if_unanswered` does, and Rewound."""
         began = time.monotonic()
-        if not self.staleness:
+        if not self.config.staleness:
             self._untagged_before = self._untagged_requests()  # a validation's are not to be trained
         served = self.served
         taken = self._live.take(step, served.committed, served.check_still_served, served.is_newest)
@@ -229,37 +186,50 @@ class Rolling:
         raise_if_unanswered(finished, "step", [run for runs in self._earlier for run in runs])
         self._earlier.append(finished)
         self._report_untagged()
-        self.served.check_runs(finished, self.predictors)
+        served.check_runs(finished, self.runner.predictors)
         self.failures.crashed(finished)
-        resampled = [it.ended for it in taken.tickets if it.ended and it.key[1] >= self.sampler.per_step]
-        self.report.groups_again += (groups := sum(len(it.grouped.groups) for it in resampled))
-        self.report.rollouts_again += sum(len(it.finished) for it in resampled)
-        seconds = time.monotonic() - began
-        lags, stale = self._staleness_counts(finished), len(taken.stale)
-        return Rolled(step, finished, grouped, seconds, groups, lags, stale, taken.outstanding)
+        return Rolled(
+            step=step,
+            groups=grouped.groups,
+            rollouts=step_rollouts(finished, grouped, self._staleness_counts(finished)),
+            first_failure=next((it.reason for it in finished if it.reason), None),
+            seconds=time.monotonic() - began,
+            resampled=self._count_resampled(taken.tickets),
+            stale=len(taken.stale),
+            outstanding=taken.outstanding,
+        )
+
+    def _count_resampled(self, tickets: Iterable[Ticket]) -> int:
+        """How many groups were rolled out besides the step's own."""
+        per_step, report = self.config.num_dspy_examples_per_grpo_step, self.journal.report
+        resampled = [it.ended for it in tickets if it.ended and it.key[1] >= per_step]
+        groups = sum(len(it.grouped.groups) for it in resampled)
+        report.groups_again += groups
+        report.rollouts_again += sum(len(it.finished) for it in resampled)
+        return groups
 
     def _count(self, step: int, taken: StepTickets, grouped: GroupingResult) -> None:
-        self.report.add_rollouts(grouped)
+        self.journal.report.add_rollouts(grouped)
         for kind, text in grouped.notes.items():
             self.journal.note_once(kind, text)
         if taken.stale:
-            self.report.groups_stale += len(taken.stale)
-            self.report.rollouts_stale += sum(it.begun for it in taken.stale)
+            self.journal.report.groups_stale += len(taken.stale)
+            self.journal.report.rollouts_stale += sum(it.begun for it in taken.stale)
             self.journal.note_once(
                 "stale",
                 f"{plural(len(taken.stale), 'example')} left out as stale before step {step + 1}: too old "
-                f"for staleness={self.staleness}; others are rolled out instead",
+                f"for staleness={self.config.staleness}; others are rolled out instead",
             )
         short = sum(
             it.ended is not None and it.ended.zero_variance and not it.replaced for it in taken.tickets
         )
-        if short and self.sampling.max_extra_rollouts:
-            self.report.short_steps += 1
+        per_step, extra = self.config.num_dspy_examples_per_grpo_step, self.config.max_extra_rollouts
+        if short and extra:
+            self.journal.report.short_steps += 1
             self.journal.note_once(
                 "short of variance",
-                f"step {step + 1} has {self.sampler.per_step - short} of {self.sampler.per_step} examples "
-                f"with something to learn, after {plural(self.sampling.max_extra_rollouts, 'rollout')} more "
-                "(dynamic_sampling=N allows N)",
+                f"step {step + 1} has {per_step - short} of {per_step} examples with something to learn, "
+                f"after {plural(extra, 'rollout')} more (dynamic_sampling=N allows N)",
             )
 
     @property
@@ -273,22 +243,22 @@ class Rolling:
     def _ticket(self, key: Key) -> Ticket:
         """K runs of one example, each a rollout of its own: no cached answer, no two with one seed (C44)."""
         step, index = key
-        own = self.sampler.per_step
-        others = self.sampler.extra_examples(step, index - own + 1) if index >= own else []
-        example = others[-1] if others else self.sampler.at(step)[index]
-        sampling = {"temperature": self.sampling.temperature}
+        sampler, own = self.data.sampler, self.config.num_dspy_examples_per_grpo_step
+        others = sampler.extra_examples(step, index - own + 1) if index >= own else []
+        example = others[-1] if others else sampler.at(step)[index]
+        sampling = {"temperature": self.temperature}
         runs = [
             ProgramRun(
-                self.trainset[example],
+                self.data.trainset[example],
                 index,
                 ProgramRollout(
                     f"{self._token}-s{step}-e{index}-k{member}",
-                    self.predictors,
+                    self.runner.predictors,
                     sampling=sampling,
-                    seed=f"{self.sampling.seed}/{step}/{index}/{member}",
+                    seed=f"{self.config.seed}/{step}/{index}/{member}",
                 ),
             )
-            for member in range(self.sampling.rollouts)
+            for member in range(self.config.num_rollouts_per_grpo_step)
         ]
         jobs = [self.runner.job(run, (*key, member)) for member, run in enumerate(runs)]
         prefix = f"{self._token}/s{step}"
@@ -298,8 +268,8 @@ class Rolling:
         self, runs: Sequence[ProgramRun], jobs: Sequence[WorkerTask[FinishedRun]], prefix: str
     ) -> Ended:
         finished = [self.runner.finished_run(run, job) for run, job in zip(runs, jobs, strict=True)]
-        grouped = build_groups(finished, self.sampling.rules, prefix)
-        flat = zero_variance_examples(finished, grouped.groups, self.sampling.drops_truncated)
+        grouped = build_groups(finished, self.config.reward_rules, prefix)
+        flat = zero_variance_examples(finished, grouped.groups, self.drops_truncated)
         versions = [it for run in runs for it in run.rollout.versions_of(self._trained)]
         return Ended(finished, grouped, bool(flat), min(versions, default=None))
 
@@ -320,11 +290,35 @@ class Rolling:
                 f"{astray} calls came from threads the program started itself: they belong to no "
                 "rollout and are not trained. Start them with dspy.Parallel, or in copy_context()",
             )
-            self.report.calls_outside_rollouts += astray
+            self.journal.report.calls_outside_rollouts += astray
 
     def _untagged_requests(self) -> int:
-        engines = {id(policy.policy): policy.policy for policy in self.policies}
+        engines = {id(policy.policy): policy.policy for policy in self.runner.trained.policies}
         return sum(engine.untagged_requests for engine in engines.values())
+
+
+def step_rollouts(
+    finished: Sequence[FinishedRun], grouped: GroupingResult, staleness: Mapping[int, int]
+) -> StepRollouts:
+    """The figures of a step's runs."""
+    answered = [it for it in finished if it.outcome not in ("lost", "overdue")]
+    rollouts = [it.run.rollout for it in finished]
+    return StepRollouts(
+        rewards=grouped.rewards,
+        by_example=grouped.by_example,
+        outcomes=grouped.outcomes,
+        parse_rate=_mean(it.parsed for it in answered),
+        cut_off_rate=_mean(it.cut_off for it in answered),
+        length=_mean(tokens for it in rollouts for tokens in it.lengths),
+        repetition=_mean(share for it in rollouts for share in it.repeated),
+        staleness=staleness,
+    )
+
+
+def _mean(values: Iterable[float]) -> float:
+    """NaN of none."""
+    found = list(values)
+    return fmean(found) if found else math.nan
 
 
 def zero_variance_examples(

@@ -1,10 +1,8 @@
-"""The rollouts in progress, across the bounds of steps: always as many as allowed, none older than allowed.
+"""The rollouts in progress, across the bounds of steps, in threads: drives the scheduler.
 
-A ticket is begun when no more than `staleness` steps are ahead of it, as AReaL admits rollouts (arXiv
-2505.24298): with `staleness` 0 exactly one step's are in progress, which is a barrier. A step takes the
-oldest tickets that are done. One that is not done goes into a later step, or is left out as "stale" if it
-would be older than `staleness` steps. Neighbours: `rolling.py` makes tickets, `workers.py` do the runs,
-`training.py` takes steps out. Knows nothing of examples, rewards or the wire.
+Neighbours: `../scheduler.py` decides which tickets are begun, taken and dropped as stale; `rolling.py` makes
+tickets, `workers.py` do the runs, `training.py` takes steps out. Knows nothing of examples, rewards or the
+wire.
 """
 
 from __future__ import annotations
@@ -15,70 +13,51 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
-from launcher.client.dspy.outstanding import Key, Outstanding
 from launcher.client.dspy.rollouts import FinishedRun
+from launcher.client.dspy.step_keys import Key, StepKeys
 from launcher.client.dspy.tickets import Ticket
-from launcher.client.dspy.workers import BackgroundCall, Workers, WorkerTask
+from launcher.client.dspy.workers import BackgroundCall, Workers
+from launcher.client.scheduler import Bounds, Cursor, RolloutScheduler
 
 _Awaited = TypeVar("_Awaited")
-
-
-@dataclass(frozen=True)
-class PoolBounds:
-    """A training's steps, the examples of each, the extra ones for zero-variance ones, and the age."""
-
-    steps: int
-    per_step: int
-    most_extra: int
-    staleness: int
 
 
 @dataclass(frozen=True)
 class StepTickets:
     """The tickets of one step, the oldest first, and those that were left out since the step before.
 
-    `outstanding`: the tickets to roll out that do not follow from the number of steps; None if there are
-    none.
+    `outstanding`: where to go on after it; None if that follows from the number of steps.
     """
 
     tickets: list[Ticket]
     stale: list[Ticket]
-    outstanding: Outstanding | None
+    outstanding: Cursor[Key] | None
 
 
 class RolloutPool:
-    """`make` makes a ticket by its key. `done`: the steps that are done. Its user is one thread.
+    """`make` makes a ticket by its key. A step has up to `most_extra` tickets in place of those without
+    variance. Its user is one thread.
 
     Only `begin_allowed` may be called from others.
     """
 
     def __init__(
         self,
-        bounds: PoolBounds,
+        bounds: Bounds,
+        most_extra: int,
         workers: Workers[FinishedRun],
         make: Callable[[Key], Ticket],
-        done: int,
-        begin: Outstanding | None = None,
+        cursor: Cursor[Key],
     ) -> None:
         self.workers = workers
-        self._bounds = bounds
         self._make = make
-        begin = begin or Outstanding(done * bounds.per_step)
-        self._again = list(begin.tickets)
-        self._next = self._after_taken = begin.next
-        self._extras = Counter(dict(begin.extras))
-        self._open: dict[Key, Ticket] = {}
-        self._stale: list[Ticket] = []
-        # Places of the steps so far that are filled or being filled, and how many there may be.
-        self._places = done * bounds.per_step
-        self._most_places = 0
+        self._keys = StepKeys(bounds.per_step, most_extra, Counter(dict(cursor.extras)))
+        self._scheduler = RolloutScheduler(bounds, self._keys, self._begin, cursor)
 
     def begin_allowed(self, done: int) -> None:
         """Begin the tickets that are allowed once `done` steps are done."""
         with self.workers.changed:
-            ahead = min(done + 1 + self._bounds.staleness, self._bounds.steps)
-            self._most_places = ahead * self._bounds.per_step
-            self._fill()
+            self._scheduler.admit(done)
 
     def begin_allowed_after(self, done: int, awaited: Callable[[], _Awaited]) -> BackgroundCall[_Awaited]:
         """The same once `awaited`, called while runs go on, has returned. Its errors end the runs."""
@@ -113,116 +92,46 @@ class RolloutPool:
         told = 0
         while True:
             with self.workers.changed:
-                self._drop_stale(list(self._open.values()), newest)
-                self.workers.wait_until(partial(self._is_enough_or_stale, newest, told))
-                if self._is_enough(newest):
-                    return self._taken(done)
-                told = len(self._stale)
+                self._drop_stale(self._scheduler.open.values(), newest)
+                self.workers.wait_until(partial(self._is_ready_or_stale, newest, told))
+                if self._scheduler.is_ready():
+                    return StepTickets(
+                        *self._scheduler.take(), self._keys.resumable(self._scheduler.cursor())
+                    )
+                told = len(self._scheduler.stale)
             left_out()
-
-    def _taken(self, done: int) -> StepTickets:
-        filling = [it for it in self._ended() if not it.replaced][: self._bounds.per_step]
-        tickets = sorted([*filling, *(it for it in self._ended() if it.replaced)], key=lambda it: it.key)
-        self._close(tickets)
-        stale, self._stale = self._stale, []
-        return StepTickets(tickets, stale, self._outstanding(done + 1))
 
     def end(self) -> list[Ticket]:
         """No run is in progress from here on: the tickets that were begun, and are in no step."""
         with self.workers.changed:
             self.workers.stop()
-            left = [*self._open.values(), *self._stale]
+            left = [*self._scheduler.open.values(), *self._scheduler.stale]
             self._abandon(left)
             return left
 
-    # ------------------------------------------------------------- beginning
-
-    def _fill(self) -> None:
-        while self._places < self._most_places:
-            self._places += 1
-            self._begin(self._again.pop(0) if self._again else self._own())
-
-    def _own(self) -> Key:
-        number, self._next = self._next, self._next + 1
-        return divmod(number, self._bounds.per_step)
-
-    def _begin(self, key: Key) -> None:
-        ticket = self._open[key] = self._make(key)
-        left = set(ticket.jobs)
+    def _begin(self, key: Key) -> Ticket:
+        ticket = self._make(key)
         for job in ticket.jobs:
-            job.on_done = partial(self._one_ended, ticket, left, job)
+            job.on_done = partial(self._job_ended, ticket)
         self.workers.add(ticket.jobs)
+        return ticket
 
-    def _one_ended(
-        self, ticket: Ticket, left: set[WorkerTask[FinishedRun]], job: WorkerTask[FinishedRun]
-    ) -> None:
-        """Told by the workers while nothing else changes. A flat ticket makes room for another example."""
-        left.discard(job)
-        if left or ticket.key not in self._open:
-            return
-        ticket.ended = ticket.judge()
-        step = ticket.key[0]
-        if ticket.ended.zero_variance and self._extras[step] < self._bounds.most_extra:
-            ticket.replaced = True
-            self._extras[step] += 1
-            self._begin((step, self._bounds.per_step + self._extras[step] - 1))
+    def _job_ended(self, ticket: Ticket) -> None:
+        """Told by the workers while nothing else changes."""
+        if all(job.is_done for job in ticket.jobs) and ticket.key in self._scheduler.open:
+            ticket.ended = ticket.judge()
+            self._scheduler.ended(ticket, ticket.ended.zero_variance, len(ticket.jobs))
 
-    # ------------------------------------------------------------- taking out
-
-    def _is_enough(self, newest: int | None) -> bool:
-        self._drop_stale(self._ended(), newest)
-        return sum(not it.replaced for it in self._ended()) >= self._bounds.per_step
-
-    def _is_enough_or_stale(self, newest: int | None, told: int) -> bool:
-        return self._is_enough(newest) or len(self._stale) > told
-
-    def _ended(self) -> list[Ticket]:
-        """The tickets that are done, the oldest first."""
-        return [self._open[key] for key in sorted(self._open) if self._open[key].ended is not None]
+    def _is_ready_or_stale(self, newest: int | None, told: int) -> bool:
+        self._drop_stale(self._scheduler.ended_groups(), newest)
+        return self._scheduler.is_ready() or len(self._scheduler.stale) > told
 
     def _drop_stale(self, tickets: Iterable[Ticket], newest: int | None) -> None:
-        """Drop tickets that would be too old in the next step, done or not: they only become older."""
-        stale = [it for it in tickets if self._is_stale(it, newest)]
-        if not stale:
-            return
-        self._abandon(stale)
-        self._close(stale)
-        self._stale += stale
-        self._places -= sum(not it.replaced for it in stale)
-        self._fill()
-
-    def _is_stale(self, ticket: Ticket, newest: int | None) -> bool:
-        # At 0 nothing is trained while a rollout is in progress.
-        if newest is None or not self._bounds.staleness:
-            return False
-        oldest = ticket.oldest()
-        return oldest is not None and newest - oldest > self._bounds.staleness
+        if stale := self._scheduler.drop_stale(tickets, newest):
+            self._abandon(stale)
+            self._scheduler.fill()
 
     def _abandon(self, tickets: list[Ticket]) -> None:
         for ticket in tickets:
             ticket.end()
         self.workers.abandon([job for ticket in tickets for job in ticket.jobs])
-
-    def _close(self, tickets: Iterable[Ticket]) -> None:
-        for ticket in tickets:
-            del self._open[ticket.key]
-            if ticket.key[1] < self._bounds.per_step:
-                self._after_taken = max(self._after_taken, self._number(ticket.key) + 1)
-
-    def _number(self, key: Key) -> int:
-        return key[0] * self._bounds.per_step + key[1]
-
-    def _outstanding(self, done: int) -> Outstanding | None:
-        """The tickets in progress that come before the last one taken; later ones follow from the number of
-        steps."""
-        per_step = self._bounds.per_step
-        keys = sorted({*self._open, *self._again})
-        before = tuple(it for it in keys if it[1] >= per_step or self._number(it) < self._after_taken)
-        live = {step for step, _ in before}
-        extras = {
-            step: count
-            for step, count in sorted(self._extras.items())
-            if step in live or step >= self._after_taken // per_step
-        }
-        found = Outstanding(self._after_taken, before, extras)
-        return None if found == Outstanding(done * per_step) else found

@@ -16,7 +16,7 @@ import threading
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
 from typing import Any, Literal
@@ -25,9 +25,10 @@ import dspy
 from dspy.utils.exceptions import AdapterParseError, LMError, LMInvalidRequestError
 
 from launcher.client.dspy.external_failures import EXTERNAL_FAILURES, in_metric
-from launcher.client.dspy.lm import PolicyLM
 from launcher.client.dspy.parse_failures import PARSE_FAILURES
+from launcher.client.dspy.predictors import Predictors
 from launcher.client.dspy.program_rollout import ProgramRollout, RolloutEnded
+from launcher.client.dspy.programs import TrainedPredictors
 from launcher.client.dspy.scoring import Metric, MetricScore, Unscored
 from launcher.client.dspy.tagging import in_rollout
 from launcher.client.dspy.workers import NoResult, Workers, WorkerTask
@@ -109,22 +110,30 @@ class RolloutLimits:
         """How many of so many runs are in progress at a time; a step's own may all be."""
         return self.threads or min(runs, self.places or DEFAULT_CONCURRENCY, max(of_a_step, MAX_CONCURRENCY))
 
+    def concurrency_ahead(self, of_a_step: int) -> int:
+        """The same where later steps' runs fill the places, if a step has `of_a_step`."""
+        return self.concurrency(max(of_a_step, MAX_CONCURRENCY), of_a_step)
+
 
 @dataclass
 class Runner:
-    """Makes jobs of runs, and finished runs of the jobs' results.
+    """Makes jobs of runs of `program`, and finished runs of the jobs' results.
 
-    `lm` is in force for predictors without an LM of their own. A run that takes too long is "overdue", and
-    once the endpoint is known to be gone the runs not begun are "lost".
+    A run that takes too long is "overdue", and once the endpoint is known to be gone the runs not begun are
+    "lost". `predictors` is made once, because runs in progress may write into the program.
     """
 
     program: dspy.Module
+    trained: TrainedPredictors
     metric: Metric
     adapter: dspy.Adapter
     limits: RolloutLimits
-    lm: PolicyLM | None = None
+    predictors: Predictors = field(init=False)
     # One for which the endpoint stayed away.
-    _unreachable: FinishedRun | None = None
+    _unreachable: FinishedRun | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        self.predictors = Predictors(self.program)
 
     def workers(self, at_once: int) -> Workers[FinishedRun]:
         """For runs alone: so many at a time."""
@@ -132,7 +141,8 @@ class Runner:
 
     def job(self, run: ProgramRun, order: tuple[int, ...]) -> WorkerTask[FinishedRun]:
         run.rollout.max_calls = self.limits.run_calls
-        settings: dict[str, Any] = {"adapter": self.adapter} | ({} if self.lm is None else {"lm": self.lm})
+        lm = self.trained.lm
+        settings: dict[str, Any] = {"adapter": self.adapter} | ({} if lm is None else {"lm": lm})
         return WorkerTask(partial(_run, self.program, run, self.metric, settings), order, run.rollout.end)
 
     def finished_run(self, run: ProgramRun, job: WorkerTask[FinishedRun]) -> FinishedRun:

@@ -51,8 +51,8 @@ class ServedVersion:
 
     def check_runs(self, finished: Sequence[FinishedRun], predictors: Predictors) -> None:
         """Raise Rewound if an older version answers than was served before."""
-        own = predictors.names - predictors.frozen
-        versions = {version for it in finished for version in it.run.rollout.versions_of(own)}
+        trained = predictors.trained
+        versions = {version for it in finished for version in it.run.rollout.versions_of(trained)}
         if versions and min(versions) < self._seen:
             self._raise_if_rewound(self._seen)
         self._seen = max(self._seen, *versions, 0)

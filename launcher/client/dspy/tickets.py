@@ -1,7 +1,7 @@
 """A ticket: one example to roll out, its group's runs, and their result.
 
 Neighbours: `rollout_pool.py` begins tickets and takes them out, `rolling.py` makes and judges them,
-`outstanding.py` has their names. Knows nothing of steps.
+`step_keys.py` has their keys. Knows nothing of steps.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from launcher.client.dspy.grouping import GroupingResult
-from launcher.client.dspy.outstanding import Key
 from launcher.client.dspy.rollouts import FinishedRun, ProgramRun
+from launcher.client.dspy.step_keys import Key
 from launcher.client.dspy.workers import WorkerTask
 
 
@@ -33,7 +33,7 @@ class Ended:
 class Ticket:
     """One example's runs. `judge` is called once they have all ended.
 
-    `replaced`: its rewards have no variance, and another example is rolled out in its place.
+    `has_ended` and `replaced` are the scheduler's: see `ScheduledGroup`.
     """
 
     key: Key
@@ -43,6 +43,7 @@ class Ticket:
     # The predictors whose answers count for its age.
     predictors: frozenset[str]
     ended: Ended | None = None
+    has_ended: bool = False
     replaced: bool = False
 
     def oldest(self) -> int | None:

@@ -17,8 +17,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, TypeGuard
 
-from launcher.client.dspy.outstanding import Outstanding
 from launcher.client.dspy.score_comparison import Scores, is_comparable, mean_gain
+from launcher.client.dspy.step_keys import Key, cursor_of, cursor_state
+from launcher.client.scheduler import Cursor
 
 PROGRAM_VARIABLE = "LAUNCH_PROGRAM"
 """The variable that `launch` sets for the program it starts: the run, the step it was resumed after, and
@@ -113,7 +114,7 @@ class Place:
     superseded: bool = False
     settings: dict[str, Any] = field(default_factory=dict)
     made: str | None = None
-    outstanding: Outstanding | None = None
+    outstanding: Cursor[Key] | None = None
     validating: PendingValidation | None = None
 
     def is_over(self, steps: int) -> bool:
@@ -151,7 +152,7 @@ class Place:
         """The place once `step` steps are done, as JSON."""
         scores = self.best_scores or []
         # A place without them is as it was before there were any.
-        ahead: dict[str, Any] = {} if self.outstanding is None else {"pool": self.outstanding.to_dict()}
+        ahead: dict[str, Any] = {} if self.outstanding is None else {"pool": cursor_state(self.outstanding)}
         if self.validating is not None:
             ahead["validating"] = asdict(self.validating)
         return {
@@ -242,7 +243,7 @@ class Place:
         # A restored checkpoint has no trained tokens: it was trained before.
         trained = state["trained"] or metrics.get("trained_tokens") != 0
         at = replace(self, id=state["id"], step=state["step"], trained=trained, restored=state["restored"])
-        outstanding = Outstanding.of(state["pool"]) if "pool" in state else None
+        outstanding = cursor_of(state["pool"], state["step"]) if "pool" in state else None
         at = replace(at, settings=state.get("settings", {}), outstanding=outstanding, validating=None)
         if state["held_out"] != self.held_out:  # other examples: nothing of theirs compares with these
             return replace(at, scores=[], best=None, best_scores=None)

@@ -22,7 +22,6 @@ from launcher.base.sanitize import one_line as sanitized
 from launcher.client import standard_error
 from launcher.client.dspy.engine import BASE_MODEL
 from launcher.client.dspy.examples import check_examples
-from launcher.client.dspy.predictors import Predictors
 from launcher.client.dspy.program_rollout import ProgramRollout
 from launcher.client.dspy.programs import attach_policy, strict_adapter
 from launcher.client.dspy.rollouts import (
@@ -125,10 +124,8 @@ def evaluate(
         metric = Metric(metric, _MAX_METRIC_FAILURES)
     limits = RolloutLimits(num_threads, rollout_seconds, rollout_calls)
     trained = attach_policy(program, session or connect(), may_be_base=True)
-    runner = Runner(program, metric, strict_adapter(adapter), limits, trained.lm)
-    found = evaluate_examples(
-        runner, examples, Predictors(program), failure_score, model=model, uses_base=trained.uses_base
-    )
+    runner = Runner(program, trained, metric, strict_adapter(adapter), limits)
+    found = evaluate_examples(runner, examples, failure_score, model=model)
     _log_crashes(found)
     return found
 
@@ -136,24 +133,21 @@ def evaluate(
 def evaluate_examples(
     runner: Runner,
     examples: Sequence[dspy.Example],
-    predictors: Predictors,
     failure_score: float = 0.0,
     workers: Workers[FinishedRun] | None = None,
     model: str | None = None,
-    uses_base: bool = False,
     fatal: bool = False,
 ) -> Evaluation:
     """The same after the checks, within a training by its `workers`; its errors are those of `evaluate`.
 
     `model`: the version that replaces the newest, or the base. `fatal`: a program that raises in every run
-    before the policy has answered is an error. It does not read the program itself, because rollouts in
-    progress may write into it.
+    before the policy has answered is an error.
     """
-    batch = uuid.uuid4().hex[:12]
+    batch, uses_base = uuid.uuid4().hex[:12], runner.trained.uses_base
 
     def rollout(index: int) -> ProgramRollout:
         return ProgramRollout(
-            f"eval-{batch}-{index}", predictors, "eval", GREEDY, uses_base=uses_base, model=model
+            f"eval-{batch}-{index}", runner.predictors, "eval", GREEDY, uses_base=uses_base, model=model
         )
 
     runs = [ProgramRun(example, index, rollout(index)) for index, example in enumerate(examples)]

@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
 
+from launcher.client.dspy.grpo_config import GRPOConfig
 from launcher.client.dspy.held_out import HeldOutSet, ValidationResult
-from launcher.client.dspy.report import Journal
 from launcher.client.dspy.served_version import ServedVersion
 from launcher.client.dspy.training_place import PendingValidation, Place
+from launcher.client.dspy.validation import Evaluation
 from launcher.client.dspy.version_names import version_name
 from launcher.client.dspy.workers import BackgroundCall
 from launcher.client.failures import ClientError
@@ -27,21 +27,18 @@ RunInBackground = Callable[[Callable[[], ValidationResult]], BackgroundCall[Vali
 
 @dataclass
 class ValidationSchedule:
-    """Validations of a training of `steps` steps, every `every` steps. `on_result` gets each entry."""
+    """A training's validations, every `num_steps_for_val` steps. `on_result` gets each, and its step."""
 
-    steps: int
-    every: int
-    staleness: int
+    config: GRPOConfig
     held_out: HeldOutSet
     served: ServedVersion
-    journal: Journal
     run_in_background: RunInBackground
-    on_result: Callable[[dict[str, Any], int], None]
-    _under_way: BackgroundCall[ValidationResult] | None = field(default=None)
+    on_result: Callable[[Evaluation, int], None]
+    _under_way: BackgroundCall[ValidationResult] | None = field(default=None, init=False)
 
     def is_due(self, step: int) -> bool:
         """Whether one is due after so many steps."""
-        return step in (0, self.steps) or step % self.every == 0
+        return step in (0, self.config.num_train_steps) or step % self.config.num_steps_for_val == 0
 
     def run_if_due(self, place: Place) -> None:
         """Validate if it is due after the steps that are done."""
@@ -49,10 +46,10 @@ class ValidationSchedule:
         if not self.is_due(step):
             return
         self.wait(place)
-        served = self.served
+        served, config = self.served, self.config
         if not self.held_out.needs_score(place, step):
             return
-        if self.staleness and 0 < step < self.steps and served.version is not None:
+        if config.staleness and 0 < step < config.num_train_steps and served.version is not None:
             self._begin(place, PendingValidation(step, served.version, served.weights))
         else:
             self.run_now(place)
@@ -69,18 +66,20 @@ class ValidationSchedule:
             return
         kept = {it.version: it.weights for it in self.held_out.session.checkpoints()}
         if left.version not in kept or (left.weights and kept[left.version] != left.weights):
-            self.journal.note(f"no validation after {left.step} steps: its weights are not kept any more")
+            self.held_out.journal.note(
+                f"no validation after {left.step} steps: its weights are not kept any more"
+            )
             place.validating = None
             return
         self._begin(place, left)
-        if not self.staleness:
+        if not self.config.staleness:
             self.wait(place)
 
     def collect(self, place: Place) -> None:
         """Before a step is sent: note the one in progress if it is over, wait if it would fall behind."""
         if self._under_way is None or place.validating is None:
             return
-        if self._under_way.is_over or place.step - place.validating.step >= self.staleness:
+        if self._under_way.is_over or place.step - place.validating.step >= self.config.staleness:
             self.wait(place)
 
     def wait(self, place: Place) -> None:
@@ -113,4 +112,5 @@ class ValidationSchedule:
         self._under_way = self.run_in_background(partial(self.held_out.score, model))
 
     def _record(self, place: Place, step: int, found: ValidationResult) -> None:
-        self.on_result(self.held_out.record(place, step, found), step)
+        self.held_out.record(place, step, found)
+        self.on_result(found.evaluation, step)

@@ -20,13 +20,12 @@ from launcher.client.trajectories.trajectory_group import TrajectoryGroup, close
 
 @dataclass(eq=False)
 class BegunGroup:
-    """`number`: its place among those that were given. `since`: the version served when it began, if known.
+    """`key`: its number among those that were given. `since`: the version served when it began, if known.
 
-    `has_ended`: its task has, and nothing was raised. `replaced`: nothing is learnt from it, and another one
-    is rolled out in its place.
+    `has_ended` and `replaced` are the scheduler's: see `ScheduledGroup`. One that raised has not ended.
     """
 
-    number: int
+    key: int
     since: int | None
     pending: Awaitable[TrajectoryGroup] | TrajectoryGroup
     after_each: AfterEach | None

@@ -1,25 +1,30 @@
-"""The checks of an optimizer's parameters: every one of dspy.GRPO and ArborGRPO is taken or refused by name.
+"""The settings of `GRPO`, checked: every one of dspy.GRPO and ArborGRPO is taken or refused by name.
 
-Neighbours: `grpo.py` has the parameters, `training.py` uses them. Raises ValueError and TypeError before any
-request to the run. Knows nothing of programs, examples or HTTP.
+Neighbours: `grpo.py` and `arbor/config.py` have the parameters, the loop and its parts take the config.
+Raises ValueError and TypeError before any request to the run. Knows nothing of programs, examples or HTTP.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, get_args
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
 
 import dspy
 
-from launcher.client.dspy.grouping import Grouping
-from launcher.client.dspy.held_out import CheckpointMode
+from launcher.client.alarms import Thresholds
+from launcher.client.dspy.grouping import Grouping, RewardRules
 from launcher.client.dspy.lm import PolicyLM
 from launcher.client.dspy.programs import NEUTRAL_VALUES, is_neutral, is_policy_lm
-from launcher.client.dspy.training import OnAlarm
+from launcher.client.dspy.rollouts import RolloutLimits
+from launcher.client.scheduler import max_extra_rollouts
 from launcher.client.session import Session
 
 DEFAULT_ROLLOUTS = 8
+
+CheckpointMode = Literal["single-best", "improvements", "none"]
+OnAlarm = Literal["note", "stop"]
 
 _COUNTS = {
     "num_train_steps": 1,
@@ -47,49 +52,95 @@ _REASONS = {
 }
 
 
-class OptimizerParameters(Protocol):
-    """The parameters of an optimizer that are checked together."""
+@dataclass(frozen=True, kw_only=True)
+class GRPOConfig:
+    """The settings of one `compile`, as `GRPO` explains them. Raises ValueError and TypeError for the first
+    that cannot be meant."""
 
-    adapter: Any
-    dynamic_sampling: bool | int
+    train_kwargs: Mapping[str, Any] | Mapping[dspy.LM, Mapping[str, Any]]
+    adapter: dspy.Adapter | Mapping[dspy.LM, dspy.Adapter] | None
+    exclude_demos: bool
+    multitask: bool
+    num_threads: int | None
+    num_train_steps: int
+    seed: int
+    num_dspy_examples_per_grpo_step: int
+    num_rollouts_per_grpo_step: int
+    use_train_as_val: bool
+    num_steps_for_val: int
+    report_train_scores: bool
     failure_score: float
     format_failure_score: float
-    multitask: bool
-    num_rollouts_per_grpo_step: int
-    num_threads: int | None
-    rollout_seconds: float
-    seed: int
+    variably_invoked_predictor_grouping_mode: Grouping
     variably_invoked_predictor_fill_strategy: None
+    checkpoint: CheckpointMode
+    staleness: int
+    dynamic_sampling: bool | int
+    rollout_seconds: float
+    rollout_calls: int
+    alarms: Mapping[str, float] | None
+    on_alarm: OnAlarm
+    resume: bool | None
+
+    def __post_init__(self) -> None:
+        _check_values(self)
+        check_train_kwargs(self.train_kwargs)
+        Thresholds.of(self.alarms)
+
+    @property
+    def thresholds(self) -> Thresholds:
+        """The thresholds of its alarms."""
+        return Thresholds.of(self.alarms)
+
+    @property
+    def rollouts_per_step(self) -> int:
+        """A step's own rollouts."""
+        return self.num_dspy_examples_per_grpo_step * self.num_rollouts_per_grpo_step
+
+    @property
+    def max_extra_rollouts(self) -> int:
+        """Rollouts that a step may have besides its own, for examples whose rewards were all equal."""
+        return max_extra_rollouts(self.dynamic_sampling, self.rollouts_per_step)
+
+    @property
+    def reward_rules(self) -> RewardRules:
+        """The rewards of failed runs, and how calls are grouped."""
+        return RewardRules(
+            self.failure_score, self.format_failure_score, self.variably_invoked_predictor_grouping_mode
+        )
+
+    def limits(self, places: int | None) -> RolloutLimits:
+        """The limits of runs; `places`: of the run's engines."""
+        return RolloutLimits(self.num_threads, self.rollout_seconds, self.rollout_calls, places)
 
 
-def check_parameters(optimizer: OptimizerParameters) -> None:
-    """Raise ValueError for the first parameter that cannot be meant."""
+def _check_values(config: GRPOConfig) -> None:
     for name, least in _COUNTS.items():
-        _check_count(name, getattr(optimizer, name), least)
-    if optimizer.num_threads is not None:
-        _check_count("num_threads", optimizer.num_threads, 1)
+        _check_count(name, getattr(config, name), least)
+    if config.num_threads is not None:
+        _check_count("num_threads", config.num_threads, 1)
     for name in _NUMBERS:
-        value = getattr(optimizer, name)
+        value = getattr(config, name)
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
             raise ValueError(f"{name} must be a number, not {value!r}")
     for name in _BOOLEANS:
-        if not isinstance(getattr(optimizer, name), bool):
-            raise ValueError(f"{name} must be True or False, not {getattr(optimizer, name)!r}")
+        if not isinstance(getattr(config, name), bool):
+            raise ValueError(f"{name} must be True or False, not {getattr(config, name)!r}")
     for name, choices in _CHOICES.items():
-        if getattr(optimizer, name) not in choices:
+        if getattr(config, name) not in choices:
             listed = " or ".join(repr(it) for it in choices)
             raise ValueError(
-                f"{name} must be {listed}, not {getattr(optimizer, name)!r}{_REASONS.get(name, '')}"
+                f"{name} must be {listed}, not {getattr(config, name)!r}{_REASONS.get(name, '')}"
             )
-    if isinstance(optimizer.seed, bool) or not isinstance(optimizer.seed, int):
-        raise ValueError(f"seed must be a whole number, not {optimizer.seed!r}")
-    if optimizer.rollout_seconds <= 0:
+    if isinstance(config.seed, bool) or not isinstance(config.seed, int):
+        raise ValueError(f"seed must be a whole number, not {config.seed!r}")
+    if config.rollout_seconds <= 0:
         raise ValueError("rollout_seconds must be above 0")
-    if optimizer.format_failure_score >= optimizer.failure_score:
+    if config.format_failure_score >= config.failure_score:
         raise ValueError("format_failure_score must be below failure_score")
-    if not isinstance(optimizer.dynamic_sampling, bool):
-        _check_count("dynamic_sampling", optimizer.dynamic_sampling, optimizer.num_rollouts_per_grpo_step)
-    _check_unsupported(optimizer)
+    if not isinstance(config.dynamic_sampling, bool):
+        _check_count("dynamic_sampling", config.dynamic_sampling, config.num_rollouts_per_grpo_step)
+    _check_unsupported(config)
 
 
 def _check_count(name: str, value: Any, minimum: int) -> None:
@@ -99,18 +150,18 @@ def _check_count(name: str, value: Any, minimum: int) -> None:
         raise ValueError(f"{name} must be at least {minimum}{_REASONS.get(name, '')}")
 
 
-def _check_unsupported(optimizer: OptimizerParameters) -> None:
+def _check_unsupported(config: GRPOConfig) -> None:
     """Parameters of dspy.GRPO and ArborGRPO that mean something else here, or nothing."""
-    if not optimizer.multitask:
+    if not config.multitask:
         raise ValueError(
             "multitask=False is not supported: one policy is trained for all predictors, jointly"
         )
-    if optimizer.variably_invoked_predictor_fill_strategy is not None:
+    if config.variably_invoked_predictor_fill_strategy is not None:
         raise ValueError(
             "variably_invoked_predictor_fill_strategy belongs to the grouping mode 'fill', which is refused"
             + _REASONS["variably_invoked_predictor_grouping_mode"]
         )
-    _check_adapter(optimizer.adapter)
+    _check_adapter(config.adapter)
 
 
 def _check_adapter(adapter: Any) -> None:
