@@ -60,6 +60,9 @@ class ScheduledGroup(Protocol[Key]):
         """The oldest policy version that has answered in it; None if none has."""
 
 
+GroupT = TypeVar("GroupT", bound=ScheduledGroup)
+
+
 class KeyPlan(Protocol[Key]):
     """The keys of groups: the planned ones by their numbers, and the extra ones."""
 
@@ -83,9 +86,6 @@ def max_extra_rollouts(dynamic_sampling: bool | int, rollouts: int) -> int:
     if isinstance(dynamic_sampling, bool):
         return _MAX_EXTRA_FACTOR * rollouts if dynamic_sampling else 0
     return dynamic_sampling
-
-
-GroupT = TypeVar("GroupT", bound=ScheduledGroup)
 
 
 class RolloutScheduler(Generic[Key, GroupT]):

@@ -287,6 +287,8 @@ def test_c43_examples_rolled_out_in_place_of_flat_ones_are_outstanding_too(make:
     played.finish((0, 0), (1, 0), (0, 1), (1, 1))
     outstanding = played.pool.take(0, None).outstanding
     assert outstanding == Cursor(1, 4, ((0, 2), (1, 2)), {0: 1, 1: 1})
+    state = {"next": 4, "tickets": [[0, 2], [1, 2]], "extras": {"0": 1, "1": 1}}
+    assert cursor_state(outstanding) == state and cursor_of(state, 1) == outstanding, "as programs keep it"
     again = make(begin=outstanding, staleness=1, most_extra=3)
     again.flat.add((0, 2))
     again.pool.begin_allowed(1)

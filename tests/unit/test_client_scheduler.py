@@ -59,7 +59,8 @@ class Playing(RuleBasedStateMachine):
         most_extra=st.integers(0, 3), late=st.sets(st.integers(1, 8), max_size=4),
     )  # fmt: skip
     def start(self, per_step: int, staleness: int, steps: int, most_extra: int, late: set[int]) -> None:
-        self.bounds, self.most_extra, self.late = Bounds(per_step, staleness, steps), most_extra, late
+        self.bounds, self.total = Bounds(per_step, staleness, steps), steps
+        self.most_extra, self.late = most_extra, late
         self.steps: list[list[Rollouts]] = []
         self.dropped: set[Any] = set()
         self.version = 0
@@ -127,7 +128,7 @@ class Playing(RuleBasedStateMachine):
                 before = len(self.begun)
                 self.scheduler.ended(group, fate == "is flat", SIZE)
                 assert len(self.begun) == before + group.replaced <= before + (fate == "is flat")
-        if self.training is None and len(self.steps) < self.bounds.steps:
+        if self.training is None and len(self.steps) < self.total:
             self.take()
         if trains and self.training is not None:
             self.train(teaches)
@@ -173,10 +174,10 @@ class Playing(RuleBasedStateMachine):
         """Left to itself, a program comes to its end."""
         if sys.exc_info()[0] is not None:
             return
-        for _ in range(2 * self.bounds.steps + 1):
+        for _ in range(2 * self.total + 1):
             self.go_on(["ends"] * 99, False, True, True, True, None)
         has_run_out = self.given is not None and not self.scheduler.open
-        assert has_run_out or len(self.steps) == self.bounds.steps
+        assert has_run_out or len(self.steps) == self.total
 
     # ------------------------------------------------------------- what is always so
 
@@ -184,7 +185,7 @@ class Playing(RuleBasedStateMachine):
         return sum(not it.replaced for it in self.scheduler.open.values())
 
     def allowed(self) -> int:
-        ahead = min(self.admitted + 1 + self.bounds.staleness, self.bounds.steps) - self.scheduler.taken
+        ahead = min(self.admitted + 1 + self.bounds.staleness, self.total) - self.scheduler.taken
         return max(0, ahead) * self.bounds.per_step
 
     @invariant()
@@ -209,7 +210,7 @@ class Playing(RuleBasedStateMachine):
     def something_can_always_go_on(self) -> None:
         is_waited_for = self.training is not None or self.admitted < len(self.steps)
         has_run_out = self.given is not None and not self.scheduler.open
-        is_over = has_run_out or len(self.steps) == self.bounds.steps
+        is_over = has_run_out or len(self.steps) == self.total
         assert is_waited_for or is_over or self.in_progress() or self.scheduler.is_ready()
 
 

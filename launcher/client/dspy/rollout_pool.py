@@ -95,9 +95,8 @@ class RolloutPool:
                 self._drop_stale(self._scheduler.open.values(), newest)
                 self.workers.wait_until(partial(self._is_ready_or_stale, newest, told))
                 if self._scheduler.is_ready():
-                    return StepTickets(
-                        *self._scheduler.take(), self._keys.resumable(self._scheduler.cursor())
-                    )
+                    tickets, stale = self._scheduler.take()
+                    return StepTickets(tickets, stale, self._keys.resumable(self._scheduler.cursor()))
                 told = len(self._scheduler.stale)
             left_out()
 
