@@ -128,6 +128,25 @@ def test_p16_no_get_changes_anything_so_that_none_without_a_key_may_act(
     assert list(answered.values()).count(200) >= 8, answered
 
 
+@pytest.mark.slow
+def test_r05_a_grammar_of_2000_tools_never_reaches_an_engine(gateway: Gateway) -> None:
+    """There is no engine behind it: a request that passes would wait for one."""
+    schema = {"type": "object", "properties": {"an_argument": {"type": "string", "description": "of it"}}}
+    tools = [
+        {"type": "function", "function": {"name": f"tool_{number}", "parameters": schema}}
+        for number in range(2000)
+    ]
+    body = {"model": "policy", "messages": [{"role": "user", "content": "a"}], "tools": tools}
+    answer = gateway.http.post(
+        "/v1/chat/completions",
+        json=body | {"tool_choice": "required"},
+        headers={"Authorization": f"Bearer {TOKEN}"},
+    )
+    assert answer.status_code == 400, answer.text[:300]
+    error = answer.json()["error"]
+    assert error["param"] == "tools" and "characters for a grammar" in error["message"]
+
+
 def test_g13_the_token_is_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) -> None:
     compared: list[tuple[bytes, bytes]] = []
 
