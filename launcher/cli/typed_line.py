@@ -68,7 +68,10 @@ class TypedLine:
         command, gap, remark = hint.partition(_REMARK)
         if not command.startswith("launch ") or _HOLDER in (self.program or ()):
             return hint
-        words = shlex.split(command)[1:]
+        try:
+            words = shlex.split(command)[1:]
+        except ValueError:  # a sentence with an apostrophe
+            return hint
         at = words.index("--") if "--" in words else len(words)
         changed = _parse(words[:at], tuple(words[at + 1 :]) or None)
         typed = _parse(self.own, self.program)

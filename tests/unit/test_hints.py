@@ -150,6 +150,7 @@ LINES = [
     ("--gpus H100 -- true", "launch --resume slip-0123abcd", "", "launch --resume slip-0123abcd"),
     ("logs dev", "launch --resume dev", "", "launch --resume dev"),
     ("--model x -- true", "launch reaches it by ssh", "", "launch reaches it by ssh"),
+    ("--model x -- true", "launch cannot read the user's file", "", "launch cannot read the user's file"),
     ("--json -- python -m launcher.client.holder", "launch --model tiny", "", "launch --model tiny"),
 ]  # fmt: skip
 
