@@ -32,6 +32,8 @@ _HEARTBEAT_SECONDS = 30.0
 # A gateway that never answered is starting, for so long; models load behind it.
 _START_SECONDS = 180.0
 _LAST_ACTIVE = "autostop_last_active_time"
+# SQLITE_IOERR, SQLITE_FULL, SQLITE_CANTOPEN: before Python 3.11 the module has no names for them.
+_DISK_FULL = frozenset({10, 13, 14})
 # 1.8 s where the machine has nothing else to do. Less than the least that can be armed: nothing is set back
 # meanwhile.
 _ARM_SECONDS = 40.0
@@ -69,6 +71,11 @@ def rearm(command: Sequence[str] = ARM_COMMAND) -> None:
     """
     words = [os.path.expanduser(word) for word in command]
     subprocess.run(words, check=True, capture_output=True, timeout=_ARM_SECONDS)
+
+
+def _is_disk_full(error: sqlite3.Error) -> bool:
+    """Whether it may be that: SQLite names the step that failed, such as opening its journal."""
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF in _DISK_FULL
 
 
 class RuntimeLiveness:
@@ -111,7 +118,7 @@ class RuntimeLiveness:
 
 
 class AutostopTimer:
-    """The keeper's handle on the machine's timer."""
+    """The keeper's handle on the machine's timer. `make_room`: frees some of a full disk; False if none."""
 
     def __init__(
         self,
@@ -119,8 +126,10 @@ class AutostopTimer:
         answering: RuntimeLiveness,
         arm: Callable[[], None] = rearm,
         booted: Callable[[], int] = booted_at,
+        make_room: Callable[[], bool] = lambda: False,
     ) -> None:
         self._arm = arm
+        self._make_room = make_room
         self._booted = booted
         # Armed when the machine came up; its clock may have been set since then.
         self._armed_for: int | None = None
@@ -138,7 +147,7 @@ class AutostopTimer:
         unarmed = ""
         if trouble is None:
             try:  # first: to arm may take long
-                renew(self._database)
+                self._renew()
             except (OSError, sqlite3.Error) as error:
                 trouble = str(error)
             unarmed = self._keep_armed()
@@ -149,6 +158,17 @@ class AutostopTimer:
             return None
         self._told = message
         return message
+
+    def _renew(self) -> None:
+        """Reset it, with room made for that on a full disk."""
+        while True:
+            try:
+                renew(self._database)
+            except sqlite3.Error as error:
+                if not _is_disk_full(error) or not self._make_room():
+                    raise
+            else:
+                return
 
     def _keep_armed(self) -> str:
         """Arm it again if the machine's clock or boot changed; a message if that fails."""

@@ -7,7 +7,8 @@ It is the parent of the supervisor and adopts every orphan below, so that no kil
 supervisor ends its children when the keeper dies (death signal); the keeper ends the children of a dead
 supervisor. Shares nothing with the runtime but files and signals: standard library only. On a rented machine
 it also resets the timer that would end the machine (`autodown.py`), as long as no limit is reached and the
-runtime answers: a frozen runtime, or this process gone, ends the machine.
+runtime answers: a frozen runtime, or this process gone, ends the machine. There it also keeps room on the
+disk for its own writes (`ballast.py`).
 
 - `lease`: its mtime *changing* renews the lease, counted on this process's monotonic clock, which stands
   still while the computer sleeps. The deadline counts on the boot clock, which does not.
@@ -18,6 +19,7 @@ runtime answers: a frozen runtime, or this process gone, ends the machine.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import signal
@@ -29,6 +31,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from runtime import autodown
+from runtime.ballast import Ballast
 from runtime.shared import json_files, process_table, processes
 from runtime.shared.stdin_token import read_token
 
@@ -39,6 +42,7 @@ ORPHAN_SECONDS = 10.0
 _TICK_SECONDS = 0.2
 # To find an orphan is to look at every process of the machine.
 _ORPHANS_EVERY_SECONDS = 1.0
+_BALLAST_EVERY_SECONDS = 60.0
 _SIGNALS = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
@@ -85,8 +89,12 @@ class Keeper:
         command: list[str],
         grace_seconds: float = GRACE_SECONDS,
         timer: autodown.AutostopTimer | None = None,
+        ballast: Ballast | None = None,
     ) -> None:
         self._state_dir = state_dir
+        # A run on the user's own computer lays nothing on its disk.
+        self._lays_ballast = ballast is not None
+        self._ballast = ballast or Ballast(state_dir)
         self._limits = limits
         self._command = command
         self._grace_seconds = grace_seconds
@@ -105,6 +113,7 @@ class Keeper:
             self._end()
         finally:
             left = processes.kill_descendants()
+            self._ballast.release_all()  # nothing here fills the disk any more: the copy home needs room
         self._record("ended", reason, left)
         self._log(f"ended: {reason}; supervisor's exit code {self._exit_code}; left: {left or 'nothing'}")
         return 1 if reason == "supervisor exited" or left else 0
@@ -128,7 +137,7 @@ class Keeper:
         lease = Lease(self._state_dir / "lease", self._limits.lease_seconds)
         deadline = self._limits.deadline_seconds
         ends_at = None if deadline is None else _boot_seconds() + deadline
-        orphans_at = 0.0
+        orphans_at = ballast_at = 0.0
         while True:
             received = signal.sigtimedwait(_SIGNALS, _TICK_SECONDS)
             self._reap()
@@ -143,6 +152,9 @@ class Keeper:
             if time.monotonic() >= orphans_at:
                 self._end_orphans()
                 orphans_at = time.monotonic() + _ORPHANS_EVERY_SECONDS
+            if self._lays_ballast and time.monotonic() >= ballast_at:
+                self._ballast.fill()
+                ballast_at = time.monotonic() + _BALLAST_EVERY_SECONDS
             if self._timer is not None and (message := self._timer.tick()) is not None:
                 self._log(message)
 
@@ -172,21 +184,23 @@ class Keeper:
             self._exit_code = ended[self._supervisor]
 
     def _record(self, state: str, reason: str | None, left: list[int]) -> None:
-        json_files.write_json(
-            self._state_dir / "keeper.json",
-            {
-                "state": state,
-                "reason": reason,
-                "pid": os.getpid(),
-                "supervisor_pid": self._supervisor,
-                "supervisor_exit_code": self._exit_code,
-                "left": left,
-                "time": time.time(),
-            },
-            durable=True,
-        )
+        fields = {
+            "state": state,
+            "reason": reason,
+            "pid": os.getpid(),
+            "supervisor_pid": self._supervisor,
+            "supervisor_exit_code": self._exit_code,
+            "left": left,
+            "time": time.time(),
+        }
+        path = self._state_dir / "keeper.json"
+        self._ballast.write(lambda: json_files.write_json(path, fields, durable=True))
 
     def _log(self, text: str) -> None:
+        with contextlib.suppress(OSError):  # a line of a log is no reason to end a run
+            self._ballast.write(lambda: self._append(text))
+
+    def _append(self, text: str) -> None:
         with open(self._state_dir / "logs" / "keeper.log", "a") as log:
             log.write(f"{time.strftime('%Y-%m-%dT%H:%M:%S%z')} {text}\n")
 
@@ -213,11 +227,13 @@ def main(arguments: list[str]) -> int:
     # The configuration's own defaults are the schema's; this file reads its own part without pydantic.
     limits = RunLimits(float(config.get("lease_seconds", 60.0)), config.get("deadline_seconds"))
     command = [sys.executable, "-m", "runtime", "--config", str(config_path)]
-    timer = None
+    timer = ballast = None
     if options.autodown is not None:
+        ballast = Ballast(state_dir)
         answering = autodown.RuntimeLiveness(state_dir, Path(config["socket_dir"]))
-        timer = autodown.AutostopTimer(Path(os.path.expanduser(options.autodown)), answering)
-    return Keeper(state_dir, limits, command, timer=timer).run(token)
+        database = Path(os.path.expanduser(options.autodown))
+        timer = autodown.AutostopTimer(database, answering, make_room=ballast.release)
+    return Keeper(state_dir, limits, command, timer=timer, ballast=ballast).run(token)
 
 
 if __name__ == "__main__":

@@ -37,15 +37,28 @@ _LOCAL_ERRNOS = _DISK_FULL | frozenset(
 
 
 class LaunchError(Exception):
-    """The failure in one line, its reason in one line, and a hint, best a command to paste."""
+    """The failure in one line, its reason in one line, and a hint, best a command to paste.
+
+    A hint for the same run again (`launch --model tiny`) names only the change: before it is shown, the other
+    options and the program of the line that failed are put into it. `without`: settings of that line that are
+    left out, such as `gpus` and `train.lora.rank`, or its verb.
+    """
 
     exit_code = EXIT_BUG
 
-    def __init__(self, message: str, why: str | None = None, hint: str | None = None) -> None:
+    def __init__(
+        self,
+        message: str,
+        why: str | None = None,
+        hint: str | None = None,
+        *,
+        without: Iterable[str] = (),
+    ) -> None:
         super().__init__(message)
         self.message = message
         self.why = why
         self.hint = hint
+        self.without = tuple(without)
 
     def to_dict(self) -> dict[str, object]:
         """The error as `--json` shows it."""

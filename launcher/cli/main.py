@@ -75,10 +75,12 @@ def _print_first_line(own: list[str]) -> None:
 def _dispatch(own: list[str], command: list[str] | None) -> int:
     from launcher.cli.commands import invoke
     from launcher.cli.invocation import Invocation
+    from launcher.cli.typed_line import TypedLine
     from launcher.config import import_shadowing
     from launcher.console.output import Output
 
-    output = Output(as_json="--json" in own, plain="--plain" in own)
+    typed = TypedLine(tuple(own), None if command is None else tuple(command))
+    output = Output(as_json="--json" in own, plain="--plain" in own, complete_hint=typed.complete)
     try:
         return invoke(own, Invocation(command, output))
     except KeyboardInterrupt:

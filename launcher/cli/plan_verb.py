@@ -60,7 +60,7 @@ def _show(output: Output, settings: Settings, note: Callable[[str], None]) -> No
     except NoPricesError as missing:
         _show_without_prices(output, settings, missing, note)
         raise
-    refused = _refusal(settings, plan.model, plan.gpus)
+    refused = _refusal(settings, plan.gpus)
     found = plan_verdict.judge(settings, plan.gpus, refused, _price_command(settings, plan))
     step = None if plan.rented else plan_verdict.step_time(plan)
     data = {"verdict": found.to_dict(), "seconds_per_step": step.seconds if step else None}
@@ -77,13 +77,13 @@ def _price_command(settings: Settings, plan: Plan) -> str | None:
     return f"{plan_command(settings, settings.gpus or '', default_infra=cloud)} --refresh"
 
 
-def _refusal(settings: Settings, model: str, gpus: GpuSplit | None) -> LaunchError | None:
+def _refusal(settings: Settings, gpus: GpuSplit | None) -> LaunchError | None:
     """The error that a run would raise."""
     try:
         # If the memory plan is known, the hub has answered if it had to be asked for the model's config.json.
         request_validation.validate_plan(settings, asks=gpus is not None and gpus.memory is not None)
         if gpus is not None:
-            memory_fit.refuse_gpus(model, gpus)
+            memory_fit.refuse_gpus(settings, gpus)
     except LaunchError as refused:
         return refused
     return None
@@ -94,7 +94,7 @@ def _show_without_prices(
 ) -> None:
     """Show the model's memory. Anything that a run would refuse is reported before the missing prices."""
     gpus = pricing.plan_gpus_without_prices(settings, note)
-    refused = _refusal(settings, settings.model, gpus)
+    refused = _refusal(settings, gpus)
     found = plan_verdict.judge(settings, gpus, refused, missing.hint)
     memory = [memory_table.text(gpus.memory)] if gpus.memory else []
     first = found.line(f"{settings.model} on {gpus.gpus}, prices not known")

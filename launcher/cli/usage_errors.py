@@ -6,6 +6,7 @@ Neighbours: `commands.py` asks when the parser refuses, and before a verb is cal
 from __future__ import annotations
 
 import re
+import shlex
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -37,7 +38,8 @@ def check_verb(verb: str, invocation: Invocation, dry_run: bool) -> None:
     if verb == "plan":
         return
     if invocation.command is not None and verb not in _WITH_PROGRAM:
-        raise UsageError(f"{verb} runs no program", "this verb takes no program", "launch -- PROGRAM")
+        program = shlex.join(invocation.command) or "PROGRAM"
+        raise UsageError(f"{verb} runs no program", "this verb takes no program", f"launch -- {program}")
     given = [key for key, value in invocation.flags.items() if value is not None]
     if verb in ("gc", "ssh"):
         given = [key for key in given if key != "yes"]
@@ -47,7 +49,8 @@ def check_verb(verb: str, invocation: Invocation, dry_run: bool) -> None:
         raise UsageError(f"--dry-run cannot be used with {verb}", "it is a run's option", instead)
     if verb == "up" and (resumed := invocation.flags.get("resume")) is not None:
         why = "a resumed run goes on with the program that it had"
-        raise UsageError("--resume cannot be used with up", why, f"launch --resume {resumed}")
+        again = f"launch --resume {resumed}"
+        raise UsageError("--resume cannot be used with up", why, again, without=("up",))
     if given and verb not in ("up", "config"):
         raise _option_of_a_run("--" + given[0].replace("_", "-"), verb)
 
@@ -89,7 +92,7 @@ def _unknown_verb(stranger: str, own: list[str]) -> UsageError:
         run = [word for word in following[:1] if verb != "up" and _RUN.fullmatch(word)]
         return UsageError(message, f"did you mean {verb}?", " ".join(["launch", verb, *run]))
     if shutil.which(stranger) or Path(stranger).exists():
-        program = " ".join(own[own.index(stranger) :])
+        program = shlex.join(own[own.index(stranger) :])
         return UsageError(message, "a program goes after --", f"launch -- {program}")
     if meant := closest_match(stranger, VERBS):
         return UsageError(message, f"did you mean {meant}?", f"launch {meant}")

@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Unpack
 
-from launcher.client import checkpoints, run_lookup
+from launcher.client import checkpoints, launch_line, run_lookup
 from launcher.client.connection import Connection
 from launcher.client.error_display import install_excepthook
 from launcher.client.failures import NotConnected
@@ -69,7 +69,7 @@ def connect(
         missing = "LAUNCH_BASE_URL" if not base_url else "LAUNCH_API_KEY"
         raise NotConnected(
             f"This program has no run to train with: {missing} is not set",
-            hint="start it with `launch -- python YOUR_PROGRAM.py`",
+            hint=f"launch -- {launch_line.program_line()}",
         )
     endpoint = Endpoint(base_url.rstrip("/").removesuffix("/v1"), api_key)
     session = Session(endpoint, patience or Patience.of_run(), max_empty_steps=max_empty_steps)

@@ -6,6 +6,7 @@ Neighbours: all code that rolls out ahead of the training asks. Knows nothing of
 from __future__ import annotations
 
 from launcher.client.failures import TrainingFailed
+from launcher.client.launch_line import hint_of_fitting_run
 
 
 def check_integers(**values: int) -> None:
@@ -21,5 +22,5 @@ def check_staleness(staleness: int, max_staleness: int | None) -> None:
         raise TrainingFailed(
             f"This run cannot train with staleness={staleness}",
             why=f"it leaves out what was sampled more than {max_staleness} steps ago",
-            hint=f"a run that fits starts with `launch --set max_staleness={staleness} -- python PROGRAM`",
+            hint=hint_of_fitting_run(f"--set max_staleness={staleness}"),
         )

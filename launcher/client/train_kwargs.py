@@ -19,6 +19,7 @@ from pydantic import ValidationError
 
 from launcher.client.connection import Connection
 from launcher.client.failures import Refused, TrainingFailed
+from launcher.client.launch_line import hint_of_fitting_run
 from launcher.client.request_bodies import REQUEST_HEADER, RequestBody, ResponseBody, StepSettings
 from launcher.client.wire import new_request_id
 
@@ -133,7 +134,7 @@ def resolve(
 
 def _refusal_error(refusals: list[Refusal], source: str) -> TrainingFailed:
     options = " ".join(dict.fromkeys(it.launch for it in refusals if it.launch))
-    fits = f"a run that fits starts with `launch {options} -- python PROGRAM`" if options else None
+    fits = hint_of_fitting_run(options) if options else None
     take_out = [it.key for it in refusals if not it.launch]
     change = f"change {', '.join(take_out)} in {source}" if take_out else None
     return TrainingFailed(

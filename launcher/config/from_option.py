@@ -23,11 +23,13 @@ def adapter_of_run(flags: Mapping[str, Any], home: Home) -> Value:
             "--from cannot be used with --resume",
             "--from starts a new run from another run's adapter, --resume continues the run itself",
             f"launch --resume {flags['resume']}",
+            without=("from",),
         )
     if flags.get("model") is not None:
         raise UsageError(
             "--from cannot be used with --model",
             "the run's adapter belongs to its own base model",
             f"launch --from {text}",
+            without=("model",),
         )
     return Value(str(run_weights.find_weights(RecordStore(home), text).folder), f"--from {text}")

@@ -8,14 +8,14 @@ Neighbours: `pricing.py` puts the result into the plan, `rented_run.py` hands it
 from __future__ import annotations
 
 import os
-import shlex
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from launcher.base.errors import PreflightError
 from launcher.config import runtime_config
 from launcher.models import known_models, model_config
-from launcher.types.offers import gpus_of
+from launcher.types.offers import gpus_of, plan_command
 from launcher.types.plan import GpuSplit, Plan
 from launcher.types.settings import Settings
 from runtime.shared import model_shape
@@ -79,24 +79,24 @@ def _overrides(settings: Settings, gpus: GpuSplit) -> Overrides:
     )
 
 
-def refuse_too_small(plan: Plan) -> None:
+def refuse_too_small(plan: Plan, settings: Settings) -> None:
     """Raises PreflightError, with GPUs that would fit, if the run's GPUs are too small for its model."""
     if plan.gpus is not None:
-        refuse_gpus(plan.model, plan.gpus)
+        refuse_gpus(settings, plan.gpus)
 
 
-def refuse_gpus(model: str, gpus: GpuSplit) -> None:
+def refuse_gpus(settings: Settings, gpus: GpuSplit) -> None:
     """The same by the GPUs alone."""
     memory = gpus.memory
     if memory is None or memory.short is None:
         return
-    named = shlex.quote(model)
     if memory.in_the_way:
-        keys = ", ".join(memory.in_the_way)
-        hint = f"launch plan --model {named} --gpus {gpus.gpus}  # without {keys}"
+        kept = {key: value for key, value in settings.values.items() if key not in memory.in_the_way}
+        without = f"  # without {', '.join(memory.in_the_way)}"
+        hint = f"{plan_command(replace(settings, values=kept), gpus.gpus)}{without}"
     elif memory.instead:
         others = f"  # or {', '.join(memory.instead[1:])}" if memory.instead[1:] else ""
-        hint = f"launch plan --model {named} --gpus {memory.instead[0]}{others}"
+        hint = f"{plan_command(settings, memory.instead[0])}{others}"
     else:
         hint = "choose a smaller model: no GPU that launch knows is large enough for this one"
-    raise PreflightError(f"{model} does not fit {gpus.gpus}", memory.short, hint)
+    raise PreflightError(f"{settings.model} does not fit {gpus.gpus}", memory.short, hint)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import netrc
 import os
 import re
+import shlex
 import shutil
 import sys
 import tempfile
@@ -77,12 +78,12 @@ def _not_runnable(command: Sequence[str]) -> tuple[str, str]:
         return "the word after -- is empty", "launch -- python my.py"
     if path.is_dir():
         return "it is a folder", f"ls {program}"
-    with_python = f"launch -- python {' '.join(command)}"
+    with_python = f"launch -- python {shlex.join(command)}"
     if os.sep in program and path.exists():
         hint = with_python if program.endswith(".py") else f"chmod +x {program}"
         return "it exists but is not executable", hint
     if path.exists():
-        hint = with_python if program.endswith(".py") else f"launch -- ./{program}"
+        hint = with_python if program.endswith(".py") else f"launch -- ./{shlex.join(command)}"
         return "a file of that name is in this folder, but not on PATH", hint
     if os.sep in program:
         return "no such file", f"ls {path.parent}"

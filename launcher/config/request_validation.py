@@ -7,7 +7,6 @@ Neighbours: `request_parsing.py` parses it, `preflight.py` has the checks, `laun
 from __future__ import annotations
 
 import os
-import shlex
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -31,6 +30,7 @@ from launcher.models import adapter_folder, hub, model_config
 from launcher.models.model_config import FoundConfig
 from launcher.records.endpoint import keyless_option, wanted_port
 from launcher.records.records import RecordStore, RunRecord
+from launcher.types.offers import plan_command
 from launcher.types.plan import refuse_rental_options, split_local_gpus
 from launcher.types.settings import Settings
 from runtime.shared import model_shape
@@ -116,18 +116,19 @@ def _check_model_fits_settings(settings: Settings, found: FoundConfig | None) ->
         lora = Lora(chosen.rank, chosen.alpha, chosen.use_rslora, chosen.target_modules or ())
         adapter_folder.check(settings.adapter, lora, config)
     if settings.gpus is None:
-        _check_on_cpu(settings.model, config or {})
+        _check_on_cpu(settings, config or {})
     _check_context(config or {}, values.engine.max_model_len)
     _check_layers(settings, config or {}, values.train.lora.target_modules or ())
 
 
-def _check_on_cpu(model: str, config: Mapping[str, Any]) -> None:
+def _check_on_cpu(settings: Settings, config: Mapping[str, Any]) -> None:
     """Raises PreflightError for a model on which the CPU engine would fail at its first request."""
     try:
         check_on_cpu(config)
     except PolicyError as error:
-        hint = f"launch plan --model {shlex.quote(model)} --gpus H100:1  # GPUs take other widths"
-        raise PreflightError(f"the model {model} cannot be served on a CPU", str(error), hint) from None
+        hint = f"{plan_command(settings, 'H100:1')}  # GPUs take other widths"
+        what = f"the model {settings.model} cannot be served on a CPU"
+        raise PreflightError(what, str(error), hint) from None
 
 
 def _check_context(config: Mapping[str, Any], max_model_len: int | None) -> None:
@@ -156,7 +157,7 @@ def _check_layers(settings: Settings, config: Mapping[str, Any], chosen: Sequenc
     raise error(
         f"{place}: {settings.model} has no {', '.join(wrong)}",
         f"its linear layers are {', '.join(there)}",
-        f"run it again with --set {_LAYERS}={names}",
+        f"launch --set {_LAYERS}={names}",
     )
 
 
@@ -171,4 +172,5 @@ def _check_model(model_path: str, record: RunRecord, secrets: Mapping[str, str])
     """The embedded model may have moved with the package; any other one is known by its place."""
     was = record.details.get("settings", {}).get("model", model_path)
     if preflight.find_model(was, secrets) != model_path:
-        raise resume_source.cannot_change(record.name or record.id, f"the model {model_path}", str(was))
+        label = record.name or record.id
+        raise resume_source.cannot_change(label, "model", f"the model {model_path}", str(was))

@@ -109,18 +109,21 @@ def merge_settings(given: Settings, record: RunRecord) -> Settings:
     label = record.name or record.id
     if given.name is not None and given.name != record.name:
         raise UsageError(
-            f"{label} keeps its name", f"--name {given.name} is a different name", f"launch --resume {label}"
+            f"{label} keeps its name",
+            f"--name {given.name} is a different name",
+            f"launch --resume {label}",
+            without=("name",),
         )
     values = dict(given.values)
     if given.adapter is not None and _is_on_command_line(values["model"]):
-        raise cannot_change(label, f"the adapter {given.adapter.folder}", str(kept.get("model")))
+        raise cannot_change(label, "model", f"the adapter {given.adapter.folder}", str(kept.get("model")))
     recorded = {key: value for key, value in {**kept, **runtime}.items() if key in values}
     for key, value in recorded.items():
         if not _is_on_command_line(values[key]):
             values[key] = Value(value, f"the record of {label}")
     for key in _FIXED:
         if key in recorded and _typed(key, values[key].value) != _typed(key, recorded[key]):
-            raise cannot_change(label, f"{key} = {values[key].value}", f"{recorded[key]}")
+            raise cannot_change(label, key, f"{key} = {values[key].value}", f"{recorded[key]}")
     fields = {field: values[key].value for key, field in _RECORDED.items()}
     overrides = {**given.runtime, **{key: values[key].value for key in runtime if key in values}}
     # The adapter or model that the run once began with is in its checkpoints.
@@ -137,6 +140,7 @@ def check_same_kind(settings: Settings, record: RunRecord) -> None:
         f"{label} cannot be resumed on {wanted}",
         f"it was started on {was}; its adapter is in its results/adapter",
         f"launch --resume {label}  # without --gpus and --infra",
+        without=("gpus", "infra"),
     )
 
 
@@ -147,12 +151,13 @@ def _kind(machine: Mapping[str, Any]) -> str:
     return _OWN_GPUS if machine.get("variant") == "cuda" else _CPU
 
 
-def cannot_change(label: str, wanted: str, was: str) -> UsageError:
-    """The error for a setting that would change the trained policy."""
+def cannot_change(label: str, key: str, wanted: str, was: str) -> UsageError:
+    """The error for a setting that would change the trained policy; `key` names it."""
     return UsageError(
         f"{label} cannot be resumed with {wanted}",
         f"it was started with {was}, and its checkpoints hold that policy",
         f"launch --resume {label}  # or a new run, without --resume",
+        without=(key, "from") if key == "model" else (key,),
     )
 
 

@@ -34,6 +34,7 @@ _NOT_SETTINGS = frozenset(
         "LAUNCH_RUN_DIR",
         "LAUNCH_RUN_ID",
         "LAUNCH_PROGRAM",
+        "LAUNCH_LINE",
         "LAUNCH_PATIENCE_SECONDS",
     }
 )
@@ -262,6 +263,7 @@ def _require_known(key: str, place: str, known: list[str], error: type[LaunchErr
         f"{place}: no such setting",
         f"did you mean {full}?" if full else "`launch config` lists every key",
         hint.format(full) if full else "launch config",
+        without=(key,),
     )
 
 

@@ -14,9 +14,9 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, TextIO
+from typing import Any, Protocol, TextIO
 
 from launcher.base import layout, sanitize
 from launcher.base.errors import JobFailed, LaunchError, NotStarted
@@ -31,6 +31,16 @@ _REDRAW_SECONDS = 0.5
 QUIET_SECONDS = 20.0
 # Phases whose key in records and JSON is an older word.
 _PHASE_NAMES = {"arm": "provision"}
+
+
+class CompleteHint(Protocol):
+    """Puts the rest of the typed line into a hint, without some of its settings (`cli/typed_line.py`)."""
+
+    def __call__(self, hint: str, without: Sequence[str] = (), /) -> str: ...
+
+
+def _unchanged(hint: str, without: Sequence[str] = (), /) -> str:
+    return hint
 
 
 @dataclass(frozen=True)
@@ -68,7 +78,9 @@ class LiveStatus:
 
 
 class Output:
-    """Prints in one of three ways. `as_json` wins over `plain`; a terminal gets the live line."""
+    """Prints in one of three ways. `as_json` wins over `plain`; a terminal gets the live line.
+
+    `complete_hint` is applied to each error's hint."""
 
     def __init__(
         self,
@@ -78,9 +90,11 @@ class Output:
         stdout: TextIO | None = None,
         stderr: TextIO | None = None,
         environ: Mapping[str, str] | None = None,
+        complete_hint: CompleteHint = _unchanged,
     ) -> None:
         environ = os.environ if environ is None else environ
         self.as_json = as_json
+        self.complete_hint = complete_hint
         self._stdout = stdout or sys.stdout
         self._stderr = stderr or sys.stderr
         terminal = self._stderr.isatty() and environ.get("TERM") != "dumb"
@@ -130,9 +144,15 @@ class Output:
         output of the failed process, if nobody has seen it."""
         path = log_path()
         LOGGER.error("%s: %s (%s)", type(error).__name__, error.message, error.why)
+        hint = self.complete_hint(error.hint, error.without) if error.hint else None
         if self.as_json:
             self._print_json(
-                {"event": "error", "error": error.to_dict(), "log": str(path) if path else None, **fields}
+                {
+                    "event": "error",
+                    "error": error.to_dict() | {"hint": hint},
+                    "log": str(path) if path else None,
+                    **fields,
+                }
             )
         self.release_terminal()
         last = error.last_lines if isinstance(error, JobFailed | NotStarted) else []
@@ -142,8 +162,8 @@ class Output:
         message = self._fit(f"Error: {sanitize.one_line(error.message)}")
         lines.append(self._styled(_RED + _BOLD, message))
         lines += [self._fit(f"  {sanitize.plain_text(line)}") for line in (error.why or "").splitlines()]
-        if error.hint:
-            lines.append(self._fit(f"Hint: {sanitize.one_line(error.hint)}"))
+        if hint:
+            lines.append(self._fit(f"Hint: {sanitize.one_line(hint)}"))
         if path:
             lines.append(self._styled(_DIM, f"Log: {path}"))
         self._print(self._stderr, REDACTOR.redact("\n".join(lines)))

@@ -108,6 +108,7 @@ def _refuse_other_shape(folder: Path, what: str, expected: str) -> NoReturn:
         f"the adapter {folder} {what}",
         f"{expected}: an adapter keeps its own",
         f"launch --model {folder}  # without these settings: the adapter's own",
+        without=[f"train.lora.{it}" for it in ("rank", "alpha", "use_rslora", "target_modules")],
     )
 
 

@@ -33,8 +33,9 @@ SERVED_NAME = "policy"
 # Under `--arbor` first on the program's path; nothing but a package `arbor` is in it, and that is ours.
 ARBOR_PATH = Path(__file__).resolve().parents[1] / "client" / "arbor" / "on_path"
 _PYTHONPATH = "PYTHONPATH"
-# Of the program that `launch` itself starts; `launch env` does not give it.
+# Of the program that `launch` itself starts; `launch env` does not give them.
 PROGRAM_VARIABLE = "LAUNCH_PROGRAM"
+LINE_VARIABLE = "LAUNCH_LINE"
 
 
 @dataclass(frozen=True)
@@ -70,16 +71,21 @@ class LocalEndpoint:
             variables |= {"OPENAI_BASE_URL": self.base_url, "OPENAI_API_KEY": self.token}
         return variables
 
-    def environ(self, environ: Mapping[str, str], after_step: int = 0) -> dict[str, str]:
+    def environ(
+        self, environ: Mapping[str, str], after_step: int = 0, line: str | None = None
+    ) -> dict[str, str]:
         """The program's whole environment: the user's, the variables, and no proxy before 127.0.0.1.
 
         `after_step`: the step the run was resumed after, 0 in its first life. The life's name tells a program
         that is started again which files an earlier life of this run left (client/dspy); no other run has
         that name. Two lives may be resumed after one step, if the first trained no further one: each has a
-        name of its own.
+        name of its own. `line`: the whole line that started the run, for the hints of the client.
         """
         mixed = {**environ, **self.variables(), RUN_VARIABLE: self.run_id}
         mixed[PROGRAM_VARIABLE] = f"{self.run_id}@{after_step}.{secrets.token_hex(4)}"
+        mixed.pop(LINE_VARIABLE, None)  # of another run, around this one
+        if line is not None:
+            mixed[LINE_VARIABLE] = line
         if self.arbor:
             mixed |= arbor_pythonpath(environ)
         return mixed | proxies.for_program(environ)

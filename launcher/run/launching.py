@@ -41,7 +41,7 @@ def launch_run(
     model_path = request_validation.validate(parsed, home, output.note)
     settings = parsed.settings
     plan = pricing.make_priced_plan(settings, output.note)
-    memory_fit.refuse_too_small(plan)
+    memory_fit.refuse_too_small(plan, settings)
     pricing.refuse_without_account(plan)
     resumed = _resume_point(parsed, home, output)
     if resumed is not None:

@@ -253,7 +253,7 @@ class Run:
         try:
             if command:
                 after_step = self._request.resumed.step if self._request.resumed else 0
-                environ = endpoint.environ(os.environ, after_step)
+                environ = endpoint.environ(os.environ, after_step, self._line())
                 grace = self._request.settings.grace_seconds
                 kept = self._folder / program_log.FILE if self._request.settings.keep_output else None
                 program = minder.start(command, environ, self._request.folder, grace, kept)
@@ -265,6 +265,12 @@ class Run:
         finally:
             if program is not None and program.poll() is None:
                 program.terminate()
+
+    def _line(self) -> str | None:
+        """The line that started the run; None for a resumed one, whose settings are fixed."""
+        if self._request.resumed is not None:
+            return None
+        return self._output.complete_hint(f"launch -- {shlex.join(self._request.command)}")
 
     def _watched(self, machine: Machine) -> WatchedRun:
         from launcher.run.work import WatchedRun

@@ -38,6 +38,7 @@ from runtime.gateway.http.error_handlers import install_error_handlers
 from runtime.gateway.http.openai_errors import ApiError
 from runtime.gateway.requests import request_fields
 from runtime.gateway.requests.answer_limit import limit_answer
+from runtime.gateway.requests.grammar_size import check_grammar_size
 from runtime.gateway.routes import slipway_routes
 from runtime.gateway.samples.lookup import lookup_routes
 from runtime.gateway.samples.rollout_samples import sample_routes
@@ -129,6 +130,7 @@ def build_components(config: RuntimeConfig) -> Components:
         bounds = (config.engine.answer_tokens, *contexts)
         limit_answer(kind, body, min(bound for bound in bounds if bound is not None))
         try:
+            check_grammar_size(body)
             return request_fields.check(kind, body, config.device)
         except request_fields.BadField as error:
             raise ApiError(400, error.message, param=error.param) from error

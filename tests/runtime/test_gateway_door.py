@@ -82,6 +82,71 @@ def test_g13_every_route_but_health_asks_for_the_token(gateway: Gateway, tmp_pat
                 assert answer.json()["error"]["code"] == "invalid_api_key"
 
 
+# Files that other processes, or the clock alone, write.
+_MOVING = ("logs/", "supervisor.json", "gateway.json")
+
+
+def _kept(folder: Path) -> dict[str, tuple[bytes, int]]:
+    """Each file's content and time."""
+    paths = {str(path.relative_to(folder)): path for path in folder.rglob("*") if path.is_file()}
+    return {
+        name: (path.read_bytes(), path.stat().st_mtime_ns)
+        for name, path in paths.items()
+        if not name.startswith(_MOVING)
+    }
+
+
+@pytest.mark.slow
+def test_p16_no_get_changes_anything_so_that_none_without_a_key_may_act(
+    gateway: Gateway, tmp_path: Path
+) -> None:
+    """Under --arbor this user's programs need no key, and a page in Safari may send a GET that looks like
+    theirs."""
+    config = RuntimeConfig.model_validate(gateway.config | {"state_dir": str(tmp_path)})
+    line = json.dumps({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]})
+    file = gateway.http.post(
+        "/v1/files",
+        files={"file": ("a.jsonl", line.encode())},
+        data={"purpose": "fine-tune"},
+        headers={"Authorization": f"Bearer {TOKEN}"},
+    ).json()["id"]
+    (gateway.folder / "lease").touch()
+    paths = {
+        route.path_format.format(**(PARTS | {"file_id": file}))
+        for route in build_app(build_components(config)).routes
+        if isinstance(route, Route) and "GET" in (route.methods or ())
+    }
+    assert len(paths) >= 10
+    before = _kept(gateway.folder)
+    assert "lease" in before and len(before) > 2
+    answered = {}
+    for path in sorted(paths):
+        for method in ("GET", "HEAD"):
+            answer = gateway.http.request(method, path, headers={"Authorization": f"Bearer {TOKEN}"})
+            answered[path] = answer.status_code
+            assert _kept(gateway.folder) == before, f"{method} {path} changed something"
+    assert list(answered.values()).count(200) >= 8, answered
+
+
+@pytest.mark.slow
+def test_r05_a_grammar_of_2000_tools_never_reaches_an_engine(gateway: Gateway) -> None:
+    """There is no engine behind it: a request that passes would wait for one."""
+    schema = {"type": "object", "properties": {"an_argument": {"type": "string", "description": "of it"}}}
+    tools = [
+        {"type": "function", "function": {"name": f"tool_{number}", "parameters": schema}}
+        for number in range(2000)
+    ]
+    body = {"model": "policy", "messages": [{"role": "user", "content": "a"}], "tools": tools}
+    answer = gateway.http.post(
+        "/v1/chat/completions",
+        json=body | {"tool_choice": "required"},
+        headers={"Authorization": f"Bearer {TOKEN}"},
+    )
+    assert answer.status_code == 400, answer.text[:300]
+    error = answer.json()["error"]
+    assert error["param"] == "tools" and "characters for a grammar" in error["message"]
+
+
 def test_g13_the_token_is_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) -> None:
     compared: list[tuple[bytes, bytes]] = []
 

@@ -8,6 +8,7 @@ import pytest
 
 from runtime.engine.last_turn_parsing import LAST_TURN
 from runtime.gateway.requests import distribution
+from runtime.gateway.requests.grammar_size import check_grammar_size
 from runtime.gateway.requests.request_fields import CHAT, COMPLETION, BadField, check, ignored_fields
 from tests.runtime.hostile_values import call, nested
 
@@ -134,3 +135,50 @@ def test_joined_by_the_gateway_alone_no_field_gives_the_engine_ids(name: str) ->
             with pytest.raises(BadField) as refused:
                 check(kind, body | {name: value}, "cpu")  # type: ignore[arg-type]
             assert refused.value.param == name
+
+
+# ------------------------------------------------------------------ grammars that would hold up everybody
+
+
+def tools(count: int, **function: Any) -> list[dict[str, Any]]:
+    schema = {
+        "type": "object",
+        "properties": {f"a{j}": {"type": "string", "description": "an argument"} for j in range(5)},
+    }
+    names = [f"tool_{number}" for number in range(count)]
+    return [
+        {"type": "function", "function": {"name": name, "parameters": schema, **function}} for name in names
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "fields"),
+    [
+        ("tools", {"tools": tools(2000), "tool_choice": "required"}),
+        ("tools", {"tools": tools(2000, strict=True)}),
+        ("tools", {"tools": tools(2000), "parallel_tool_calls": False}),
+        ("response_format", {"response_format": {"json_schema": {"schema": {"enum": ["x" * 9] * 20_000}}}}),
+        ("structured_outputs", {"structured_outputs": {"regex": "(a|b)" * 40_000}}),
+    ],
+)
+def test_r05_a_grammar_that_would_hold_up_all_other_requests_is_refused(
+    name: str, fields: dict[str, Any]
+) -> None:
+    with pytest.raises(BadField, match="characters for a grammar") as refused:
+        check_grammar_size(CHAT_BODY | fields)
+    assert refused.value.param == name
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"tools": tools(2000)},
+        {"tools": tools(2000), "tool_choice": "none"},
+        {"tools": tools(2000), "tool_choice": None, "parallel_tool_calls": True},
+        {"tools": tools(128, strict=True), "tool_choice": "required"},
+        {"response_format": None, "structured_outputs": {"choice": ["a", "b"]}},
+    ],
+)
+def test_r05_openais_number_of_tools_and_tools_without_a_grammar_pass(fields: dict[str, Any]) -> None:
+    check_grammar_size(CHAT_BODY | fields)

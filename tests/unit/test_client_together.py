@@ -16,8 +16,12 @@ import pytest
 from dspy.dsp.utils.settings import main_thread_config
 from dspy.teleprompt import grpo as dspys
 
-from launcher.client import GRPO, PolicyLM
+from launcher.client import GRPO, PolicyLM, arbor
+from launcher.client.arbor import ArborGRPO, ArborProvider
+from tests.support.arbor_names import unused
 from tests.support.small_run import TOKEN, Asked, SmallRun, answering
+
+__all__ = ["unused"]
 
 pytestmark = [pytest.mark.usefixtures("warm")]
 
@@ -115,6 +119,44 @@ def test_a15_each_candidate_of_better_together_is_worth_at_the_end_what_was_reco
     assert names[""] == "policy@v0"
     trained = [names[it] for it in names if "w" in it]
     assert trained and all(it != "policy" and it != "policy@v0" for it in trained)
+
+
+def arbors_student(run: SmallRun) -> Any:
+    """As Arbor's README makes it: a plain LM with Arbor's provider."""
+    program = dspy.Predict("english -> french")
+    address = arbor.init(silent=True)["base_url"]
+    name = f"openai/arbor:{run.hub_name}"
+    program.set_lm(
+        dspy.LM(name, provider=ArborProvider(), api_base=address, api_key="arbor", temperature=0.0)
+    )
+    return program
+
+
+def arbors() -> Any:
+    settings = {"num_dspy_examples_per_grpo_step": 2, "num_rollouts_per_grpo_step": 3, "checkpoint": "none"}
+    return ArborGRPO(good, exclude_demos=True, num_train_steps=2, **settings)
+
+
+@pytest.mark.process
+@pytest.mark.usefixtures("unused")
+@pytest.mark.parametrize("weights", [arbors, ours, imitation])
+def test_s07_candidates_with_arbors_lm_are_worth_at_the_end_what_was_recorded(
+    run: SmallRun, weights: Callable[[], Any]
+) -> None:
+    few_shot = dspy.BootstrapFewShot(metric=good, max_bootstrapped_demos=1, max_labeled_demos=1, max_errors=1)
+    before = arbors_student(run)
+    users_lm = before.lm
+    together = dspy.BetterTogether(metric=good, p=few_shot, w=weights())
+    with dspy.context(lm=users_lm):  # for the optimizers of prompts, which drop a program's own
+        best: Any = together.compile(before, trainset=examples(), valset=examples(), strategy="p -> w -> p")
+    assert not best.flag_compilation_error_occurred
+    assert run.requests, "its weights were trained"
+    for candidate in best.candidate_programs:
+        program, recorded = candidate["program"], candidate["score"]
+        assert score(program, examples()) == recorded, (candidate["strategy"], program.lm.model)
+    names = {it["strategy"]: it["program"].lm.model for it in best.candidate_programs}
+    assert names[""] == names["p"] == "openai/policy@v0"
+    assert users_lm.model == f"openai/arbor:{run.hub_name}", "an LM that the user made means the newest"
 
 
 def mipro() -> tuple[Any, dict[str, Any]]:

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 from pathlib import Path
 from typing import Any
 
 import dspy
 import pytest
 
-from launcher.client import GRPO, PolicyLM, TrainingFailed
+from launcher.cli.main import split
+from launcher.client import GRPO, PolicyLM, TrainingFailed, launch_line
 from launcher.client import train_kwargs as client
 from launcher.client.dspy import compile_start
 from runtime.shared.train_kwargs import bodies
 from tests.support import abuses as a
+from tests.support import readme_commands
 from tests.support.small_run import TOKEN, Asked, SmallRun, answering
 
 pytestmark = pytest.mark.usefixtures("warm")
@@ -88,6 +91,37 @@ def test_a04_a_run_that_cannot_follow_is_said_before_any_rollout_with_the_line_t
     fits = "launch --set train.lora.rank=8 --set train.lora.alpha=32 -- python PROGRAM"
     assert fits in (failed.value.hint or "")
     assert not run.asked and not run.requests
+
+
+# A line of `launch`, the LoRA of a program's train_kwargs, and the line that trains it.
+LINES = [
+    (
+        "launch --arbor --gpus H100:2 -y --model Qwen/Qwen3-1.7B -- python 'my program.py' --steps 3",
+        {"r": 8, "lora_alpha": 32},
+        "launch --arbor --gpus H100:2 -y --model Qwen/Qwen3-1.7B --set train.lora.rank=8 "
+        "--set train.lora.alpha=32 -- python 'my program.py' --steps 3",
+    ),
+    (
+        "launch --set=train.lora.rank=4 --set train.seed=2 --arbor -- python my.py",
+        {"r": 8},
+        "launch --set train.seed=2 --arbor --set train.lora.rank=8 -- python my.py",
+    ),
+]
+
+
+@pytest.mark.parametrize(("line", "lora", "fits"), LINES)
+def test_s04_the_hint_at_a_rank_of_the_programs_own_is_its_whole_line_again(
+    run: SmallRun, monkeypatch: pytest.MonkeyPatch, line: str, lora: dict[str, int], fits: str
+) -> None:
+    monkeypatch.setenv("LAUNCH_LINE", line)
+    with pytest.raises(TrainingFailed) as failed:
+        train(1, train_kwargs={"lora_config": lora})
+    assert failed.value.hint == fits
+    own, program = split(shlex.split(fits)[1:])
+    invocation = readme_commands.parsed(own, program)
+    assert f"train.lora.rank={lora['r']}" in invocation.sets and invocation.flags["arbor"]
+    assert program and program[0] == "python"
+    assert launch_line.line_with("--arbor --model a/b").count("--arbor") == 1
 
 
 def test_a04_what_has_no_effect_is_said_once(run: SmallRun, capfd: pytest.CaptureFixture[str]) -> None:

@@ -13,6 +13,7 @@ import pytest
 import typer
 
 from launcher.cli.main import split
+from launcher.cli.typed_line import TypedLine
 from launcher.cli.usage_errors import VERBS
 from tests.support import readme_commands
 from tests.support.readmes import ROOT
@@ -118,6 +119,49 @@ def fault(text: str) -> str | None:
 def test_a_remark_behind_a_command_is_a_comment(text: str, right: bool) -> None:
     assert is_command(text, hint=True)
     assert (fault(text) is None) == right
+
+
+# A line, a hint, the settings that it leaves out, and the hint as it is shown.
+LINES = [
+    ("--gpus H100 --model tinny -- python my.py", "launch --model tiny", "",
+     "launch --gpus H100 --model tiny -- python my.py"),
+    ("--set train.seed=2 --set train.lr=1 -- true", "launch --set train.learning_rate=1", "train.lr",
+     "launch --set train.seed=2 --set train.learning_rate=1 -- true"),
+    ("--set lease=4m --arbor -- true", "launch --lease 4m", "", "launch --arbor --lease 4m -- true"),
+    ("--arbor --port=7453 -- a 'b c'", "launch --arbor --port 7454  # and in your program's text", "",
+     "launch --arbor --port 7454 -- a 'b c'  # and in your program's text"),
+    ("--resume dev --gpus H100 --max 2h", "launch --resume dev  # without --gpus and --infra", "gpus infra",
+     "launch --max 2h --resume dev  # without --gpus and --infra"),
+    ("--gpus H100 --from r@7 --model x -- true", "launch --from r@7", "model",
+     "launch --gpus H100 --from r@7 -- true"),
+    ("--budget 4 python my.py --steps 3", "launch -- python my.py --steps 3", "",
+     "launch --budget 4 -- python my.py --steps 3"),
+    ("--resume dev --max 2h up", "launch --resume dev", "up", "launch --max 2h --resume dev"),
+    ("up --name dev --model tinny", "launch --model tiny", "", "launch up --name dev --model tiny"),
+    ("up -- true", "launch -- true", "", "launch -- true"),
+    ("plan --model tinny --refresh", "launch --model tiny", "", "launch plan --refresh --model tiny"),
+    ("--dry-run --name dev up", "launch plan", "", "launch plan --name dev"),
+    # A plan's command names settings and GPUs itself; the rest of the line stays.
+    ("--gpus H100:4 --infra aws --train-gpus 2 --arbor -y -- true", "launch plan --gpus A100:1 --max 2h", "",
+     "launch plan --arbor -y --gpus A100:1 --max 2h -- true"),
+    # Another command, and what is none.
+    ("--name dev -- true", "launch status dev", "", "launch status dev"),
+    ("--max 4 -- true", "launch --help", "", "launch --help"),
+    ("--gpus H100 -- true", "launch --resume slip-0123abcd", "", "launch --resume slip-0123abcd"),
+    ("logs dev", "launch --resume dev", "", "launch --resume dev"),
+    ("--model x -- true", "launch reaches it by ssh", "", "launch reaches it by ssh"),
+    ("--model x -- true", "launch cannot read the user's file", "", "launch cannot read the user's file"),
+    ("--json -- python -m launcher.client.holder", "launch --model tiny", "", "launch --model tiny"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("typed", "hint", "without", "shown"), LINES)
+def test_n07_a_hint_is_the_line_that_was_typed_with_its_change(
+    typed: str, hint: str, without: str, shown: str
+) -> None:
+    own, program = split(shlex.split(typed))
+    line = TypedLine(tuple(own), None if program is None else tuple(program))
+    assert line.complete(hint, without.split()) == shown
 
 
 @pytest.mark.process

@@ -168,7 +168,7 @@ def test_a_name_that_is_nearly_a_known_one_is_asked_back_in_a_plan_too(typed: Ty
         assert done.stderr.splitlines()[-3:] == [
             "Error: no model qwen3-8b",
             "  no such folder, and not a hub name (owner/name); did you mean Qwen/Qwen3-8B?",
-            "Hint: launch --model Qwen/Qwen3-8B",
+            f"Hint: {' '.join(['launch', *words, '--model Qwen/Qwen3-8B'])}",
         ]
 
 
@@ -246,13 +246,15 @@ def test_a_run_that_is_taken_up_is_planned_anew(tmp_path: Path) -> None:
 
 def test_a_run_that_cannot_fit_is_refused_before_a_provider_is_asked(tmp_path: Path) -> None:
     rented = fitted(tmp_path, "Qwen/Qwen3-32B")
+    own = settings(tmp_path, "Qwen/Qwen3-32B", "train.seed=7", gpus="H100:1")
     plan = Plan("1×H100 on aws", "Qwen/Qwen3-32B", 3.29, None, 900.0, None, rented)
     with pytest.raises(PreflightError) as refused:
-        memory_fit.refuse_too_small(plan)
-    assert refused.value.exit_code == 3 and "--gpus H100:2" in str(refused.value.hint)
-    memory_fit.refuse_too_small(replace(plan, rented=fitted(tmp_path, "Qwen/Qwen3-8B")))
-    memory_fit.refuse_too_small(replace(plan, rented=ONE))
-    memory_fit.refuse_too_small(replace(plan, rented=None))
+        memory_fit.refuse_too_small(plan, own)
+    assert refused.value.exit_code == 3
+    assert "launch plan --model Qwen/Qwen3-32B --gpus H100:2 --set train.seed=7" in str(refused.value.hint)
+    memory_fit.refuse_too_small(replace(plan, rented=fitted(tmp_path, "Qwen/Qwen3-8B")), own)
+    memory_fit.refuse_too_small(replace(plan, rented=ONE), own)
+    memory_fit.refuse_too_small(replace(plan, rented=None), own)
 
 
 def test_a_setting_that_is_in_the_way_is_named(tmp_path: Path) -> None:
@@ -262,5 +264,7 @@ def test_a_setting_that_is_in_the_way_is_named(tmp_path: Path) -> None:
     rented = fitted(tmp_path, "Qwen/Qwen3-8B", *sets, rented=FOUR)
     plan = Plan("4×H100 on aws", "Qwen/Qwen3-8B", 16.36, None, 900.0, None, rented)
     with pytest.raises(PreflightError) as refused:
-        memory_fit.refuse_too_small(plan)
-    assert "without train.activation_checkpointing" in str(refused.value.hint)
+        memory_fit.refuse_too_small(plan, settings(tmp_path, "Qwen/Qwen3-8B", *sets, gpus="H100:4"))
+    hint = str(refused.value.hint)
+    assert "without train.activation_checkpointing" in hint
+    assert "engine.max_model_len=32768" in hint and "activation_checkpointing=false" not in hint

@@ -7,6 +7,8 @@ What a program, a file, a model or this computer is refused for: the other `test
 from __future__ import annotations
 
 import os
+import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -16,8 +18,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from launcher.base.home import Home
+from launcher.cli.main import split
 from launcher.config import preflight
 from launcher.records.records import RecordStore
+from tests.support import readme_commands
 from tests.support.refusals import Place, Refused, check, place
 from tests.support.typed import Typed
 
@@ -81,7 +85,7 @@ COMMAND_LINE = [
     Refused("plan --gpus H100:0", 2, "--gpus: 'H100:0' is not valid", "at least one GPU", "launch --help"),
     Refused("plan --gpuz H100:4", 2, "no such option: --gpuz", "did you mean --gpus?", "launch plan --help"),
     Refused("plan --resume dev", 2, "--resume cannot be used with plan", "an option of a run", "launch plan --help"),
-    Refused("up -- python my.py", 2, "up runs no program", "takes no program", "launch -- PROGRAM"),
+    Refused("up -- python my.py", 2, "up runs no program", "takes no program", "launch -- python my.py"),
     Refused("--dry-run up", 2, "--dry-run cannot be used with up", "a run's option", "launch plan"),
     Refused("--resume dev up", 2, "--resume cannot be used with up", "the program that it had", "launch --resume dev"),
     Refused("up --gpus H100:0", 2, "--gpus: 'H100:0' is not valid", "at least one GPU", "launch --help"),
@@ -111,7 +115,7 @@ COMMAND_LINE = [
     Refused("--disk 1TB", 2, "--disk: '1TB' is not valid", "a number of GB from 50", "launch --help"),
     Refused("--disk 3", 2, "--disk: '3' is not valid", "a number of GB from 50", "launch --help"),
     Refused("--max 4h status", 2, "--max cannot be used with status", "an option of a run", "launch status --help"),
-    Refused("status -- x", 2, "status runs no program", "takes no program", "launch -- PROGRAM"),
+    Refused("status -- x", 2, "status runs no program", "takes no program", "launch -- x"),
     Refused("logs", 2, "NAME", "could not be read", "launch logs --help"),
     Refused("gc --older-than 3", 2, "--older-than: '3' is not valid", "90s, 15m", "launch gc --older-than 7d"),
     Refused("down ../../x", 2, "there is no run '../../x'", "0 runs are recorded", "launch status"),
@@ -129,6 +133,28 @@ COMMAND_LINE = [
 @pytest.mark.parametrize("refused", COMMAND_LINE, ids=str)
 def test_g24_what_is_wrong_on_the_command_line_is_2_path_escapes_too(refused: Refused, place: Place) -> None:
     check(refused, place)
+
+
+# The same run again, with a change: `launch --model tiny`.
+CHANGES = [it for it in COMMAND_LINE if it.typed[0] == "-" and re.match("(launch )?--(?!help)", it.hint)]
+
+
+@pytest.mark.parametrize("refused", CHANGES, ids=str)
+def test_n07_a_hint_keeps_the_other_settings_and_the_program_of_the_line(
+    refused: Refused, place: Place
+) -> None:
+    refused.done(place)
+    typed = ["--grace", "20s", "--set", "train.keep_checkpoints=7", *refused.typed.split()]
+    program = [] if {"--", "up"} & set(typed) else ["--", "true", "--steps=3"]
+    done = place.typed(*typed, *program)
+    what, _, hint = done.stderr.splitlines()
+    assert refused.what in what
+    again = shlex.split(hint.removeprefix("Hint: launch "), comments=True)
+    own, command = split(again)
+    assert readme_commands.parsed(own, command) is not None, "the real command line reads it"
+    for kept in ("--grace 20s", "--set train.keep_checkpoints=7", refused.hint.removeprefix("launch ")):
+        assert kept in hint
+    assert command == (program[1:] or (["true"] if "--" in typed else None))
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import os
 import re
+import shlex
 import signal
 import sys
 import threading
@@ -57,6 +58,13 @@ def test_g21_the_program_is_told_which_life_of_its_run_it_is(live, tmp_path: Pat
     text = f"import os; open({str(seen)!r}, 'w').write(os.environ['LAUNCH_PROGRAM'])"
     lived = live((sys.executable, "-c", text))
     assert seen.read_text().startswith(f"{lived.record.id}@0.")
+
+
+def test_s04_the_program_is_told_the_line_that_started_it(live, tmp_path: Path) -> None:
+    seen = tmp_path / "seen"
+    text = f"import os; open({str(seen)!r}, 'w').write(os.environ['LAUNCH_LINE'])"
+    live((sys.executable, "-c", text))
+    assert shlex.split(seen.read_text()) == ["launch", "--", sys.executable, "-c", text]
 
 
 EVENT_KEYS = {

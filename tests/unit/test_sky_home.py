@@ -119,6 +119,16 @@ def test_what_the_users_configuration_says_of_the_target_cloud_holds_and_the_res
     assert len(left_out) == 3 and not any("canary" in line for line in left_out)
 
 
+def test_p18_a_central_api_server_of_the_environment_is_ignored_and_that_is_said(
+    tmp_path: Path, user_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SKYPILOT_API_SERVER_ENDPOINT", "https://user:canary-0123@sky.example")
+    home = _home(tmp_path, "aws")
+    (said,) = home.make(user_home)
+    assert said.startswith("SKYPILOT_API_SERVER_ENDPOINT is ignored: ") and "canary" not in said
+    assert "SKYPILOT_API_SERVER_ENDPOINT" not in home.environ()
+
+
 def test_a_run_without_a_configuration_of_the_users_has_only_ours(tmp_path: Path, user_home: Path) -> None:
     home = _home(tmp_path, "aws", "lambda")
     assert home.make(user_home) == []

@@ -10,6 +10,7 @@ credentials go to the machine.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -20,6 +21,8 @@ from launcher.base.errors import PreflightError
 # Below the user's home; SKYPILOT_GLOBAL_CONFIG names another one, as for SkyPilot itself.
 CONFIG_PATH = ".sky/config.yaml"
 VARIABLE = "SKYPILOT_GLOBAL_CONFIG"
+# The address of a central API server, which SkyPilot itself would use before any in the file.
+_SERVER = "SKYPILOT_API_SERVER_ENDPOINT"
 # A project's own, in the folder SkyPilot is called in; a run's SkyPilot is called in another one.
 _PROJECT = ".sky.yaml"
 # Clouds where SkyPilot can be told to upload neither the cloud's credentials nor the key of its clusters.
@@ -59,6 +62,8 @@ def for_run(
     users = _read(path)
     config = {name: users[name] for name in _TAKEN if name in users}
     left_out = [f"{path}: {name} is ignored: {why}" for name, why in _NOT_TAKEN.items() if name in users]
+    if os.environ.get(_SERVER):  # its value may hold a password
+        left_out.append(f"{_SERVER} is ignored: {_NOT_TAKEN['api_server']}")
     if Path(_PROJECT).exists():
         left_out.append(f"{_PROJECT} is ignored: put what a run needs from it into {path}")
     for cloud in clouds:

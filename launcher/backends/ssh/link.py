@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from launcher.base import processes
+from launcher.base.bounded_run import OutputTooLong, run_bounded
 from launcher.base.errors import JobFailed, LaunchError, PreflightError
 from launcher.base.log import LOGGER
 from launcher.base.unix_http import get_json
@@ -29,6 +30,8 @@ PROBE_EVERY_SECONDS = 2.0
 # A probe through a link that works takes milliseconds; three that do not come make a frozen link.
 PROBE_SECONDS = 4.0
 MAX_UNANSWERED_SECONDS = 12.0
+# Of a command there: the state of a run and the ends of its logs take some 100 KiB.
+MAX_OUTPUT_BYTES = 8 << 20
 _PAUSE_SECONDS = 0.1
 _MAX_PAUSE_SECONDS = 2.0
 _END_SECONDS = 2.0
@@ -112,17 +115,19 @@ def _quoted(path: Path) -> str:
 
 
 def run_on(
-    host: SshHost, command: str, *, stdin: bytes = b"", bound_seconds: float = 60.0
+    host: SshHost,
+    command: str,
+    *,
+    stdin: bytes = b"",
+    bound_seconds: float = 60.0,
+    max_bytes: int = MAX_OUTPUT_BYTES,
 ) -> subprocess.CompletedProcess[bytes]:
-    """A shell command on the machine, to its end. Raises LaunchError when ssh itself fails or is too slow."""
-    try:
-        done = subprocess.run(
-            host.command("--", command),
-            input=stdin,
-            capture_output=True,
-            timeout=bound_seconds,
-            start_new_session=True,  # a Ctrl-C is for us, and bringing results home goes on after it
-        )
+    """A shell command on the machine, to its end. Raises LaunchError when ssh itself fails, is too slow, or
+    brings more than `max_bytes`."""
+    try:  # in a session of its own: a Ctrl-C is for us, and bringing results home goes on after it
+        done = run_bounded(host.command("--", command), stdin, bound_seconds, max_bytes)
+    except OutputTooLong as error:
+        raise _connection_lost(host, f"it sent {error}") from None
     except subprocess.TimeoutExpired:
         raise _connection_lost(host, f"not finished after {bound_seconds:.0f} s") from None
     except FileNotFoundError:

@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 from launcher.backends.ssh import rsync
-from launcher.backends.ssh.link import SshHost, run_on
+from launcher.backends.ssh.link import MAX_OUTPUT_BYTES, SshHost, run_on
 from launcher.backends.ssh.machine_scripts import CODE, EXIT
 from launcher.backends.ssh.rsync import RsyncError, Transfer
 from launcher.base import atomic
@@ -112,11 +112,16 @@ class RemoteFolder:
         return folder
 
     def shell(
-        self, command: str, what: str, stdin: bytes = b"", bound_seconds: float = _WRITE_SECONDS
+        self,
+        command: str,
+        what: str,
+        stdin: bytes = b"",
+        bound_seconds: float = _WRITE_SECONDS,
+        max_bytes: int = MAX_OUTPUT_BYTES,
     ) -> bytes:
         """Run a shell command there to its end; returns its output. Raises JobFailed, also when the
         command fails."""
-        done = run_on(self.host, command, stdin=stdin, bound_seconds=bound_seconds)
+        done = run_on(self.host, command, stdin=stdin, bound_seconds=bound_seconds, max_bytes=max_bytes)
         if done.returncode:
             lines = done.stderr.decode(errors="replace").strip().splitlines()
             raise JobFailed(

@@ -12,6 +12,7 @@ the copy at home}} as its argument, and reads its output: a line of JSON, {"file
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import glob
 import hashlib
@@ -27,9 +28,12 @@ _CHECKPOINT = re.compile(r"step-(\d{6,12})")
 _PINNED, _BEST = "pinned.json", "best.json"
 # Patterns in the folder of logs; its other files stay there.
 _LOGS = ("*.log", "rollouts/step-*.jsonl", "wandb/offline-run-*")
+# As `runtime/ballast.py` lays them down.
+_BALLAST = os.path.join("ballast", "*")
+_ROOM_BYTES = 1 << 20
 _CHUNK_BYTES = 1 << 20
 # Of one journal at a time; the rest comes with the next step.
-_MAX_READ_BYTES = 64 << 20
+MAX_READ_BYTES = 64 << 20
 
 
 def stage(newest: int) -> dict[str, int]:
@@ -58,7 +62,7 @@ def new_lines(name: str, known: int, sha256: str) -> tuple[int, bytes]:
     with open(name, "rb") as file:
         at = known if known and _digest(file, known) == sha256 else 0
         file.seek(at)
-        more = file.read(_MAX_READ_BYTES)
+        more = file.read(MAX_READ_BYTES)
     return at, more[: more.rfind(b"\n") + 1]
 
 
@@ -140,9 +144,20 @@ def _digest(file: BinaryIO, count: int) -> str | None:
 
 def main(request: dict[str, Any]) -> None:
     """Alone: of a launch that was killed a moment ago one may still be at work here."""
+    _make_room()
     with open(f"{OUT}.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         _print_answer(request)
+
+
+def _make_room() -> None:
+    """On a full disk, remove files that the keeper has there for that: second names take room too."""
+    for path in sorted(glob.glob(_BALLAST)):
+        disk = os.statvfs(".")
+        if disk.f_bavail * disk.f_frsize >= _ROOM_BYTES:
+            return
+        with contextlib.suppress(FileNotFoundError):  # the keeper has taken it meanwhile
+            os.unlink(path)
 
 
 def _print_answer(request: dict[str, Any]) -> None:

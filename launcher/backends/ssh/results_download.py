@@ -29,6 +29,8 @@ from launcher.results.durable import JOURNALS
 from launcher.types.machine import Progress, Stopped, never_stopped, no_progress
 
 _STAGING_SECONDS = 120.0
+# The listing, and at most so much of each journal as is read at a time.
+_MAX_STAGED_BYTES = (1 + len(JOURNALS)) * remote_staging.MAX_READ_BYTES
 # Read now: at the moment of death an upgrade of this package may be half-way.
 _STAGING_SCRIPT = Path(remote_staging.__file__).read_bytes()
 # A copying process shows its progress beside the lock; one that shows none for so long is not waited for any
@@ -117,6 +119,7 @@ class ResultsDownload:
             "list its files",
             _STAGING_SCRIPT,
             _STAGING_SECONDS,
+            _MAX_STAGED_BYTES,
         )
         line, _, texts = reply.partition(b"\n")
         try:

@@ -17,6 +17,7 @@ from urllib.parse import quote, urlsplit
 
 from launcher.client.arbor.stderr_log import log, log_once
 from launcher.client.failures import NotConnected, Refused
+from launcher.client.launch_line import line_with, program_line
 from launcher.client.request_bodies import REQUEST_HEADER
 from launcher.client.session import Session, connect
 from launcher.client.wire import new_request_id
@@ -128,7 +129,8 @@ def check_model(run: Session, name: str) -> None:
     except (ValueError, KeyError, TypeError):
         error = {}
     why = str(error.get("message") or answer.text[:300])
-    hint = f"launch --arbor --model {shlex.quote(plain)} -- {_program_command()}"
+    options = f"--arbor --model {shlex.quote(plain)}"
+    hint = line_with(options) or f"launch {options} -- {program_line()}"
     raise Refused(f"The run does not train {plain}", answer.status_code, error, why, hint)
 
 
@@ -139,12 +141,7 @@ def _launch_command() -> str:
     """The line that starts a run with this very program in it."""
     if "ipykernel" in sys.modules:
         return 'launch --arbor --name dev  # and, before the notebook starts: eval "$(launch env dev)"'
-    return f"launch --arbor -- {_program_command()}"
-
-
-def _program_command() -> str:
-    """This program as it was typed."""
-    return shlex.join(["python", *sys.orig_argv[1:]])
+    return f"launch --arbor -- {program_line()}"
 
 
 def _server_info(run: Session) -> dict[str, Any]:

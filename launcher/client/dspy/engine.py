@@ -51,6 +51,11 @@ _ENGINE_FAILED = "request_failed"
 _PAUSE_SECONDS = 0.5
 
 
+def is_base_name(model: str) -> bool:
+    """Whether a name, with LiteLLM's prefix or Arbor's or without, is that of the model before training."""
+    return model.rpartition("/")[2].rpartition(":")[2] == BASE_MODEL
+
+
 @dataclass(frozen=True)
 class _PreparedRequest:
     """A request ready for the wire."""

@@ -14,7 +14,7 @@ from typing import Any
 import dspy
 
 from launcher.client.dspy.default_lm_fallback import is_fallback_lm
-from launcher.client.dspy.engine import BASE_MODEL
+from launcher.client.dspy.engine import BASE_MODEL, is_base_name
 from launcher.client.dspy.lm import PolicyLM
 from launcher.client.dspy.lm_endpoint import SET_API_BASE_HINT, targets_run, targets_run_by_environment
 from launcher.client.dspy.predictors import frozen_predictors, header_safe
@@ -172,7 +172,7 @@ def _settings_text(lm: PolicyLM) -> str:
 def _policy_for(lm: Any, session: Session) -> tuple[PolicyLM | None, str | None]:
     """The policy that replaces this LM, or None when it is another model; and a note on it."""
     if _is_plain(lm) and targets_run(lm, session.connection):
-        if lm.model.rpartition("/")[2].rpartition(":")[2] == BASE_MODEL:
+        if is_base_name(lm.model):
             return None, _USES_BASE
         return PolicyLM.from_lm(lm, session), ": its LM points at this run, so it is trained"
     if not isinstance(lm, PolicyLM):

@@ -16,6 +16,7 @@ from dspy.clients.provider import Provider
 
 from launcher.client.dspy.reinforce_job import SlipwayReinforceJob
 from launcher.client.dspy.training_job import SlipwayTrainingJob
+from launcher.client.dspy.version_pinning import register_plain_copies
 from launcher.client.session import Session, connect
 
 
@@ -48,6 +49,7 @@ class SlipwayProvider(Provider):
         return job.train(self.session, model, train_data, train_data_format, train_kwargs or {})
 
     def __deepcopy__(self, memo: dict[int, Any]) -> SlipwayProvider:
+        register_plain_copies(memo)
         return self  # a copied program is trained by the same run
 
     def __reduce__(self) -> tuple[Any, ...]:

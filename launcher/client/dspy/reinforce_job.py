@@ -109,7 +109,7 @@ class SlipwayReinforceJob(ReinforceJob):
         self._end(TrainingStatus.succeeded)
         name = self.place.made or version_names.pin_version(self.session, self._version or 0, self._weights)
         record_version(self.place, name, self.session)
-        _use_version(self.lm, name)
+        version_names.use_version(self.lm, name)
         _log(f"{self.place.step} steps were taken; the program now uses {self.lm.model}")
 
     def cancel(self) -> None:
@@ -233,7 +233,8 @@ class SlipwayReinforceJob(ReinforceJob):
 
     def _use_version(self, version: int, weights: str | None) -> None:
         self._version, self._weights = version, weights
-        self.lm.model = _model_prefix(self.lm) + version_names.version_name(self.session, version, weights)
+        name = version_names.version_name(self.session, version, weights)
+        self.lm.model = version_names.with_provider_prefix(name, self.lm.model)
 
     def _temperature(self) -> float:
         """The temperature of its rollouts: that of train_kwargs, or the LM's."""
@@ -256,18 +257,6 @@ def _new_ids(count: int) -> list[int]:
 def _session_of(lm: Any) -> Session:
     session = getattr(lm, "session", None) or getattr(lm.provider, "session", None)
     return session if isinstance(session, Session) else connect()
-
-
-def _model_prefix(lm: Any) -> str:
-    """The prefix of a plain LM's model name, for LiteLLM."""
-    return "openai/" if str(lm.model).startswith("openai/") else ""  # and after it perhaps a hub's name
-
-
-def _use_version(lm: Any, name: str) -> None:
-    if hasattr(lm, "use_version"):
-        lm.use_version(name)
-    else:
-        lm.model = _model_prefix(lm) + name
 
 
 def _end_job(lm: Any, active: ActiveGrpoJob) -> None:

@@ -90,8 +90,7 @@ class SlipwayTrainingJob(TrainingJob):
             examples = _examples(train_data, train_data_format)
             imitation = _SFTSteps(self, session, examples, train_kwargs)
             imitation.warn_about_start_version(model)
-            name = imitation.run()
-            return f"openai/{name}" if model.startswith("openai/") else name
+            return version_names.with_provider_prefix(imitation.run(), model)
         finally:
             self._over.set()
 

@@ -14,6 +14,8 @@ from launcher.client.schema import CheckpointInfo
 from launcher.client.session import Session
 
 _NAMED = re.compile(r"@v(\d+)(?:\+[0-9a-f]+)?$")
+# LiteLLM's, in a plain LM's name of a model.
+_PROVIDER = "openai/"
 # Of a hash, in a name.
 _DIGITS = 12
 
@@ -38,6 +40,19 @@ def parse_version(model: str) -> str | None:
     """The number in a version's own name; None in any other."""
     found = _NAMED.search(model)
     return found[1] if found else None
+
+
+def with_provider_prefix(name: str, model: str) -> str:
+    """A version's name as a plain LM has to spell it, whose own name is `model`: LiteLLM's prefix goes on."""
+    return f"{_PROVIDER}{name}" if model.startswith(_PROVIDER) else name  # and after it perhaps a hub's name
+
+
+def use_version(lm: Any, name: str) -> None:
+    """Have an LM, the policy's own or a plain one of its run, ask this version from here on."""
+    if hasattr(lm, "use_version"):
+        lm.use_version(name)
+    else:
+        lm.model = with_provider_prefix(name, lm.model)
 
 
 def pin_version(session: Session, version: int, weights: str | None = None) -> str:
