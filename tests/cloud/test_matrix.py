@@ -169,6 +169,32 @@ def test_g04_with_all_of_the_laptop_killed_the_step_is_saved_and_the_machine_end
 
 
 @pytest.mark.long
+def test_p17_with_launch_and_guardian_killed_at_once_the_lease_ends_the_run_and_the_timer_the_machine(
+    runtime_rig: Rig,
+) -> None:
+    """Nothing else is killed: SkyPilot's server, the minder and the program are left to end by themselves."""
+    rig = runtime_rig
+    launched = Launched(rig, [*RENTED, *_SHORT, "--", *IDLE], PYTHONPATH=small_code(rig))
+    launched.wait_for("ready: http", UP_SECONDS)
+    wait_until(lambda: running(rig, IDLE[1]), 120, lambda: f"the program\n{launched.text}")
+    guardians = running(rig, "launcher.teardown.guardian")
+    assert len(guardians) == 1
+    kill(guardians)
+    launched.send(signal.SIGKILL)
+    killed_at = time.time()
+    wait_until(lambda: not running(rig, *PROGRAMS), 60, "the program's end")
+    there = _on_the_machine(rig, launched)
+    wait_until(
+        lambda: _reason(there) == "lease",
+        _LEASE_SECONDS + 60,
+        lambda: f"its lease's end: {(there / 'logs' / 'keeper.log').read_text()}",
+    )
+    print(f"the runtime ended by its lease after {time.time() - killed_at:.0f} s")
+    assert rig.alive()
+    _ends_itself(rig, killed_at)
+
+
+@pytest.mark.long
 def test_g03_a_failed_setup_whose_launch_and_guardian_are_killed_is_ended_by_its_autodown(rig: Rig) -> None:
     launched = begin(rig, Case("cli.pulled", "stop"), *_SHORT)
     launched.wait_for("setup failed on the machine", UP_SECONDS)

@@ -136,7 +136,8 @@ def test_without_a_gpu_it_is_3_before_anything_is_there(typed: Typed) -> None:
     assert done.stderr.splitlines() == [
         "Error: --gpus local:1: not with this computer's GPUs",
         "  there is no NVIDIA driver: nvidia-smi is not installed",
-        "Hint: launch plan --gpus H100:1  # what renting costs; without --gpus a run stays on the CPU",
+        "Hint: launch plan --gpus H100:1 -- true"
+        "  # what renting costs; without --gpus a run stays on the CPU",
     ]
 
 

@@ -60,7 +60,7 @@ def test_g11_without_a_terminal_and_without_yes_nothing_is_asked_of_anyone(
     assert done.stderr.splitlines() == [
         "Error: there is no terminal to ask you about the price",
         "  renting GPUs costs money",
-        "Hint: launch plan --gpus H100:4 --infra aws  # what it costs; then the same run with --yes",
+        "Hint: launch plan --gpus H100:4 --infra aws -- true  # what it costs; then the same run with --yes",
     ]
     assert not (tmp_path / "home").exists()
 

@@ -129,8 +129,8 @@ def check_model(run: Session, name: str) -> None:
     except (ValueError, KeyError, TypeError):
         error = {}
     why = str(error.get("message") or answer.text[:300])
-    options = f"--arbor --model {shlex.quote(plain)}"
-    hint = line_with(options) or f"launch {options} -- {program_line()}"
+    model = shlex.quote(plain)
+    hint = line_with(f"--arbor --model {model}") or f"launch --arbor --model {model} -- {program_line()}"
     raise Refused(f"The run does not train {plain}", answer.status_code, error, why, hint)
 
 
