@@ -80,7 +80,12 @@ def _dispatch(own: list[str], command: list[str] | None) -> int:
     from launcher.console.output import Output
 
     typed = TypedLine(tuple(own), None if command is None else tuple(command))
-    output = Output(as_json="--json" in own, plain="--plain" in own, complete_hint=typed.complete)
+    output = Output(
+        as_json="--json" in own,
+        plain="--plain" in own,
+        complete_hint=typed.complete,
+        started_by=typed.started_by(),
+    )
     try:
         return invoke(own, Invocation(command, output))
     except KeyboardInterrupt:

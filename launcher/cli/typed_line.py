@@ -3,7 +3,7 @@
 A hint such as `launch --set train.seed=1` names what should change. Pasted alone it would start an endpoint
 without the user's program, model and machine. So the rest of the line goes into it: its verb, its options and
 its program. Neighbours: `main.py` makes one, `output.py` asks it before it prints a hint; `errors.py` has
-`without`, the settings that a hint leaves out. Knows no error.
+`without`, the settings that a hint leaves out; `secret_words.py` masks the program's secrets. Knows no error.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from typing import Any
 
 import typer.main
 
+from launcher.base.sanitize import one_line
+from launcher.base.secret_words import mask_secrets
 from launcher.cli.commands import app
 from launcher.cli.usage_errors import VERBS
 
@@ -60,8 +62,15 @@ class TypedLine:
     own: tuple[str, ...]
     program: tuple[str, ...] | None = None
 
+    def started_by(self) -> str | None:
+        """The whole line, for the hints of its program; None without a program of the user's."""
+        if not self.program or _HOLDER in self.program:
+            return None
+        return shlex.join(["launch", *self.own, "--", *mask_secrets(self.program)])
+
     def complete(self, hint: str, without: Sequence[str] = ()) -> str:
-        """The hint with the rest of this line in it; unchanged if it is no command for the same run.
+        """The hint with the rest of this line in it; unchanged if it is no command for the same run, or if
+        the program has a control character: that could not be pasted as it is shown.
 
         `without`: settings (and a verb) of this line that it leaves out.
         """
@@ -77,7 +86,10 @@ class TypedLine:
         typed = _parse(self.own, self.program)
         if changed.strange is not None or not _is_same_run(typed, changed):
             return hint
-        return f"launch {_text(_merge(typed, changed, without))}{gap}{remark}"
+        merged = _merge(typed, changed, without)
+        if any(one_line(word) != word for word in merged.program or ()):
+            return hint
+        return f"launch {_text(merged)}{gap}{remark}"
 
 
 def _is_same_run(typed: _Parts, changed: _Parts) -> bool:
@@ -101,7 +113,7 @@ def _text(parts: _Parts) -> str:
     words = [parts.verb] if parts.verb else []
     words += [word for option in parts.options for word in option.words]
     if parts.program:
-        words += ["--", *parts.program]
+        words += ["--", *mask_secrets(parts.program)]
     return shlex.join(words)
 
 

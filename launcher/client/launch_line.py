@@ -7,17 +7,59 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import sys
 from collections.abc import Iterator, Sequence
+from pathlib import PurePath
+
+from launcher.base.secret_words import mask_secrets
 
 # Written by `launch` (`records/endpoint.py`): its options, `--`, and the program.
 VARIABLE = "LAUNCH_LINE"
 
 
-def program_line() -> str:
-    """This program as it was typed."""
-    return shlex.join(["python", *sys.orig_argv[1:]])
+_UNKNOWN_PROGRAM = "python YOUR_PROGRAM.py"
+# Options of Python up to one that takes the rest of the word or the next one.
+_OPTION = re.compile(r"-[^-cmXW]*([cmXW])(.*)", re.DOTALL)
+# They run a program of the user's, or a text: nobody starts them under `launch`.
+_RUNNERS = frozenset(
+    {"-", "ipykernel_launcher", "ipykernel", "IPython", "ipython", "ipython3", "pdb", "debugpy", "pydevd"}
+    | {"pytest", "py.test", "vscode_pytest", "_jb_pytest_runner", "unittest", "_jb_unittest_runner"}
+)
+
+
+def launch_hint(options: str = "", in_notebook: str | None = None) -> str:
+    """The line that starts a run with these options and this very program in it.
+
+    `in_notebook`: the line there, where the program does not end.
+    """
+    if "ipykernel" in sys.modules:
+        return in_notebook or 'launch up --name dev  # in a terminal, and then connect("dev")'
+    return " ".join(filter(None, ["launch", options, "--", _program_line()]))
+
+
+def _program_line() -> str:
+    """This program as it was typed, without its secrets; a name to replace if it is no program of its own."""
+    words = sys.orig_argv[1:]
+    main = _main(words)
+    if main is None or _RUNNERS & {*main.split("."), *PurePath(main).parts, PurePath(main).stem}:
+        return _UNKNOWN_PROGRAM
+    return shlex.join(["python", *mask_secrets(words)])
+
+
+def _main(words: Sequence[str]) -> str | None:
+    """The file or module that Python was started with; None for a text or a terminal."""
+    left = iter(words)
+    for word in left:
+        option = _OPTION.fullmatch(word)
+        if option is not None:
+            value = option[2] or next(left, None)
+            if option[1] in "cm":
+                return value if option[1] == "m" else None
+        elif word == "-" or not word.startswith("-"):
+            return word
+    return None
 
 
 def line_with(options: str) -> str | None:
@@ -28,6 +70,8 @@ def line_with(options: str) -> str | None:
     at = words.index("--")
     changed = shlex.split(options)
     keys = {_key(changed, it) for it, word in enumerate(changed) if word.startswith("--")}
+    if any(it == "--model" or it.startswith("train.lora.") for it in keys):
+        keys.add("--from")  # its adapter has a model and a LoRA of its own
     kept = _without(words[:at], keys)
     return shlex.join([*kept, *changed, *words[at:]])
 

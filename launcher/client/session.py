@@ -69,7 +69,7 @@ def connect(
         missing = "LAUNCH_BASE_URL" if not base_url else "LAUNCH_API_KEY"
         raise NotConnected(
             f"This program has no run to train with: {missing} is not set",
-            hint=f"launch -- {launch_line.program_line()}",
+            hint=launch_line.launch_hint(),
         )
     endpoint = Endpoint(base_url.rstrip("/").removesuffix("/v1"), api_key)
     session = Session(endpoint, patience or Patience.of_run(), max_empty_steps=max_empty_steps)

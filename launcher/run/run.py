@@ -268,9 +268,7 @@ class Run:
 
     def _line(self) -> str | None:
         """The line that started the run; None for a resumed one, whose settings are fixed."""
-        if self._request.resumed is not None:
-            return None
-        return self._output.complete_hint(f"launch -- {shlex.join(self._request.command)}")
+        return self._output.started_by if self._request.resumed is None else None
 
     def _watched(self, machine: Machine) -> WatchedRun:
         from launcher.run.work import WatchedRun

@@ -16,6 +16,7 @@ from typing import Any, TextIO
 
 from launcher.base.home import Home
 from launcher.base.log import close_log
+from launcher.cli.typed_line import TypedLine
 from launcher.config.setting_sources import load
 from launcher.console.output import Output
 from launcher.records.records import RecordStore, RunRecord
@@ -68,7 +69,13 @@ class Lives:
         settings = load({"port": None, **(flags or {})}, environ={}, folder=self.folder, home=self.home)
         settings = replace(settings, lease_seconds=lease_seconds)
         stdout, stderr = io.StringIO(), io.StringIO()
-        output = Output(as_json=terminal is None, stdout=stdout, stderr=terminal or stderr, environ={})
+        output = Output(
+            as_json=terminal is None,
+            stdout=stdout,
+            stderr=terminal or stderr,
+            environ={},
+            started_by=TypedLine((), command).started_by(),
+        )
         plan = replace(make_plan(settings), price_per_hour=price, **(planned or {}))
         request = RunRequest(settings, plan, "/nowhere", command)
         self._run = Run(request, self.home, output, lambda record, store, home: machine)

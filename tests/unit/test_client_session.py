@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import subprocess
 import sys
 import threading
@@ -10,9 +11,11 @@ from collections.abc import Iterator
 
 import pytest
 
+from launcher.cli.main import split
 from launcher.client import EndpointLost, NotConnected, Refused, Session, StepFailed, connect, group
 from launcher.client.wire import Endpoint, Patience, Wire
 from runtime.shared.checkpoint import MAX_PINNED
+from tests.support import readme_commands
 from tests.support.environment import PROGRAMS
 from tests.support.small_door import Door, Reply, Request
 from tests.support.small_run import PATIENCE, TOKEN, SmallRun
@@ -29,6 +32,52 @@ def test_outside_a_run_it_says_how_to_start_one(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.delenv("LAUNCH_BASE_URL", raising=False)
     with pytest.raises(NotConnected, match=r"LAUNCH_BASE_URL is not set\nHint: launch -- python "):
         connect()
+
+
+# The words that Python was started with, and the program in the hint.
+STARTED = [
+    ("my.py --steps 3", "python my.py --steps 3"),
+    ("-u -X dev -W ignore -m my.train a", "python -u -X dev -W ignore -m my.train a"),
+    ("-Bm my.train", "python -Bm my.train"),
+    ("/venv/bin/my-train --seed 1", "python /venv/bin/my-train --seed 1"),
+    ("my.py --hf-token hf_x --lr 1", "python my.py --hf-token '***' --lr 1"),
+    ("-c pass", "python YOUR_PROGRAM.py"),
+    ("-uc pass my.py", "python YOUR_PROGRAM.py"),
+    ("-", "python YOUR_PROGRAM.py"),
+    ("", "python YOUR_PROGRAM.py"),
+    ("-m pytest -q", "python YOUR_PROGRAM.py"),
+    ("/venv/bin/pytest -q", "python YOUR_PROGRAM.py"),
+    ("-m debugpy --listen 5678 my.py", "python YOUR_PROGRAM.py"),
+    ("-X frozen_modules=off /ide/debugpy/launcher/../../debugpy --connect 1 my.py", "python YOUR_PROGRAM.py"),
+    ("/ide/pydevd.py --port 1 --file my.py", "python YOUR_PROGRAM.py"),
+    ("-m ipykernel_launcher -f kernel.json", "python YOUR_PROGRAM.py"),
+]
+
+
+@pytest.mark.parametrize(("words", "program"), STARTED)
+def test_outside_a_run_the_hint_has_the_program_if_it_is_one(
+    words: str, program: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("LAUNCH_BASE_URL", raising=False)
+    monkeypatch.delitem(sys.modules, "ipykernel", raising=False)
+    monkeypatch.setattr(sys, "orig_argv", ["/usr/bin/python3", *words.split()])
+    with pytest.raises(NotConnected) as raised:
+        connect()
+    assert raised.value.hint == f"launch -- {program}"
+
+
+def test_outside_a_run_a_notebook_is_told_of_an_endpoint_to_connect_to(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("LAUNCH_BASE_URL", raising=False)
+    monkeypatch.setattr(sys, "orig_argv", ["python3", "-m", "ipykernel_launcher", "-f", "kernel.json"])
+    monkeypatch.setitem(sys.modules, "ipykernel", sys)
+    with pytest.raises(NotConnected) as raised:
+        connect()
+    command, _, remark = (raised.value.hint or "").partition("  # ")
+    assert (command, remark) == ("launch up --name dev", 'in a terminal, and then connect("dev")')
+    own, program = split(shlex.split(command)[1:])
+    readme_commands.parsed(own, program)  # raises if `launch` could not read it
 
 
 def test_inside_a_run_the_environment_is_enough(run: SmallRun, monkeypatch: pytest.MonkeyPatch) -> None:

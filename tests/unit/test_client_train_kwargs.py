@@ -106,6 +106,11 @@ LINES = [
         {"r": 8},
         "launch --set train.seed=2 --arbor --set train.lora.rank=8 -- python my.py",
     ),
+    (
+        "launch --arbor --from dev@7 --gpus H100 -- python my.py --from x",
+        {"r": 8},
+        "launch --arbor --gpus H100 --set train.lora.rank=8 -- python my.py --from x",
+    ),
 ]
 
 
@@ -122,6 +127,13 @@ def test_s04_the_hint_at_a_rank_of_the_programs_own_is_its_whole_line_again(
     assert f"train.lora.rank={lora['r']}" in invocation.sets and invocation.flags["arbor"]
     assert program and program[0] == "python"
     assert launch_line.line_with("--arbor --model a/b").count("--arbor") == 1
+
+
+def test_a03_the_hint_at_another_model_has_no_adapter_of_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LAUNCH_LINE", "launch --arbor --from=dev --budget 4 -- python my.py")
+    assert launch_line.line_with("--model a/b") == "launch --arbor --budget 4 --model a/b -- python my.py"
+    kept = launch_line.line_with("--set max_staleness=2")
+    assert kept == "launch --arbor --from=dev --budget 4 --set max_staleness=2 -- python my.py"
 
 
 def test_a04_what_has_no_effect_is_said_once(run: SmallRun, capfd: pytest.CaptureFixture[str]) -> None:

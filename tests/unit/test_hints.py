@@ -6,13 +6,15 @@ import ast
 import re
 import shlex
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import typer
 
-from launcher.cli.main import split
+from launcher.cli.invocation import Invocation
+from launcher.cli.main import main, split
 from launcher.cli.typed_line import TypedLine
 from launcher.cli.usage_errors import VERBS
 from tests.support import readme_commands
@@ -162,6 +164,57 @@ def test_n07_a_hint_is_the_line_that_was_typed_with_its_change(
     own, program = split(shlex.split(typed))
     line = TypedLine(tuple(own), None if program is None else tuple(program))
     assert line.complete(hint, without.split()) == shown
+
+
+# A program, and how it is shown.
+SECRETS = [
+    ("python my.py --hf-token hf_x --lr 1", "python my.py --hf-token *** --lr 1"),
+    ("python my.py --api-key=sk-1 -v", "python my.py --api-key=*** -v"),
+    ("env OPENAI_API_KEY=sk-1 DB_PASSWORD=p my.py", "env OPENAI_API_KEY=*** DB_PASSWORD=*** my.py"),
+    ("my.py judge.apiKey=1 --clientSecret 2", "my.py judge.apiKey=*** --clientSecret ***"),
+    ("my.py --hf-token --lr 1", "my.py --hf-token --lr 1"),
+    ("token.py train --max-tokens 512 max_tokens=9", "token.py train --max-tokens 512 max_tokens=9"),
+    ("my.py --tokenizer gpt2 --seed=1", "my.py --tokenizer gpt2 --seed=1"),
+]
+
+
+@pytest.mark.parametrize(("program", "shown"), SECRETS)
+def test_n07_a_secret_of_the_program_is_in_no_hint_and_not_in_the_line_that_it_is_told(
+    program: str, shown: str
+) -> None:
+    line = TypedLine(("--model", "x"), tuple(program.split()))
+    assert shlex.split(line.complete("launch --model tiny"))[4:] == shown.split()
+    assert shlex.split(line.started_by() or "")[4:] == shown.split()
+
+
+@pytest.mark.parametrize("text", ["import a\nimport b", "print('\x1b[2J')", "a\tb"])
+def test_n07_a_hint_stays_alone_if_the_program_could_not_be_pasted_as_it_is_shown(text: str) -> None:
+    line = TypedLine(("--gpus", "H100"), ("python", "-c", text))
+    assert line.complete("launch --model tiny") == "launch --model tiny"
+    assert shlex.split(line.started_by() or "") == ["launch", "--gpus", "H100", "--", "python", "-c", text]
+
+
+@pytest.mark.parametrize(
+    ("typed", "line"),
+    [
+        ("--gpus H100 -- my.py 'a  # b'", "launch --gpus H100 -- my.py 'a  # b'"),
+        ("--model tiny", None),
+        ("--json -- python -m launcher.client.holder", None),
+    ],
+)
+def test_s04_the_program_is_told_the_typed_line_with_each_of_its_options(
+    typed: str, line: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str | None] = []
+
+    def invoke(own: list[str], invocation: Invocation) -> int:
+        told.append(invocation.output.started_by)
+        return 0
+
+    monkeypatch.setattr("launcher.cli.commands.invoke", invoke)
+    monkeypatch.setattr(sys, "argv", ["launch", *shlex.split(typed)])
+    main()
+    assert told == [line]
 
 
 @pytest.mark.process

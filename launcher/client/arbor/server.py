@@ -9,7 +9,6 @@ from __future__ import annotations
 import importlib
 import os
 import shlex
-import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from urllib.parse import quote, urlsplit
 
 from launcher.client.arbor.stderr_log import log, log_once
 from launcher.client.failures import NotConnected, Refused
-from launcher.client.launch_line import line_with, program_line
+from launcher.client.launch_line import launch_hint, line_with
 from launcher.client.request_bodies import REQUEST_HEADER
 from launcher.client.session import Session, connect
 from launcher.client.wire import new_request_id
@@ -113,7 +112,7 @@ def session() -> Session:
             try:
                 _session = connect()
             except NotConnected as error:
-                raise NotConnected(error.message, _WHY, _launch_command()) from None
+                raise NotConnected(error.message, _WHY, _launch_hint("--arbor")) from None
         return _session
 
 
@@ -130,18 +129,16 @@ def check_model(run: Session, name: str) -> None:
         error = {}
     why = str(error.get("message") or answer.text[:300])
     model = shlex.quote(plain)
-    hint = line_with(f"--arbor --model {model}") or f"launch --arbor --model {model} -- {program_line()}"
+    hint = line_with(f"--arbor --model {model}") or _launch_hint(f"--arbor --model {model}")
     raise Refused(f"The run does not train {plain}", answer.status_code, error, why, hint)
 
 
 _WHY = "arbor.init() starts no server here: it finds the run that launch has started"
 
 
-def _launch_command() -> str:
-    """The line that starts a run with this very program in it."""
-    if "ipykernel" in sys.modules:
-        return 'launch --arbor --name dev  # and, before the notebook starts: eval "$(launch env dev)"'
-    return f"launch --arbor -- {program_line()}"
+def _launch_hint(options: str) -> str:
+    remark = '# and, before the notebook starts: eval "$(launch env dev)"'
+    return launch_hint(options, in_notebook=f"launch {options} --name dev  {remark}")
 
 
 def _server_info(run: Session) -> dict[str, Any]:
