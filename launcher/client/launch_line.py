@@ -63,15 +63,18 @@ def _main(words: Sequence[str]) -> str | None:
 
 
 def line_with(options: str) -> str | None:
-    """The line with these options, in the place of the same ones; None if it is not known."""
+    """The line with these options, in the place of the same ones; None if it is not known, or if the model of
+    the run that it starts from would have to be named."""
     words = shlex.split(os.environ.get(VARIABLE, ""))
     if "--" not in words:
         return None
     at = words.index("--")
     changed = shlex.split(options)
     keys = {_key(changed, it) for it, word in enumerate(changed) if word.startswith("--")}
-    if any(it == "--model" or it.startswith("train.lora.") for it in keys):
-        keys.add("--from")  # its adapter has a model and a LoRA of its own
+    if "--model" in keys:
+        keys.add("--from")  # its adapter is one of another model
+    elif any(it.startswith("train.lora.") for it in keys) and "--from" in map(_flag, words[:at]):
+        return None
     kept = _without(words[:at], keys)
     return shlex.join([*kept, *changed, *words[at:]])
 
@@ -90,6 +93,10 @@ def _without(words: Sequence[str], keys: set[str]) -> Iterator[str]:
             yield words[index]
         elif _has_value(words, index):
             next(left)
+
+
+def _flag(word: str) -> str:
+    return word.partition("=")[0]
 
 
 def _key(words: Sequence[str], index: int) -> str:

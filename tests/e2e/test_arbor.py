@@ -25,7 +25,8 @@ ON_PATH = REPOSITORY / "launcher" / "client" / "arbor" / "on_path" / "arbor" / "
 # What the program asks of LoRA: fixed when a run starts.
 LORA = ["--set", "train.lora.rank=8", "--set", "train.lora.alpha=16"]
 BLOGS_LORA = ["--set", "train.lora.rank=16", "--set", "train.lora.alpha=16"]
-STEPS, EXAMPLES, ROLLOUTS = 2, 4, 8
+# So many examples that the rewards of some group of each step differ (C69).
+STEPS, EXAMPLES, ROLLOUTS = 2, 16, 8
 # In percent of right translations: the bar of the quickstart.
 RISE = 25.0
 BLOGS_RISE = 5.0
@@ -61,11 +62,12 @@ def _ended(home: Path, words: list[str], cwd: Path) -> Launched:
 def test_a01_a02_the_programs_own_settings_are_those_of_its_steps(
     form: str, home: Path, tmp_path: Path
 ) -> None:
+    words = ["--steps", str(STEPS), "--examples", str(EXAMPLES)]
     if form == "a02-no-line":
-        found, launched = _ran(home, ["--arbor"], PROGRAM, "--steps", str(STEPS))
+        found, launched = _ran(home, ["--arbor"], PROGRAM, *words)
         assert found["module"] == str(ON_PATH)
     else:
-        found, launched = _ran(home, [], _one_line_changed(tmp_path), "--steps", str(STEPS))
+        found, launched = _ran(home, [], _one_line_changed(tmp_path), *words)
     assert set(found["info"]) == {"host", "port", "storage_path", "config_path", "base_url"}
     assert list(found["scores"]) == ["-1", str(STEPS - 1)]
     lines = (launched.run_dir / "results" / "metrics.jsonl").read_text().splitlines()

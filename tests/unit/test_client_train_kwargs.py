@@ -106,11 +106,6 @@ LINES = [
         {"r": 8},
         "launch --set train.seed=2 --arbor --set train.lora.rank=8 -- python my.py",
     ),
-    (
-        "launch --arbor --from dev@7 --gpus H100 -- python my.py --from x",
-        {"r": 8},
-        "launch --arbor --gpus H100 --set train.lora.rank=8 -- python my.py --from x",
-    ),
 ]
 
 
@@ -134,6 +129,14 @@ def test_a03_the_hint_at_another_model_has_no_adapter_of_a_run(monkeypatch: pyte
     assert launch_line.line_with("--model a/b") == "launch --arbor --budget 4 --model a/b -- python my.py"
     kept = launch_line.line_with("--set max_staleness=2")
     assert kept == "launch --arbor --from=dev --budget 4 --set max_staleness=2 -- python my.py"
+
+
+def test_s04_no_line_is_given_that_would_train_another_model_than_the_run_it_starts_from(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("LAUNCH_LINE", "launch --arbor --from dev@7 --gpus H100 -- python my.py")
+    assert launch_line.line_with("--set train.lora.rank=8") is None
+    assert launch_line.line_with("--set train.seed=8") is not None
 
 
 def test_a04_what_has_no_effect_is_said_once(run: SmallRun, capfd: pytest.CaptureFixture[str]) -> None:

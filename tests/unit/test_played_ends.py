@@ -6,6 +6,8 @@ The providers are played as in test_played_lists.py.
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -21,6 +23,7 @@ from launcher.teardown import rented_leftovers
 from launcher.teardown.leftovers import Leftover
 from launcher.teardown.take_down import take_down
 from tests.support import played_gcp, played_lambda
+from tests.support.environment import PROGRAMS
 from tests.support.played_https import Answer, Played
 from tests.support.played_sky import PlayedSky, on_cloud
 
@@ -124,7 +127,7 @@ def test_g07_a_machine_that_the_books_forgot_is_ended_once(
     """The record says where it was, the places say where it may be: for its provider that is one machine."""
     record = left_behind(store, name_of(played))
     standing = played_sky.launch(record.id, PLACES[name_of(played)][0])
-    played_sky.sky.call("down", 300.0, cluster=record.id)
+    played_sky.sky.call("down", 300.0, cluster=record.id, by_server=False)
     assert played.machines() == []
     record = store.update(record.id, machine=record.machine | {"standing": standing})
     played.add_machine(cluster_of(record), _UP[name_of(played)])
@@ -132,6 +135,27 @@ def test_g07_a_machine_that_the_books_forgot_is_ended_once(
     played.asked.clear()
     ended = take_down(store, record, "down")
     assert (ended.state, played.count(played.ending)) == ("verified", 1)
+
+
+def test_g01_an_end_without_a_server_signals_nobody_whose_pid_an_earlier_request_had(
+    played_sky: PlayedSky,
+) -> None:
+    """The computer went off while SkyPilot launched; its process ids are other processes' now."""
+    cluster = played_sky.new_cluster()
+    played_sky.launch(cluster, "lambda")
+    with subprocess.Popen(["sleep", "600"]) as stranger:
+        try:
+            program = [
+                sys.executable,
+                str(PROGRAMS / "unit" / "leave_request.py"),
+                cluster,
+                str(stranger.pid),
+            ]
+            subprocess.run(program, env=played_sky.home.environ(), cwd=played_sky.home.folder, check=True)
+            assert played_sky.sky.call("down", 300.0, cluster=cluster, by_server=False) == {"known": True}
+            assert stranger.poll() is None and played_sky.lambda_.machines() == []
+        finally:
+            stranger.kill()
 
 
 def test_g07_a_machine_that_is_gone_is_not_asked_to_end(store: RecordStore, played: Played) -> None:

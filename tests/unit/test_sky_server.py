@@ -72,7 +72,7 @@ def test_g25_a_taken_port_a_frozen_and_a_killed_server_are_ours_to_handle(
 ) -> None:
     sky = SkyProcess(home, tmp_path / "skypilot.log")
     _another_takes_the_first_port(home, tmp_path, standby, monkeypatch)
-    assert sky.call("down", 300.0, cluster="slip-0123abcd") == {"known": False}
+    assert sky.call("down", 300.0, cluster="slip-0123abcd", by_server=True) == {"known": False}
 
     assert _asked_of_the_server(home) == {"sky.down"}, "none of its standing jobs"
 
@@ -80,7 +80,7 @@ def test_g25_a_taken_port_a_frozen_and_a_killed_server_are_ours_to_handle(
     sky.pause_server()
     assert home.processes() == {asks}, "while a machine works nothing else of SkyPilot is there"
     sky.serve()
-    assert sky.call("down", 300.0, cluster="slip-0123abcd") == {"known": False}
+    assert sky.call("down", 300.0, cluster="slip-0123abcd", by_server=True) == {"known": False}
     assert (_sky_process(sky), home.port()) == (asks, port), "and who was there asks the server that is back"
 
     frozen = home.processes() - {_sky_process(sky)}
@@ -91,7 +91,7 @@ def test_g25_a_taken_port_a_frozen_and_a_killed_server_are_ours_to_handle(
     monkeypatch.setattr(sky_process, "_HEALTH_POLL_SECONDS", 0.5)
     said: list[str] = []
     with pytest.raises(PreflightError, match="API server is in trouble") as trouble:
-        sky.call("down", 300.0, said.append, cluster="slip-0123abcd")
+        sky.call("down", 300.0, said.append, cluster="slip-0123abcd", by_server=True)
     assert trouble.value.why and "has not answered" in trouble.value.why
     assert trouble.value.hint == f"less {home.folder / 'api-server.log'}"
     assert any("has not answered" in line for line in said)
@@ -99,12 +99,12 @@ def test_g25_a_taken_port_a_frozen_and_a_killed_server_are_ours_to_handle(
 
     home.serve()
     assert not any(process.alive() for process in frozen)
-    assert sky.call("down", 300.0, cluster="slip-0123abcd") == {"known": False}
+    assert sky.call("down", 300.0, cluster="slip-0123abcd", by_server=True) == {"known": False}
     before = home.processes()
     os.kill(_listens(home), signal.SIGKILL)
     begun = time.monotonic()
     with pytest.raises(LaunchError) as gone:
-        sky.call("down", 300.0, cluster="slip-0123abcd")
+        sky.call("down", 300.0, cluster="slip-0123abcd", by_server=True)
     assert gone.value.exit_code == 3 and gone.value.hint
     assert time.monotonic() - begun < 250
     home.end_server()

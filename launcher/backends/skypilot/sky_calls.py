@@ -110,11 +110,12 @@ def import_what_ends() -> None:
     from sky.provision.gcp import instance_utils
     from sky.provision.lambda_cloud import lambda_utils
     from sky.provision.runpod import utils
-    from sky.utils import common_utils, registry
+    from sky.server.requests import requests
+    from sky.utils import annotations, common_utils, registry
 
     from sky import clouds, core, exceptions, global_user_state, provision
 
-    _ = (aws, backend_utils, common, TAG_RAY_CLUSTER_NAME, common_utils, registry)
+    _ = (aws, backend_utils, common, TAG_RAY_CLUSTER_NAME, annotations, common_utils, registry, requests)
     _ = (config, instance_utils, lambda_utils, utils)
     _ = (clouds, core, exceptions, global_user_state, provision)
 
@@ -123,8 +124,12 @@ def down(cluster: str, by_server: bool) -> Json:
     """End the cluster; nothing happens when SkyPilot knows of none.
 
     `by_server`: the API server does it, which also ends a launch that it works at. Otherwise this process
-    does what the server would, and needs none: nothing else may work at the cluster.
+    does what a server would that begins for this request, and needs none: nothing else may work at the
+    cluster.
     """
+    from sky.server.requests import requests
+    from sky.utils import annotations
+
     import sky
     from sky import core, exceptions
 
@@ -132,6 +137,9 @@ def down(cluster: str, by_server: bool) -> Json:
         if by_server:
             sky.stream_and_get(sky.down(cluster))
         else:
+            # It would signal the processes of an earlier server's requests, by ids that others may have now.
+            requests.reset_db_and_logs()
+            annotations.clear_request_level_cache()  # credentials, as they were when the run began
             core.down(cluster)
     except exceptions.ClusterDoesNotExist:
         return {"known": False}
