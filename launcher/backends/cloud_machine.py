@@ -216,7 +216,7 @@ class CloudMachine:
         sky_cache.save(self._home.folder, Path.home())
         ssh_config.write(self._folder, self.host, [self._run_id, *([self._alias] if self._alias else [])])
         self._there.run_folder().make(self.socket_dir)
-        # SkyPilot's server is asked nothing until the end, which starts it again (`cluster_teardown.py`).
+        # SkyPilot's server is asked nothing any more: the end needs none (`cluster_teardown.py`).
         self._tidy_up("ending SkyPilot's server", self._sky.pause_server)
 
     def _trying(self, places: list[str]) -> None:

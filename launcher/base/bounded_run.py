@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import selectors
 import signal
 import subprocess
-import threading
 import time
 from collections.abc import Sequence
 from typing import IO
@@ -33,59 +33,82 @@ def run_bounded(
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         start_new_session=True,
+        bufsize=0,
     ) as process:
         assert process.stdin is not None
         assert process.stdout is not None
         assert process.stderr is not None
-        readers = [_Reader(process.pid, pipe, max_bytes) for pipe in (process.stdout, process.stderr)]
-        writer = threading.Thread(target=_write, args=(process.stdin, stdin), daemon=True)
+        readers = [_Reader(pipe, max_bytes) for pipe in (process.stdout, process.stderr)]
         try:
-            _finish(process, (*readers, writer), bound_seconds)
+            _finish(process, (_Writer(process.stdin, stdin), *readers), bound_seconds)
         except BaseException:
             _kill(process.pid)
             raise
-    if any(reader.is_too_long for reader in readers):
-        raise OutputTooLong(f"more than {max_bytes >> 20} MiB")
     stdout, stderr = (bytes(reader.read) for reader in readers)
     return subprocess.CompletedProcess(command, process.returncode, stdout, stderr)
 
 
-def _finish(process: subprocess.Popen[bytes], threads: Sequence[threading.Thread], seconds: float) -> None:
-    """Wait for the ends of its pipes and its own."""
-    end = time.monotonic() + seconds
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(max(0.0, end - time.monotonic()))
-        if thread.is_alive():
-            raise subprocess.TimeoutExpired(process.args, seconds)
-    process.wait(max(0.0, end - time.monotonic()))
+def _finish(
+    process: subprocess.Popen[bytes], ends: Sequence[_Writer | _Reader], bound_seconds: float
+) -> None:
+    """Wait for the ends of its pipes and its own. No thread does: a process outside the session may hold a
+    pipe for as long as it likes, and a pipe in which a thread reads cannot be closed."""
+    bound = time.monotonic() + bound_seconds
+    with selectors.DefaultSelector() as selector:
+        for end in ends:
+            selector.register(end.pipe, end.event, end)
+        while selector.get_map():
+            left = bound - time.monotonic()
+            if left <= 0:
+                raise subprocess.TimeoutExpired(process.args, bound_seconds)
+            for key, _ in selector.select(left):
+                if not key.data.advance():
+                    selector.unregister(key.data.pipe)
+                    key.data.pipe.close()
+    process.wait(max(0.0, bound - time.monotonic()))
 
 
 def _kill(session: int) -> None:
-    """All of its session: a child that has the pipes would hold up whoever reads them."""
+    """All of its session: a child that has the pipes would go on."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(session, signal.SIGKILL)
 
 
-class _Reader(threading.Thread):
-    """Reads one pipe to its end, or kills the session when there is too much in it."""
+class _Reader:
+    """Reads one pipe to its end, as it comes."""
 
-    def __init__(self, session: int, pipe: IO[bytes], max_bytes: int) -> None:
-        super().__init__(daemon=True)
-        self._session, self._pipe, self._max_bytes = session, pipe, max_bytes
+    event = selectors.EVENT_READ
+
+    def __init__(self, pipe: IO[bytes], max_bytes: int) -> None:
+        self.pipe = pipe
         self.read = bytearray()
-        self.is_too_long = False
+        self._max_bytes = max_bytes
 
-    def run(self) -> None:
-        while chunk := self._pipe.read1(_CHUNK_BYTES):  # type: ignore[attr-defined]
-            self.read += chunk
-            if len(self.read) > self._max_bytes:
-                self.is_too_long = True
-                _kill(self._session)
-                return
+    def advance(self) -> bool:
+        """Read what is there; False at the end. Raises OutputTooLong."""
+        chunk = os.read(self.pipe.fileno(), _CHUNK_BYTES)
+        self.read += chunk
+        if len(self.read) > self._max_bytes:
+            raise OutputTooLong(f"more than {self._max_bytes >> 20} MiB")
+        return bool(chunk)
 
 
-def _write(pipe: IO[bytes], content: bytes) -> None:
-    with contextlib.suppress(OSError), pipe:  # it may end without reading all of it
-        pipe.write(content)
+class _Writer:
+    """Writes one pipe, as fast as it is read."""
+
+    event = selectors.EVENT_WRITE
+
+    def __init__(self, pipe: IO[bytes], content: bytes) -> None:
+        os.set_blocking(pipe.fileno(), False)
+        self.pipe = pipe
+        self._left = memoryview(content)
+
+    def advance(self) -> bool:
+        """Write what it takes; False when all is written, or nobody reads any more."""
+        try:
+            self._left = self._left[os.write(self.pipe.fileno(), self._left[:_CHUNK_BYTES]) :]
+        except BlockingIOError:
+            return True
+        except OSError:  # it may end without reading all of it
+            return False
+        return len(self._left) > 0

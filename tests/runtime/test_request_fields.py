@@ -151,12 +151,28 @@ def tools(count: int, **function: Any) -> list[dict[str, Any]]:
     ]
 
 
+def described(name: str, strict: bool | None = None, **schema: Any) -> dict[str, Any]:
+    """A tool whose argument `a` has this schema; a value that is a dictionary is an argument beside it."""
+    beside = {key: value for key, value in schema.items() if isinstance(value, dict)}
+    argument = {key: value for key, value in schema.items() if key not in beside}
+    properties = {"a": {"type": "string", **argument}, **beside}
+    function = {"name": name, "parameters": {"type": "object", "properties": properties}, "strict": strict}
+    return {"type": "function", "function": function}
+
+
+def forced(name: str) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name}}
+
+
 @pytest.mark.parametrize(
     ("name", "fields"),
     [
         ("tools", {"tools": tools(2000), "tool_choice": "required"}),
         ("tools", {"tools": tools(2000, strict=True)}),
         ("tools", {"tools": tools(2000), "parallel_tool_calls": False}),
+        ("tools", {"tools": [described("tool_0", strict=True, enum=[{"title": "x" * 200_000}])]}),
+        ("tools", {"tools": [described("tool_0", strict=True, description={"pattern": "x" * 200_000})]}),
+        ("tools", {"tool_choice": forced("x"), "tools": [described("x", title={"enum": ["x" * 200_000]})]}),
         ("response_format", {"response_format": {"json_schema": {"schema": {"enum": ["x" * 9] * 20_000}}}}),
         ("structured_outputs", {"structured_outputs": {"regex": "(a|b)" * 40_000}}),
     ],
@@ -178,6 +194,14 @@ def test_r05_a_grammar_that_would_hold_up_all_other_requests_is_refused(
         {"tools": tools(2000), "tool_choice": None, "parallel_tool_calls": True},
         {"tools": tools(128, strict=True), "tool_choice": "required"},
         {"response_format": None, "structured_outputs": {"choice": ["a", "b"]}},
+        # What no grammar is made of has no bound: descriptions, titles, examples.
+        {"tools": [described("x", description="x" * 200_000)], "tool_choice": "required"},
+        {"tools": [described("x", strict=True, title="x" * 200_000, examples=["x" * 200_000])]},
+        {"tools": tools(128, strict=True, description="x" * 2000)},
+        # Nor tools beside the forced one, and the arguments of those that are not strict.
+        {"tools": [*tools(2000), described("x")], "tool_choice": forced("x")},
+        {"tools": [described("x", enum=["x" * 200_000]), described("y", strict=True)]},
+        {"tools": [described("x", enum=["x" * 200_000])], "parallel_tool_calls": False},
     ],
 )
 def test_r05_openais_number_of_tools_and_tools_without_a_grammar_pass(fields: dict[str, Any]) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from launcher.backends.ssh import remote_staging
 from runtime.ballast import Ballast
 from tests.support.small_disk import said_on_small_disk
 
@@ -37,3 +38,13 @@ def test_p06_pieces_are_given_back_one_by_one_and_laid_down_again(tmp_path: Path
 def test_p06_where_room_is_short_nothing_is_laid_down(tmp_path: Path) -> None:
     Ballast(tmp_path, pieces=1, piece_bytes=1 << 50).fill()
     assert list((tmp_path / "ballast").iterdir()) == []
+
+
+def test_p06_staging_leaves_the_piece_for_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ballast = Ballast(tmp_path, pieces=3, piece_bytes=8192)
+    ballast.fill()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(remote_staging, "_ROOM_BYTES", 1 << 62)  # so that any disk is a full one
+    remote_staging.main({"newest": 1, "journals": {}})
+    assert os.listdir("ballast") == ["2"]
+    assert not ballast.release()

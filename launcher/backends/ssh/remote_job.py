@@ -14,6 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
+from launcher.backends.ssh.link import MAX_OUTPUT_BYTES
 from launcher.backends.ssh.machine_scripts import CODE
 from launcher.backends.ssh.remote_folder import RemoteFolder
 from launcher.base.errors import JobFailed, LaunchError, PreflightError
@@ -23,6 +24,8 @@ LINES = 12
 _POLL_TIMEOUT_SECONDS = 30.0
 # How long one question waits on the machine for an end before it reports the output so far.
 _REMOTE_WAIT_SECONDS = 5
+# Of its output at a time; the rest comes with the next questions.
+_MAX_HEARD_BYTES = MAX_OUTPUT_BYTES // 2
 _ATTEMPTS = 3
 _PAUSE_SECONDS = 1.0
 # `timeout` ends the script on the machine; an answer that is lost on the way is waited for so much longer.
@@ -53,7 +56,7 @@ _WATCH = """
 cd ~/{code} && python3 -m runtime.autodown 2>/dev/null
 i=0; until test -f {exit} || test $i -ge {polls}; do sleep 0.2; i=$((i + 1)); done
 cat {exit} 2>/dev/null || echo -
-tail -c +{offset} {log} 2>/dev/null || true
+tail -c +{offset} {log} 2>/dev/null | head -c {max_bytes}
 """
 
 
@@ -65,6 +68,7 @@ class RemoteJob:
         self._name = name
         self._folder = shlex.quote(remote.there)
         self._heard_bytes = 0
+        self._has_more = False
         self._rest = b""
         self.lines: deque[str] = deque(maxlen=LINES)
 
@@ -123,26 +127,29 @@ class RemoteJob:
             raise self._failed(f"failed on the machine (exit code {code})")
 
     def _poll(self, progress: Progress) -> int | None:
-        """Read its new output; its exit code once it has ended."""
+        """Read its new output; its exit code once it has ended and all of it is read."""
         watch = _WATCH.format(
             code=CODE,
             exit=self._exit,
-            polls=_REMOTE_WAIT_SECONDS * 5,
+            polls=0 if self._has_more else _REMOTE_WAIT_SECONDS * 5,
             offset=self._heard_bytes + 1,
+            max_bytes=_MAX_HEARD_BYTES,
             log=f"{self._folder}/logs/{self._name}.log",
         )
         output = self._remote.shell(watch, f"check {self._name}", bound_seconds=_POLL_TIMEOUT_SECONDS)
         code, _, heard = output.partition(b"\n")
         self._heard_bytes += len(heard)
+        self._has_more = len(heard) == _MAX_HEARD_BYTES
+        is_over = code != b"-" and not self._has_more
         self._save_log(heard)
         *whole, self._rest = (self._rest + heard).split(b"\n")
-        if code != b"-" and self._rest:
+        if is_over and self._rest:
             whole.append(self._rest)
         for line in (line.decode(errors="replace").strip() for line in whole):
             if line:
                 self.lines.append(line)
                 progress(line)
-        return None if code == b"-" else int(code)
+        return int(code) if is_over else None
 
     def _save_log(self, heard: bytes) -> None:
         """Save its log here as well: nothing else of a failed set-up is downloaded."""
