@@ -73,7 +73,7 @@ def test_with_an_lm_of_its_own_it_needs_no_run(
 ) -> None:
     path = saved(run, tmp_path / "program.json")
     monkeypatch.delenv("LAUNCH_BASE_URL")
-    with pytest.raises(NotConnected, match="launch -- python YOUR_PROGRAM.py"):
+    with pytest.raises(NotConnected, match="launch -- python YOUR_PROGRAM"):
         load(a.Two(), path)
     elsewhere = dspy.utils.DummyLM([{"french": "bonjour"}, {"english": "hi"}])
     program = load(a.Two(), path, lm=elsewhere)
