@@ -41,7 +41,7 @@ def run_bounded(
         readers = [_Reader(pipe, max_bytes) for pipe in (process.stdout, process.stderr)]
         try:
             _finish(process, (_Writer(process.stdin, stdin), *readers), bound_seconds)
-        except BaseException:
+        except BaseException:  # a Ctrl-C too: the command, and all of its session, must not go on
             _kill(process.pid)
             raise
     stdout, stderr = (bytes(reader.read) for reader in readers)

@@ -177,7 +177,14 @@ def _run(invocation: Invocation) -> int:
     from launcher.run.launching import launch_run
 
     command = tuple(invocation.command or ())
-    return launch_run(invocation.flags, invocation.sets, invocation.env_file, command, invocation.output)
+    return launch_run(
+        invocation.flags,
+        invocation.sets,
+        invocation.env_file,
+        command,
+        invocation.output,
+        invocation.started_by,
+    )
 
 
 def _show_plan(invocation: Invocation, refresh: bool = False) -> int:

@@ -25,13 +25,14 @@ RUN_OPTIONS = (
 @dataclass(frozen=True)
 class Invocation:
     """The arguments that bypass the option parser; `command` is None without a `--`. The options of a run
-    are added."""
+    are added. `started_by`: the whole line, for the hints of its program."""
 
     command: list[str] | None
     output: Output
     flags: Mapping[str, Any] = field(default_factory=dict)
     sets: tuple[str, ...] = ()
     env_file: Path | None = None
+    started_by: str | None = None
 
     def with_options(self, given: Mapping[str, Any]) -> Invocation:
         """A copy with the options that the parser read, by parameter, over the earlier ones."""

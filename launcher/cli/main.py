@@ -84,10 +84,9 @@ def _dispatch(own: list[str], command: list[str] | None) -> int:
         as_json="--json" in own,
         plain="--plain" in own,
         complete_hint=typed.complete,
-        started_by=typed.started_by(),
     )
     try:
-        return invoke(own, Invocation(command, output))
+        return invoke(own, Invocation(command, output, started_by=typed.started_by()))
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except Exception as error:  # noqa: BLE001 - the outermost boundary: a bug gets three lines and code 1

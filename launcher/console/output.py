@@ -80,7 +80,7 @@ class LiveStatus:
 class Output:
     """Prints in one of three ways. `as_json` wins over `plain`; a terminal gets the live line.
 
-    `complete_hint` is applied to each error's hint; `started_by` is the typed line, for the program."""
+    `complete_hint` is applied to each error's hint."""
 
     def __init__(
         self,
@@ -91,12 +91,10 @@ class Output:
         stderr: TextIO | None = None,
         environ: Mapping[str, str] | None = None,
         complete_hint: CompleteHint = _unchanged,
-        started_by: str | None = None,
     ) -> None:
         environ = os.environ if environ is None else environ
         self.as_json = as_json
         self.complete_hint = complete_hint
-        self.started_by = started_by
         self._stdout = stdout or sys.stdout
         self._stderr = stderr or sys.stderr
         terminal = self._stderr.isatty() and environ.get("TERM") != "dumb"

@@ -31,10 +31,11 @@ def launch_run(
     env_file: Path | None,
     command: tuple[str, ...],
     output: Output,
+    started_by: str | None = None,
 ) -> int:
     """Check, then run; returns the exit code. Raises LaunchError when nothing was started.
 
-    The flag `resume` names a run to resume.
+    The flag `resume` names a run to resume. `started_by`: see `RunRequest`.
     """
     home = Home.find()
     parsed = parse_request(flags, sets, env_file, command, home)
@@ -58,7 +59,7 @@ def launch_run(
         warn=output.warn,
         copy_rate=settings.copy_rate,
     )
-    request = RunRequest(settings, plan, model_path, parsed.command, parsed.folder, resumed)
+    request = RunRequest(settings, plan, model_path, parsed.command, parsed.folder, resumed, started_by)
     return Run(request, home, output, machine).execute()
 
 

@@ -268,7 +268,7 @@ class Run:
 
     def _line(self) -> str | None:
         """The line that started the run; None for a resumed one, whose settings are fixed."""
-        return self._output.started_by if self._request.resumed is None else None
+        return self._request.started_by if self._request.resumed is None else None
 
     def _watched(self, machine: Machine) -> WatchedRun:
         from launcher.run.work import WatchedRun

@@ -15,6 +15,7 @@ class RunRequest:
     """`model_path` is a folder or a hub name; without a `command` the endpoint is held.
 
     `folder`: the command's folder, None for this one. `resumed`: the run to resume, None for a new one.
+    `started_by`: the line that was typed, for the hints of its program.
     """
 
     settings: Settings
@@ -23,3 +24,4 @@ class RunRequest:
     command: tuple[str, ...] = ()
     folder: Path | None = None
     resumed: ResumePoint | None = None
+    started_by: str | None = None

@@ -69,15 +69,10 @@ class Lives:
         settings = load({"port": None, **(flags or {})}, environ={}, folder=self.folder, home=self.home)
         settings = replace(settings, lease_seconds=lease_seconds)
         stdout, stderr = io.StringIO(), io.StringIO()
-        output = Output(
-            as_json=terminal is None,
-            stdout=stdout,
-            stderr=terminal or stderr,
-            environ={},
-            started_by=TypedLine((), command).started_by(),
-        )
+        output = Output(as_json=terminal is None, stdout=stdout, stderr=terminal or stderr, environ={})
         plan = replace(make_plan(settings), price_per_hour=price, **(planned or {}))
-        request = RunRequest(settings, plan, "/nowhere", command)
+        typed = TypedLine((), command).started_by()
+        request = RunRequest(settings, plan, "/nowhere", command, started_by=typed)
         self._run = Run(request, self.home, output, lambda record, store, home: machine)
         code = self._run.execute()
         close_log()

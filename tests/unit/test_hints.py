@@ -208,7 +208,7 @@ def test_s04_the_program_is_told_the_typed_line_with_each_of_its_options(
     told: list[str | None] = []
 
     def invoke(own: list[str], invocation: Invocation) -> int:
-        told.append(invocation.output.started_by)
+        told.append(invocation.started_by)
         return 0
 
     monkeypatch.setattr("launcher.cli.commands.invoke", invoke)

@@ -162,7 +162,7 @@ class SkyProcess:
         self._home.end_server(self._own())
 
     def pause_server(self) -> None:
-        """End the API server while it has nothing to do; `serve` starts it again. It is ended at once: its
+        """End the API server while it has nothing to do: the end needs none. It is ended at once: its
         state is in its databases, and it has no work in progress."""
         self._home.end_server(self._own(), grace_seconds=0)
 
