@@ -18,7 +18,7 @@ def test_p06_on_a_full_disk_the_timer_is_reset_files_are_staged_and_the_end_is_r
 ) -> None:
     ended, copied = said_on_small_disk("keep_on_full_disk.py", tmp_path)
     assert ended == {"resets": 2, "staged": None, "code": 0, "end": ["ended", "signal"]}
-    assert copied == {**ended, "staged": 0}
+    assert copied == {**ended, "staged": True}
 
 
 def test_p06_pieces_are_given_back_one_by_one_and_laid_down_again(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +32,31 @@ _PIECES, _PIECE_BYTES = 4, 48 << 10
 _BOUND_SECONDS = 30.0
 
 
-class AlwaysAnswering(autodown.RuntimeLiveness):
+class AnsweringUnlessHeld(autodown.RuntimeLiveness):
+    """Answers, but for the time in which the test fills the disk: a reset in progress has files of its own
+    there, and their room comes back when it ends."""
+
+    def __init__(self, state_dir: Path, socket_dir: Path) -> None:
+        super().__init__(state_dir, socket_dir)
+        self._held = False
+        self._refusals = 0
+
     def problem(self) -> str | None:
-        return None
+        if not self._held:
+            return None
+        self._refusals += 1
+        return "the disk is being filled"
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """No reset begins or goes on meanwhile."""
+        self._refusals, self._held = 0, True
+        # The second one: by then the keeper has written down what it made of the first.
+        wait_until(lambda: self._refusals >= 2)
+        try:
+            yield
+        finally:
+            self._held = False
 
 
 def _reset_at(database: Path) -> float:
@@ -54,13 +77,14 @@ def _fill(folder: Path) -> None:
             file.write(bytes(1024))
 
 
-def _stage(folder: Path) -> int:
+def _stage(folder: Path) -> bool:
+    """Whether staging said that the checkpoint may be fetched. Its exit status tells nothing: the keeper in
+    this process takes the status of any child that ends."""
     script = Path(remote_staging.__file__).read_text()
     request = json.dumps({"newest": 1, "journals": {}})
     words = [sys.executable, "-", request]
     done = subprocess.run(words, input=script, text=True, cwd=folder, capture_output=True, check=False)
-    staged = (folder / ".home" / "checkpoints" / "step-000001" / "adapter").exists()
-    return done.returncode if staged else -1
+    return "checkpoints/step-000001/adapter" in done.stdout
 
 
 def _life(folder: Path, stages: bool) -> dict[str, Any]:
@@ -73,13 +97,14 @@ def _life(folder: Path, stages: bool) -> dict[str, Any]:
     (folder / "checkpoints" / "pinned.json").write_text("[]")
     _make_table(database)
     ballast = Ballast(folder, _PIECES, _PIECE_BYTES)
-    liveness = AlwaysAnswering(folder, folder)
+    liveness = AnsweringUnlessHeld(folder, folder)
     timer = AutostopTimer(database, liveness, arm=lambda: None, make_room=ballast.release)
     keeper = Keeper(folder, RunLimits(600.0, None), ["sleep", "600"], timer=timer, ballast=ballast)
 
     def reset_on_full_disk() -> None:
-        _fill(folder)
-        full_at = time.time()
+        with liveness.held():
+            _fill(folder)
+            full_at = time.time()
         wait_until(lambda: _reset_at(database) > full_at, _BOUND_SECONDS)
         seen["resets"] += 1
 
@@ -88,8 +113,9 @@ def _life(folder: Path, stages: bool) -> dict[str, Any]:
             wait_until(lambda: _reset_at(database) > 2 and len(list(folder.glob("ballast/*"))) == _PIECES)
             reset_on_full_disk()
             reset_on_full_disk()
-            _fill(folder)
-            seen["staged"] = _stage(folder) if stages else None
+            with liveness.held():
+                _fill(folder)
+                seen["staged"] = _stage(folder) if stages else None
         finally:
             os.kill(os.getpid(), signal.SIGTERM)
 
