@@ -1,4 +1,4 @@
-"""The end of a run: results home, everything down, proof, record; each step runs even if others failed.
+"""The end of a run by its own launch: each step of `end_run` is taken even if others failed.
 
 Neighbours: `run.py` begins it when the run's life is over, for any reason; `rented_run.py` keeps a machine
 whose results are not home, `backends/machine_from_record.py` ends it, `summary.py` reports it. An error in
@@ -31,6 +31,7 @@ from launcher.run.run_components import EndingRun, RunComponents
 from launcher.run.signals import Interrupted, Signals
 from launcher.run.summary import Summary, exit_code_of, program_code_of, reason_of, why_of
 from launcher.teardown import abandon_results, take_down
+from launcher.teardown.end_run import COPYING_RESULTS, end_run
 from launcher.types.durability import DurabilityStatus
 from launcher.types.machine import Machine, Progress, Proof, PullReport, Stopped, no_progress
 
@@ -46,7 +47,7 @@ _PAUSE_SECONDS = 0.5
 
 
 class Ending:
-    """The end of one run, in this process."""
+    """The end of one run, in this process: the `EndPolicy` of the run's own launch."""
 
     def __init__(
         self,
@@ -74,14 +75,15 @@ class Ending:
         # Whether the record is still of this launch's life.
         self._ours = True
         self._program_code: int | None = None
+        self._failure: BaseException | None = None
 
     def end(self, failure: BaseException | None) -> int:
         """Do all of it; `failure` ended the run's life, None if that went well. Returns the exit code."""
-        machine = self._components.machine
+        self._failure = failure
         # By the run's life: the result of its end changes nothing about the program.
         self._program_code = program_code_of(failure, self._run.command)
-        if machine is None:
-            return self._finish(failure, Proof(True, "nothing was started"))
+        if self._components.machine is None:
+            return self.write_record(Proof(True, "nothing was started"))
         if isinstance(failure, LaunchError):
             self._warn(f"{failure.message}; ending the run")
         self._signals.consequence = _ENDING
@@ -89,36 +91,33 @@ class Ending:
             alone = teardown_lock.exclusive(self._folder, "launch", self._warn, insist=True)
             lock = self._try("waiting for its turn", lambda: stack.enter_context(alone))
             lock = lock or LockHandle(None, "launch")
-            if (proof := self._proven_by_another()) is None:
-                self._bring_home(machine, lock)
-                # Not caught: it stands for a launch that breaks off here and leaves the rest to its guardian.
-                failpoint("cli.pulled")
-                lock.report("down")
-                proof = self._down(machine)
+            proof = self._proven_by_another()
+            if proof is None:
+                return end_run(lock, self)
             self._close_endpoint()
-            lock.report("saving the record")
-            return self._finish(failure or self._unpulled, proof)
+            return self.write_record(proof)
 
     # -------------------------------------------------------------- steps
 
-    def _bring_home(self, machine: Machine, lock: LockHandle) -> None:
+    def bring_home(self, lock: LockHandle) -> None:
         """Download the results, if there is a runtime that may have any; the reason, if they stay on the
         machine."""
-        lock.report("copying results")
         if self._components.background_copy is not None:
             self._try("ending the copies", self._components.background_copy.stop)
         if self._components.monitor is not None:
             self._try("asking the runtime for its last status", self._components.monitor.poll_now)
-        if not self._components.served:
-            return
+        if self._components.served:
+            self._pull(self._machine(), lock)
+        # Not caught: it stands for a launch that breaks off here and leaves the rest to its guardian.
+        failpoint("cli.pulled")
+
+    def _pull(self, machine: Machine, lock: LockHandle) -> None:
         try:
             stopped = abandon_results.after_grace(take_down.TRIES_SECONDS, self._by_name)
             with self._shown(machine, "pull") as progress:
                 if self._run.record.logs_to_wandb:
                     self._try("ending its Weights & Biases run", machine.close_wandb)
-                self._pulled = machine.pull(
-                    self._results, lock.reporting("copying results", progress), stopped
-                )
+                self._pulled = machine.pull(self._results, lock.reporting(COPYING_RESULTS, progress), stopped)
         except Exception as error:  # noqa: BLE001 - after any error the next step must be taken
             if self._pulled is not None:  # they are at home, it could not be shown
                 self._add_trouble(f"showing pull failed: {described(error)}")
@@ -160,18 +159,23 @@ class Ending:
         received = self._signals.received
         return lambda: self._by_name() or (received is None and self._signals.received == signal.SIGINT)
 
-    def _down(self, machine: Machine) -> Proof:
+    def take_down(self) -> Proof:
         """Take it down and prove it, with progress; also if the progress cannot be shown."""
-        self._try("down", lambda: self._take_down(machine, shown=True))
+        machine = self._machine()
+        self._try("down", lambda: self._end_machine(machine, shown=True))
         if self._proof is None:
-            self._take_down(machine, shown=False)
+            self._end_machine(machine, shown=False)
         assert self._proof is not None  # without a screen nothing is left that could raise
         return self._proof
 
-    def _take_down(self, machine: Machine, shown: bool) -> None:
+    def _end_machine(self, machine: Machine, shown: bool) -> None:
         with self._shown(machine, "down") if shown else contextlib.nullcontext():
             self._close_endpoint()
             self._proof = machine_from_record.end_machine(machine, self._add_trouble)
+
+    def _machine(self) -> Machine:
+        assert self._components.machine is not None  # `end` looked
+        return self._components.machine
 
     def _close_endpoint(self) -> None:
         """After this there is no renewal, no request and no token; harmless when repeated."""
@@ -198,8 +202,9 @@ class Ending:
 
     # -------------------------------------------------------------- result
 
-    def _finish(self, failure: BaseException | None, proof: Proof) -> int:
-        """Finish the record, release the guardian, and print the summary."""
+    def write_record(self, proof: Proof) -> int:
+        """Finish the record, release the guardian, and print the summary. Returns the exit code."""
+        failure = self._failure or self._unpulled
         if not proof.verified:
             # The guardian is not released: when this process ends it tries again.
             hint = proof.hint or f"launch down {self._run.label}"

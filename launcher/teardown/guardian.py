@@ -33,6 +33,7 @@ from launcher.records.endpoint import RESULTS, delete_token
 from launcher.records.records import RUN_VARIABLE, RecordStore, RunRecord, end_fields
 from launcher.records.teardown_lock import LockHandle
 from launcher.teardown import abandon_results, last_copy, self_termination, take_down
+from launcher.teardown.end_run import end_run
 from launcher.types.machine import Proof, Stopped, no_progress
 
 if TYPE_CHECKING:
@@ -186,23 +187,50 @@ def _end_exclusively(
     _log(f"{run_id}: {reason}; taking the machine down")
     # From here on a full disk or a lost folder must not stop us: the machine matters, the record follows.
     _note(store, run_id, state="down", ended_by="guardian", reason=reason)
-    with contextlib.suppress(Exception):
-        delete_token(store.folder(run_id))
-    lock.report("copying results")
-    ended_before = _self_ended(record)  # before anything here is heard of by its machine
-    unpulled = copying.unpulled = _bring_home(store, record, copying)
-    lock.report("down")
-    proof = _take_down(record, standby)
-    _end_own_children()
-    _log(f"{run_id}: {proof.detail}")
-    lock.report("saving the record")
-    ended = record.now() if ended_before is None else ended_before
-    changes = end_fields(proof, "guardian", ended, unpulled)
-    for _ in range(_WRITES):
-        if _note(store, run_id, **changes):
-            break
-        time.sleep(_PAUSE_SECONDS)
-    return 0 if proof.verified else 1
+    return end_run(lock, _GuardiansEnd(store, record, standby, copying))
+
+
+class _GuardiansEnd:
+    """The `EndPolicy` of a run whose launch is dead: nobody is there, so every error is logged and the next
+    step taken. Its result is the guardian's exit code."""
+
+    def __init__(
+        self,
+        store: RecordStore,
+        record: RunRecord,
+        standby: StandbyHelper | None,
+        copying: last_copy.SharedLease,
+    ) -> None:
+        self._store = store
+        self._record = record
+        self._standby = standby
+        self._copying = copying
+        # Before anything here is heard of by its machine.
+        self._ended_before = _self_ended(record)
+
+    def bring_home(self, lock: LockHandle) -> None:
+        """As long as bytes arrive."""
+        self._copying.unpulled = _bring_home(self._store, self._record, self._copying)
+
+    def take_down(self) -> Proof:
+        """Its launch is gone, and with it all of its endpoint but the token. The user's program may be left,
+        and an abandoned copy."""
+        with contextlib.suppress(Exception):
+            delete_token(self._store.folder(self._record.id))
+        proof = _take_down(self._record, self._standby)
+        _end_own_children()
+        _log(f"{self._record.id}: {proof.detail}")
+        return proof
+
+    def write_record(self, proof: Proof) -> int:
+        """0 if the end is proven."""
+        ended = self._record.now() if self._ended_before is None else self._ended_before
+        changes = end_fields(proof, "guardian", ended, self._copying.unpulled)
+        for _ in range(_WRITES):
+            if _note(self._store, self._record.id, **changes):
+                break
+            time.sleep(_PAUSE_SECONDS)
+        return 0 if proof.verified else 1
 
 
 def _self_ended(record: RunRecord) -> float | None:

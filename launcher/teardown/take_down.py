@@ -1,9 +1,9 @@
 """Ends an unattended run: downloads its results, takes everything down, records the proof.
 
-Neighbours: `launch down`, `launch gc` and `launch --resume` end runs by this; `guardian.py` and `ending.py`
-do it in their own order. A machine whose disk goes with it is not ended while its results cannot be brought
-home: it is kept until its own lease ends it, deadline or budget is reached, or the user gives them up with
-`--give-up-results`. Knows nothing of the terminal.
+Neighbours: `launch down`, `launch gc` and `launch --resume` end runs by this; `end_run.py` has the order, as
+for `guardian.py` and `ending.py`. A machine whose disk goes with it is not ended while its results cannot be
+brought home: it is kept until its own lease ends it, deadline or budget is reached, or the user gives them up
+with `--give-up-results`. Knows nothing of the terminal.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 from launcher.backends import machine_from_record
 from launcher.backends.machine_from_record import NoMachine, from_record
@@ -23,9 +23,10 @@ from launcher.records import lives, teardown_lock
 from launcher.records.endpoint import RESULTS, delete_token
 from launcher.records.lease import Limits
 from launcher.records.records import RecordStore, RunRecord, end_fields
-from launcher.records.teardown_lock import LockOwner
+from launcher.records.teardown_lock import LockHandle, LockOwner
 from launcher.results.background_copy import pull_with_retries
 from launcher.teardown import abandon_results, self_termination
+from launcher.teardown.end_run import COPYING_RESULTS, end_run
 from launcher.types.machine import (
     CLOSE_WANDB_SECONDS,
     Machine,
@@ -138,15 +139,51 @@ def take_down(
         record = store.load(record.id)
         if not record.live:
             return record
-        lock.report("copying results")
-        latest = self_termination.latest_end(record)  # before anything here is heard of by its machine
-        outcome = _bring_home(store, record, note, lock.reporting("copying results", progress), give_up)
-        lock.report("down")
-        proof = machine_from_record.end_machine(from_record(record), note)
-        lock.report("saving the record")
-        now = record.now()
-        ended = now if latest is None or not outcome.gone else min(latest, now)
-        return _write_final_record(store, record, ended_by, ended, proof, outcome.unpulled, note)
+        return end_run(lock, _UnattendedEnd(store, record, ended_by, note, progress, give_up))
+
+
+class _UnattendedEnd:
+    """The `EndPolicy` of a run that nobody attends: an error that the user can mend is raised."""
+
+    def __init__(
+        self,
+        store: RecordStore,
+        record: RunRecord,
+        ended_by: str,
+        note: Note,
+        progress: Progress,
+        give_up: bool,
+    ) -> None:
+        self._store = store
+        self._record = record
+        self._ended_by = ended_by
+        self._note = note
+        self._progress = progress
+        self._give_up = give_up
+        self._outcome = _PullOutcome(None)
+        # Before anything here is heard of by its machine.
+        self._latest_end = self_termination.latest_end(record)
+
+    def bring_home(self, lock: LockHandle) -> None:
+        """Raises NotPulled when the machine is kept."""
+        progress = lock.reporting(COPYING_RESULTS, self._progress)
+        self._outcome = _bring_home(self._store, self._record, self._note, progress, self._give_up)
+
+    def take_down(self) -> Proof:
+        """Its launch is gone, and with it all of its endpoint but the token."""
+        try:
+            delete_token(self._store.folder(self._record.id))
+        except Exception as error:  # noqa: BLE001 - after any error the machine must end
+            label = self._record.name or self._record.id
+            self._note(f"{label}: its token is still in its folder: {described(error)}")
+        return machine_from_record.end_machine(from_record(self._record), self._note)
+
+    def write_record(self, proof: Proof) -> RunRecord:
+        """The record with its end. Raises TeardownUnverified, and PreflightError if it cannot be written."""
+        now, latest = self._record.now(), self._latest_end
+        ended = now if latest is None or not self._outcome.gone else min(latest, now)
+        fields = end_fields(proof, self._ended_by, ended, self._outcome.unpulled)
+        return _write_final_record(self._store, self._record, proof, fields)
 
 
 def close_unseen(store: RecordStore, record: RunRecord) -> RunRecord:
@@ -251,22 +288,12 @@ def _kept_by_other_error(other: LockOwner, record: RunRecord) -> NotPulled:
 
 
 def _write_final_record(
-    store: RecordStore,
-    record: RunRecord,
-    ended_by: str,
-    ended: float,
-    proof: Proof,
-    unpulled: str | None,
-    note: Note,
+    store: RecordStore, record: RunRecord, proof: Proof, fields: dict[str, Any]
 ) -> RunRecord:
     label = record.name or record.id
     unwritten: Exception | None = None
     try:
-        delete_token(store.folder(record.id))
-    except Exception as error:  # noqa: BLE001 - after any error the record must be true
-        note(f"{label}: its token is still in its folder: {described(error)}")
-    try:
-        record = store.update(record.id, **end_fields(proof, ended_by, ended, unpulled))
+        record = store.update(record.id, **fields)
     except Exception as error:  # noqa: BLE001 - the machine's proof is reported first
         unwritten = error
     if not proof.verified:

@@ -1,4 +1,5 @@
-"""Nothing trained, or the machine lost, several times in a row: every way to train gives up alike."""
+"""Nothing trained, or the machine lost, several times in a row: every way to train gives up alike, and waits
+alike for a runtime that takes no step yet."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ import asyncio
 import itertools
 import json
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,10 +19,11 @@ from dspy.teleprompt import grpo as dspys
 from launcher.client import GRPO, PolicyLM, Session, Trajectory, TrajectoryGroup, connect
 from launcher.client.art import SlipwayBackend
 from launcher.client.autorl import autorl
-from launcher.client.failures import Rewound, TrainingFailed
+from launcher.client.failures import EndpointLost, Rewound, TrainingFailed
 from launcher.client.no_progress import MAX_EMPTY_STEPS, MAX_LATE_STEPS
 from launcher.client.request_bodies import SupervisedExample
 from launcher.client.schema import NO_VARIANCE
+from launcher.client.wire import PATIENCE_VARIABLE
 from runtime.shared import learnable
 from tests.support import abuses
 from tests.support.played_judge import fair_text, played_judge
@@ -205,6 +208,14 @@ def lost_before(run: SmallRun) -> tuple[int, dict[str, Any]]:
     return status, body
 
 
+def queue_is_full(run: SmallRun) -> tuple[int, dict[str, Any]]:
+    return error(429, "16 steps are waiting already", "queue_full")
+
+
+def disk_is_full(run: SmallRun) -> tuple[int, dict[str, Any]]:
+    return error(503, "the machine's disk cannot store it: No space left on device", "disk")
+
+
 def ends(run: SmallRun, outcomes: Iterable[Any]) -> list[Any]:
     """The run's answers to the steps, one after the other: None trains it. Those that were asked for."""
     real, given, seen = run.step, iter(outcomes), list[Any]()
@@ -281,6 +292,25 @@ def test_a_step_that_is_trained_begins_the_count_anew(run: SmallRun, loop: Loop)
     seen = ends(run, [*few, None, *few])
     loop(run.session(), len(few) * 2 + 1)
     assert len(run.requests) == 1 and len(seen) == len(few) * 2 + 1
+
+
+@pytest.mark.parametrize("loop", LOOPS.values(), ids=LOOPS)
+def test_a_full_queue_and_a_full_disk_are_waited_for_by_every_loop_alike(run: SmallRun, loop: Loop) -> None:
+    seen = ends(run, [queue_is_full, disk_is_full, None])
+    loop(run.session(), 1)
+    assert seen == [queue_is_full, disk_is_full, None] and len(run.requests) == 1
+
+
+@pytest.mark.parametrize("loop", LOOPS.values(), ids=LOOPS)
+def test_a_disk_that_stays_full_ends_every_loop_alike(
+    run: SmallRun, loop: Loop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ends(run, itertools.repeat(disk_is_full))
+    session = connect(run.base_url, TOKEN, replace(PATIENCE, away_seconds=0.1))
+    monkeypatch.setenv(PATIENCE_VARIABLE, "0.1")  # ART's backend connects by itself
+    with pytest.raises(EndpointLost, match=r"^No answer from the run .*\n.*No space left on device"):
+        loop(session, 1)
+    assert not run.requests
 
 
 @pytest.mark.parametrize("loop", GO_BACK.values(), ids=GO_BACK)
