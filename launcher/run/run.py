@@ -93,7 +93,7 @@ class Run:
             self._record = self._write_record()
             self._label = settings.name or self._record.id
             self._folder = self._store.folder(self._record.id)
-            until = (plan.deadline_seconds, plan.budget, plan.price_per_hour, plan.spent)
+            until = (plan.deadline_seconds, settings.budget, plan.price_per_hour, plan.spent)
             self._limits = Limits(self._begun_at, *until)
             with heartbeat.keep_beating(self._folder):
                 return self._end(self._run_phases())
@@ -276,8 +276,8 @@ class Run:
         assert self._parts.monitor is not None  # _connect made both
         assert self._parts.background_copy is not None
         return WatchedRun(
-            self._label, self._begun_at, self._limits, self._request.plan.budget, self._parts.monitor,
-            machine.ended, self._parts.background_copy.latest, self._timeout_budget_seconds,
+            self._label, self._begun_at, self._limits, self._parts.monitor, machine.ended,
+            self._parts.background_copy.latest, self._timeout_budget_seconds,
             self._request.settings.grace_seconds,
         )  # fmt: skip
 
