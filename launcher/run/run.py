@@ -303,27 +303,27 @@ class Run:
         return timeout_budget.seconds(plan.lease_seconds, plan.rented is not None)
 
     def _runtime_config(self, machine: Machine) -> RuntimeConfig:
-        from launcher.config import runtime_config
         from runtime.shared.peft_format import portable_name
+        from runtime.shared.runtime_config import RuntimeConfig
 
         settings, gpus = self._request.settings, self._request.plan.gpus
         model_path, overrides = self._request.model_path, settings.runtime
         if gpus is not None and machine.device_type == "cuda":
             overrides = rented_run.runtime_overrides(gpus) | overrides
-        return runtime_config.build(
-            overrides,
-            run_id=self._record.id,
-            model_path=model_path,
-            model_name=TINY_MODEL if settings.model == TINY_MODEL else portable_name(model_path),
-            device=machine.device_type,
-            state_dir=machine.state_dir,
-            socket_dir=machine.socket_dir,
-            lease_seconds=settings.lease_seconds,
-            deadline_seconds=self._limits.left(clock.boot_seconds()),
-            start_seconds=start_seconds(model_path, gpus.model_bytes if gpus is not None else None),
-            wandb_mode=settings.wandb,
-            wandb_name=self._record.name,
-        )
+        ours = {
+            "run_id": self._record.id,
+            "model_path": model_path,
+            "model_name": TINY_MODEL if settings.model == TINY_MODEL else portable_name(model_path),
+            "device": machine.device_type,
+            "state_dir": machine.state_dir,
+            "socket_dir": machine.socket_dir,
+            "lease_seconds": settings.lease_seconds,
+            "deadline_seconds": self._limits.left(clock.boot_seconds()),
+            "start_seconds": start_seconds(model_path, gpus.model_bytes if gpus is not None else None),
+            "wandb_mode": settings.wandb,
+            "wandb_name": self._record.name,
+        }
+        return RuntimeConfig.model_validate(overrides | ours)
 
     @contextlib.contextmanager
     def _phase(self, name: str) -> Iterator[Callable[[str], None]]:
