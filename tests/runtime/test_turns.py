@@ -24,7 +24,7 @@ from runtime.gateway.steps.selection import Selection, select
 from runtime.gateway.steps.step_records import StepFolder
 from runtime.shared.batch import Batch, read_batch, write_batch
 from runtime.shared.schema import Group, Member
-from runtime.trainer.settings import UpdateSettings
+from runtime.shared.step_settings import UpdateSettings
 from runtime.trainer.update import select as choose
 from runtime.trainer.update import update
 from tests.runtime.conftest import TINY_MODEL
