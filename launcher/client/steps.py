@@ -11,7 +11,7 @@ import uuid
 from collections.abc import Iterable
 from typing import Any
 
-from launcher.client.answers import check_client_state
+from launcher.client.answers import check_client_state, parse_json
 from launcher.client.connection import Connection
 from launcher.client.dropped_samples import DroppedSampleWarnings
 from launcher.client.failures import EndpointLost, StepFailed
@@ -52,7 +52,7 @@ class TrainingSteps:
             settings=settings,
             client_state=client_state,
         )
-        status = self.connection.post("/slipway/steps", request, StepStatus)
+        status = self._send("/slipway/steps", request)
         if status.state == "empty":
             self._dropped_samples.report_step(status)
             return status
@@ -70,7 +70,7 @@ class TrainingSteps:
         if client_state is not None:
             check_client_state(client_state)
         request = RestoreRequest(key=key or uuid.uuid4().hex, client_state=client_state)
-        status = self.connection.post(f"/slipway/checkpoints/{name}/restore", request, StepStatus)
+        status = self._send(f"/slipway/checkpoints/{name}/restore", request)
         return self.wait(status.id, timeout_seconds) if wait else status
 
     def wait(self, step: int, timeout_seconds: float | None = None, committed: bool = False) -> StepStatus:
@@ -105,6 +105,10 @@ class TrainingSteps:
             _check_alive(status)
             time.sleep(0.2)
         return status
+
+    def _send(self, path: str, request: StepRequest | RestoreRequest) -> StepStatus:
+        answer = self.connection.request("POST", path, request.model_dump_json().encode())
+        return StepStatus.model_validate(parse_json(answer))
 
     def _timeout(self, timeout_seconds: float | None) -> float:
         if timeout_seconds is None:

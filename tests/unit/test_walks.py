@@ -17,7 +17,7 @@ from tests.unit.test_tree import FLOORS, ROOT
 MOST_FILES = 12
 MOST_CLIMBS = 2
 # It should be no longer than the others. Whoever shortens it writes the new number here.
-LONGER_FOR_NOW = {"a reward": 14}
+LONGER_FOR_NOW = {"a reward": 13}
 # The launcher stands above the runtime, of whose light modules it imports some.
 JUDGE = Walks(ROOT, [*FLOORS["runtime"], *FLOORS["launcher"], *FLOORS["client"]])
 WALKS = {
