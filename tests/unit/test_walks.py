@@ -16,8 +16,6 @@ from tests.unit.test_tree import FLOORS, ROOT
 
 MOST_FILES = 12
 MOST_CLIMBS = 2
-# It should be no longer than the others. Whoever shortens it writes the new number here.
-LONGER_FOR_NOW = {"a reward": 13}
 # The launcher stands above the runtime, of whose light modules it imports some.
 JUDGE = Walks(ROOT, [*FLOORS["runtime"], *FLOORS["launcher"], *FLOORS["client"]])
 WALKS = {
@@ -33,8 +31,7 @@ def test_the_code_has_each_step_of_a_walk(name: str) -> None:
 
 @pytest.mark.parametrize("name", WALKS)
 def test_a_walk_is_short_and_climbs_seldom(name: str) -> None:
-    files = len({stop.file for stop in WALKS[name]})
-    assert files == LONGER_FOR_NOW[name] if name in LONGER_FOR_NOW else files <= MOST_FILES
+    assert len({stop.file for stop in WALKS[name]}) <= MOST_FILES
     assert len(JUDGE.climbs(WALKS[name])) <= MOST_CLIMBS
 
 
