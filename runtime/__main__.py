@@ -20,10 +20,10 @@ from pathlib import Path
 
 from runtime import gpus
 from runtime.health import EngineHealth, HttpHealth, TrainerHealth
+from runtime.recipes.command import trainer_command
 from runtime.shared.runtime_config import RuntimeConfig
 from runtime.shared.stdin_token import read_token
 from runtime.supervision import ChildSpec, Supervisor, stop_on
-from runtime.trainer.command import trainer_command
 
 # The trainer ends between two steps: a step begun is finished and committed when it fits into this.
 TRAINER_STOP_SECONDS = 30.0

@@ -60,9 +60,6 @@ class Connection:
     def get_json(self, path: str) -> Any:
         return parse_json(self.request("GET", path))
 
-    def post(self, path: str, body: BaseModel, answer: type[_Answer]) -> _Answer:
-        return answer.model_validate(parse_json(self.request("POST", path, body.model_dump_json().encode())))
-
     def request(self, method: str, path: str, content: bytes | None = None) -> httpx.Response:
         """The answer. Raises the error that it carries."""
         headers = {REQUEST_HEADER: new_request_id()}

@@ -32,8 +32,8 @@ from launcher.client.error_display import install_excepthook
 from launcher.client.failures import NotConnected
 from launcher.client.no_progress import MAX_EMPTY_STEPS, NoProgressGuard, check_max_empty_steps
 from launcher.client.program_state import ProgramState
-from launcher.client.request_bodies import Group, StepSettings, SupervisedExample, TrainSettings, Validation
-from launcher.client.schema import CheckpointInfo, RuntimeStatus, StepStatus
+from launcher.client.request_bodies import TrainSettings, Validation
+from launcher.client.schema import CheckpointInfo, RuntimeStatus
 from launcher.client.steps import TrainingSteps
 from launcher.client.tracing.rollout import Rollout, TracedRun, samples_of
 from launcher.client.trajectories import log_groups, train_groups
@@ -78,8 +78,8 @@ def connect(
 
 
 @dataclass
-class Session:
-    """Made by `connect()`. Safe to use from several threads."""
+class Session(TrainingSteps):
+    """Made by `connect()`: the run's training steps, and all else of it. Safe to use from several threads."""
 
     endpoint: Endpoint
     patience: Patience = field(default_factory=Patience.of_run)
@@ -87,16 +87,13 @@ class Session:
     folder: Path | None = None
     # Steps in a row of which nothing can be trained: so many end a training.
     max_empty_steps: int = field(default=MAX_EMPTY_STEPS, kw_only=True)
-    connection: Connection = field(init=False, repr=False)
-    _steps: TrainingSteps = field(init=False, repr=False)
     _state: ProgramState = field(init=False, repr=False)
     _guard: NoProgressGuard = field(init=False, repr=False)
     _traced_run: TracedRun = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        self.connection = Connection(self.endpoint, self.patience)
-        self._steps = TrainingSteps(self.connection)
-        self._state = ProgramState(self._steps)
+        super().__init__(Connection(self.endpoint, self.patience))
+        self._state = ProgramState(self)
         self._guard = NoProgressGuard(check_max_empty_steps(self.max_empty_steps))
         self._traced_run = TracedRun(self.connection)
 
@@ -183,44 +180,6 @@ class Session:
         """Record a held-out score in the run: it comes home, and is in `launch report`."""
         log_groups.send_score(self.connection, validation)
 
-    # ------------------------------------------------------------- training
-
-    def step(
-        self,
-        groups: Iterable[Group] = (),
-        key: str | None = None,
-        client_state: dict[str, Any] | None = None,
-        wait: bool = True,
-        timeout_seconds: float | None = None,
-        *,
-        examples: Iterable[SupervisedExample] = (),
-        settings: StepSettings | None = None,
-    ) -> StepStatus:
-        """Train one step on these groups, or on these examples; with `wait`, until its version is published.
-
-        `settings`: this step's settings that differ from the run's. A step that teaches nothing (each group's
-        rewards equal, or all answers cut off) has the `state` "empty" and no `version`; `error` says why.
-
-        The step happens once, also over a broken connection: each try has the same `key`. The same key with
-        another body is refused (409). Raises StepFailed with the runtime's reason, ValueError for a
-        client_state over 64 KiB, EndpointLost, and Rewound when the machine and these rollouts were lost.
-        """
-        return self._steps.step(
-            groups, key, client_state, wait, timeout_seconds, examples=examples, settings=settings
-        )
-
-    def wait(self, step: int, timeout_seconds: float | None = None, committed: bool = False) -> StepStatus:
-        """The step once it is published; without a time-out an hour is enough, and the endpoint's patience.
-
-        `committed`: it is enough that it is trained and safe, and its version about to be served.
-        Raises StepFailed when it failed or took too long, Rewound when it was lost with the machine.
-        """
-        return self._steps.wait(step, timeout_seconds, committed)
-
-    def settle(self, timeout_seconds: float | None = None) -> RuntimeStatus:
-        """The status once no step is in progress: a restarted program should resume from it."""
-        return self._steps.settle(timeout_seconds)
-
     # ------------------------------------------------------------- training by trajectories
 
     def train(
@@ -240,9 +199,7 @@ class Session:
         machine was lost three times in a row.
         """
         self._guard.max_empty_steps = check_max_empty_steps(self.max_empty_steps)  # it may be set anew
-        return train_groups.train(
-            self._steps, self._state, self._guard, groups, state, timeout_seconds, settings
-        )
+        return train_groups.train(self, self._state, self._guard, groups, state, timeout_seconds, settings)
 
     async def train_async(
         self, groups: Iterable[Any], *, state: Mapping[str, Any] | None = None, **settings: Any
@@ -299,17 +256,3 @@ class Session:
         the work whose best it is; the one that was named so last comes home as `results/best`, and goes last.
         """
         return checkpoints.pin(self.connection, name, best_of)
-
-    def restore(
-        self,
-        name: str,
-        key: str | None = None,
-        client_state: dict[str, Any] | None = None,
-        wait: bool = True,
-        timeout_seconds: float | None = None,
-    ) -> StepStatus:
-        """Serve a kept checkpoint again, as a new version. It is a step, with the errors of `step`.
-
-        Without a `client_state` the program's place goes back to the checkpoint's too.
-        """
-        return self._steps.restore(name, key, client_state, wait, timeout_seconds)

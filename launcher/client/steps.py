@@ -1,7 +1,8 @@
 """Training steps: one is sent once under its key, and waited for until its version is served.
 
-Neighbours: `connection.py` carries them, `session.py` and `trajectories/train_groups.py` make them,
-`dropped_samples.py` is told of each that ends. Knows nothing of how the groups in them were made.
+Neighbours: `connection.py` carries them, `session.py` is these steps and all else of a run,
+`trajectories/train_groups.py` makes some, `dropped_samples.py` is told of each that ends. Knows nothing of
+how the groups in them were made.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import uuid
 from collections.abc import Iterable
 from typing import Any
 
-from launcher.client.answers import check_client_state
+from launcher.client.answers import check_client_state, parse_json
 from launcher.client.connection import Connection
 from launcher.client.dropped_samples import DroppedSampleWarnings
 from launcher.client.failures import EndpointLost, StepFailed
@@ -25,7 +26,7 @@ _FINAL_STATES = ("published", "failed", "empty")
 
 
 class TrainingSteps:
-    """The training steps of one run. `Session` has the same methods, and documents their errors."""
+    """The training steps of one run."""
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
@@ -42,7 +43,15 @@ class TrainingSteps:
         examples: Iterable[SupervisedExample] = (),
         settings: StepSettings | None = None,
     ) -> StepStatus:
-        """See `Session.step`."""
+        """Train one step on these groups, or on these examples; with `wait`, until its version is published.
+
+        `settings`: this step's settings that differ from the run's. A step that teaches nothing (each group's
+        rewards equal, or all answers cut off) has the `state` "empty" and no `version`; `error` says why.
+
+        The step happens once, also over a broken connection: each try has the same `key`. The same key with
+        another body is refused (409). Raises StepFailed with the runtime's reason, ValueError for a
+        client_state over 64 KiB, EndpointLost, and Rewound when the machine and these rollouts were lost.
+        """
         if client_state is not None:
             check_client_state(client_state)
         request = StepRequest(
@@ -52,7 +61,7 @@ class TrainingSteps:
             settings=settings,
             client_state=client_state,
         )
-        status = self.connection.post("/slipway/steps", request, StepStatus)
+        status = self._send("/slipway/steps", request)
         if status.state == "empty":
             self._dropped_samples.report_step(status)
             return status
@@ -66,15 +75,22 @@ class TrainingSteps:
         wait: bool = True,
         timeout_seconds: float | None = None,
     ) -> StepStatus:
-        """See `Session.restore`."""
+        """Serve a kept checkpoint again, as a new version. It is a step, with the errors of `step`.
+
+        Without a `client_state` the program's place goes back to the checkpoint's too.
+        """
         if client_state is not None:
             check_client_state(client_state)
         request = RestoreRequest(key=key or uuid.uuid4().hex, client_state=client_state)
-        status = self.connection.post(f"/slipway/checkpoints/{name}/restore", request, StepStatus)
+        status = self._send(f"/slipway/checkpoints/{name}/restore", request)
         return self.wait(status.id, timeout_seconds) if wait else status
 
     def wait(self, step: int, timeout_seconds: float | None = None, committed: bool = False) -> StepStatus:
-        """See `Session.wait`."""
+        """The step once it is published; without a time-out an hour is enough, and the endpoint's patience.
+
+        `committed`: it is enough that it is trained and safe, and its version about to be served.
+        Raises StepFailed when it failed or took too long, Rewound when it was lost with the machine.
+        """
         timeout_seconds = self._timeout(timeout_seconds)
         deadline = time.monotonic() + timeout_seconds
         while True:
@@ -94,7 +110,7 @@ class TrainingSteps:
             _check_alive(self.connection.status())
 
     def settle(self, timeout_seconds: float | None = None) -> RuntimeStatus:
-        """See `Session.settle`."""
+        """The status once no step is in progress: a restarted program should resume from it."""
         timeout_seconds = self._timeout(timeout_seconds)
         deadline = time.monotonic() + timeout_seconds
         while (status := self.connection.status()).steps_queued:
@@ -105,6 +121,10 @@ class TrainingSteps:
             _check_alive(status)
             time.sleep(0.2)
         return status
+
+    def _send(self, path: str, request: StepRequest | RestoreRequest) -> StepStatus:
+        answer = self.connection.request("POST", path, request.model_dump_json().encode())
+        return StepStatus.model_validate(parse_json(answer))
 
     def _timeout(self, timeout_seconds: float | None) -> float:
         if timeout_seconds is None:

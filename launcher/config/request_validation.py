@@ -1,13 +1,15 @@
-"""Validates the request of a run, before anything starts.
+"""Reads the request of a run and validates it, before anything starts.
 
-Neighbours: `request_parsing.py` parses it, `preflight.py` has the checks, `launching.py` calls for a run,
-`plan_verb.py` for a plan. Ends nothing and starts nothing.
+The request is the settings of every source, the command, and the run to resume. Neighbours:
+`setting_sources.py` reads the sources, `resume_source.py` the settings of a resumed run, `preflight.py` has
+the checks; `launching.py` calls for a run, `plan_verb.py` for a plan. Ends nothing and starts nothing.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +26,8 @@ from launcher.config import (
     remote_tools,
     resume_source,
     runtime_config,
+    setting_sources,
 )
-from launcher.config.request_parsing import ParsedRequest
 from launcher.models import adapter_folder, hub, model_config
 from launcher.models.model_config import FoundConfig
 from launcher.records.endpoint import keyless_option, wanted_port
@@ -38,6 +40,52 @@ from runtime.shared.architectures import PolicyError, check_on_cpu, checked_cont
 from runtime.shared.peft_format import Lora
 
 _LAYERS = "train.lora.target_modules"
+
+
+@dataclass(frozen=True)
+class ParsedRequest:
+    """Without a `command` the endpoint is held. `folder`: the command's folder, None for this one.
+    `earlier`: the record of the run to resume, None for a new run."""
+
+    settings: Settings
+    command: tuple[str, ...] = ()
+    folder: Path | None = None
+    earlier: RunRecord | None = None
+
+
+def read_request(
+    flags: Mapping[str, Any],
+    sets: tuple[str, ...],
+    env_file: Path | None,
+    command: tuple[str, ...],
+    home: Home,
+    say: Callable[[str], None],
+) -> tuple[ParsedRequest, str]:
+    """The request, and its model as `validate` finds it; errors are those of the two."""
+    parsed = parse_request(flags, sets, env_file, command, home)
+    return parsed, validate(parsed, home, say)
+
+
+def parse_request(
+    flags: Mapping[str, Any],
+    sets: tuple[str, ...],
+    env_file: Path | None,
+    command: tuple[str, ...],
+    home: Home,
+) -> ParsedRequest:
+    """The flag `resume` names a run to resume: its record's values hold unless they are given again.
+
+    Only reads: nothing is checked against this computer. Raises LaunchError for values that cannot be read,
+    contradict each other, or would train another policy than that run's.
+    """
+    settings = setting_sources.load(flags, sets, env_file, home=home)
+    if flags.get("resume") is None:
+        return ParsedRequest(settings, command)
+    earlier = resume_source.find(RecordStore(home), flags["resume"])
+    settings = resume_source.merge_settings(settings, earlier)
+    if command or not earlier.command:
+        return ParsedRequest(settings, command, None, earlier)
+    return ParsedRequest(settings, earlier.command, resume_source.working_folder(earlier), earlier)
 
 
 def validate(parsed: ParsedRequest, home: Home, say: Callable[[str], None] = lambda line: None) -> str:

@@ -1,6 +1,6 @@
 """The run that `--resume` names: its recorded settings, and those that may be changed.
 
-Neighbours: `request_parsing.py` merges it with the new request, `run.py` has the record keep it;
+Neighbours: `request_validation.py` merges it with the new request, `run.py` has the record keep it;
 `resume_point.py` ends the run's leftovers and finds the step from which it goes on. Only reads: nothing is
 ended or started here.
 """

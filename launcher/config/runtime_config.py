@@ -1,7 +1,6 @@
-"""The runtime's own settings as dotted keys: lists them with their defaults, and builds the whole
-configuration.
+"""The runtime's own settings as dotted keys: lists them with their defaults, and checks their values.
 
-Neighbours: `setting_sources.py` collects overrides, `run.py` builds the RuntimeConfig a machine serves.
+Neighbours: `setting_sources.py` collects overrides, `run.py` makes the RuntimeConfig that a machine serves.
 Errors are in our words, not pydantic's. Knows nothing of files, flags or the environment. Imports pydantic
 (0.25 s), so import it late.
 """
@@ -59,18 +58,12 @@ def defaults() -> dict[str, Any]:
 
 
 def build(overrides: dict[str, Any], **ours: Any) -> RuntimeConfig:
-    """The configuration of one run. Raises InvalidSettingError for the first value that does not fit."""
-    nested: dict[str, Any] = dict(ours)
+    """The configuration with these values. Raises InvalidSettingError for the first that does not fit."""
     for key, value in overrides.items():
         if _not_finite(value):
             raise InvalidSettingError(key, _expected(key) or "expected a finite number")
-        *rooms, last = key.split(".")
-        place = nested
-        for room in rooms:
-            place = place.setdefault(room, {})
-        place[last] = value
     try:
-        return RuntimeConfig.model_validate(nested)
+        return RuntimeConfig.model_validate(overrides | ours)
     except ValidationError as error:
         key, kind, why = first_error(error)
         raise InvalidSettingError(key, _explain(key, kind, why)) from None

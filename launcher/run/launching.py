@@ -1,9 +1,9 @@
-"""Starts a run from the command line in five calls: parse, validate, plan, find the step to resume from,
+"""Starts a run from the command line in four calls: read the request, plan, find the step to resume from,
 agree.
 
-Neighbours: `commands.py` calls it; `request_parsing.py`, `request_validation.py`, `pricing.py`,
-`resume_point.py` and `price_agreement.py` are the five, in a row; `run.py` is the life of the run. Nothing is
-ended before all is checked, and no provider is asked for a machine before its price is agreed to.
+Neighbours: `commands.py` calls it; `request_validation.py`, `pricing.py`, `resume_point.py` and
+`price_agreement.py` are the four, in a row; `run.py` is the life of the run. Nothing is ended before all is
+checked, and no provider is asked for a machine before its price is agreed to.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 from launcher.base.home import Home
 from launcher.config import memory_fit, price_agreement, pricing, request_validation
-from launcher.config.request_parsing import ParsedRequest, parse_request
+from launcher.config.request_validation import ParsedRequest
 from launcher.console.output import Output
 from launcher.records.records import RecordStore, RunRecord
 from launcher.run import machine_from_plan, rented_run
@@ -38,8 +38,7 @@ def launch_run(
     The flag `resume` names a run to resume. `started_by`: see `RunRequest`.
     """
     home = Home.find()
-    parsed = parse_request(flags, sets, env_file, command, home)
-    model_path = request_validation.validate(parsed, home, output.note)
+    parsed, model_path = request_validation.read_request(flags, sets, env_file, command, home, output.note)
     settings = parsed.settings
     plan = pricing.make_priced_plan(settings, output.note)
     memory_fit.refuse_too_small(plan, settings)

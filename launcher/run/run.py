@@ -93,7 +93,7 @@ class Run:
             self._record = self._write_record()
             self._label = settings.name or self._record.id
             self._folder = self._store.folder(self._record.id)
-            until = (plan.deadline_seconds, plan.budget, plan.price_per_hour, plan.spent)
+            until = (plan.deadline_seconds, settings.budget, plan.price_per_hour, plan.spent)
             self._limits = Limits(self._begun_at, *until)
             with heartbeat.keep_beating(self._folder):
                 return self._end(self._run_phases())
@@ -276,8 +276,8 @@ class Run:
         assert self._parts.monitor is not None  # _connect made both
         assert self._parts.background_copy is not None
         return WatchedRun(
-            self._label, self._begun_at, self._limits, self._request.plan.budget, self._parts.monitor,
-            machine.ended, self._parts.background_copy.latest, self._timeout_budget_seconds,
+            self._label, self._begun_at, self._limits, self._parts.monitor, machine.ended,
+            self._parts.background_copy.latest, self._timeout_budget_seconds,
             self._request.settings.grace_seconds,
         )  # fmt: skip
 
@@ -303,27 +303,27 @@ class Run:
         return timeout_budget.seconds(plan.lease_seconds, plan.rented is not None)
 
     def _runtime_config(self, machine: Machine) -> RuntimeConfig:
-        from launcher.config import runtime_config
         from runtime.shared.peft_format import portable_name
+        from runtime.shared.runtime_config import RuntimeConfig
 
         settings, gpus = self._request.settings, self._request.plan.gpus
         model_path, overrides = self._request.model_path, settings.runtime
         if gpus is not None and machine.device_type == "cuda":
             overrides = rented_run.runtime_overrides(gpus) | overrides
-        return runtime_config.build(
-            overrides,
-            run_id=self._record.id,
-            model_path=model_path,
-            model_name=TINY_MODEL if settings.model == TINY_MODEL else portable_name(model_path),
-            device=machine.device_type,
-            state_dir=machine.state_dir,
-            socket_dir=machine.socket_dir,
-            lease_seconds=settings.lease_seconds,
-            deadline_seconds=self._limits.left(clock.boot_seconds()),
-            start_seconds=start_seconds(model_path, gpus.model_bytes if gpus is not None else None),
-            wandb_mode=settings.wandb,
-            wandb_name=self._record.name,
-        )
+        ours = {
+            "run_id": self._record.id,
+            "model_path": model_path,
+            "model_name": TINY_MODEL if settings.model == TINY_MODEL else portable_name(model_path),
+            "device": machine.device_type,
+            "state_dir": machine.state_dir,
+            "socket_dir": machine.socket_dir,
+            "lease_seconds": settings.lease_seconds,
+            "deadline_seconds": self._limits.left(clock.boot_seconds()),
+            "start_seconds": start_seconds(model_path, gpus.model_bytes if gpus is not None else None),
+            "wandb_mode": settings.wandb,
+            "wandb_name": self._record.name,
+        }
+        return RuntimeConfig.model_validate(overrides | ours)
 
     @contextlib.contextmanager
     def _phase(self, name: str) -> Iterator[Callable[[str], None]]:

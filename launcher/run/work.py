@@ -40,7 +40,6 @@ class WatchedRun:
     label: str
     begun_at: float
     limits: Limits
-    budget: float | None
     monitor: RuntimeMonitor
     ended: Callable[[], str | None]
     durability: Callable[[], DurabilityStatus]
@@ -197,7 +196,7 @@ class Work:
             name=self._watched.label,
             up_seconds=now - self._watched.begun_at,
             cost=self._watched.limits.spent + self._watched.limits.cost(now),
-            budget=self._watched.budget,
+            budget=self._watched.limits.budget,
             step=status.step if status else None,
             reward=reward_of(status.last_metrics) if status else None,
             tunnel_ms=None if snapshot.round_trip_seconds is None else snapshot.round_trip_seconds * 1000,

@@ -55,7 +55,7 @@ _START_METHOD = "VLLM_WORKER_MULTIPROC_METHOD"
 def main() -> None:
     """Start the server and stay until it ends; the exit code is 0 only after a requested stop."""
     parser = argparse.ArgumentParser(prog="runtime.engine.server")
-    parser.add_argument("--config", type=Path, required=True)
+    parser.add_argument("--config", type=Path, required=True, help="state_dir/runtime.json")
     parser.add_argument("--index", type=int, default=0)
     given = parser.parse_args()
     config = RuntimeConfig.model_validate_json(given.config.read_text())

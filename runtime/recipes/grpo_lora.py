@@ -22,6 +22,7 @@ from torch import Tensor
 from torchtune import config
 from torchtune.recipe_interfaces import FTRecipeInterface
 
+from runtime.recipes.command import recipe_keys
 from runtime.shared import failpoints
 from runtime.shared.batch import Batch, BatchError, read_batch, restored_from, step_folder
 from runtime.shared.checkpoint import (
@@ -37,6 +38,7 @@ from runtime.shared.peft_format import portable_name
 from runtime.shared.probe_file import PROBE_FILE
 from runtime.shared.start_adapter_layout import START
 from runtime.shared.statuses import NOT_COMMITTED
+from runtime.shared.step_settings import SettingsError, UpdateSettings, run_settings
 from runtime.shared.train_config import TrainConfig
 from runtime.shared.wandb_log import WandbLog
 from runtime.trainer import optimizer_state, parity_export
@@ -47,7 +49,6 @@ from runtime.trainer.next_step import NextStep
 from runtime.trainer.old_logprobs import PolicyHistory
 from runtime.trainer.probe_logprobs import compute_probe_logprobs, fallback_probe_batch
 from runtime.trainer.ranks import RankLostError, Ranks, thread_count
-from runtime.trainer.settings import SettingsError, UpdateSettings, run_settings
 from runtime.trainer.sft import sft_step
 from runtime.trainer.step_state import state_of
 from runtime.trainer.update import StepResult, update
@@ -216,7 +217,8 @@ class GRPOLoRARecipe(FTRecipeInterface):
         if not self.ranks.is_rank_zero:
             failpoints.failpoint("rank.training")
         settings = UpdateSettings.of(self.cfg, batch.meta)
-        optimizer_state.apply_settings(self.optimizer, settings)
+        for group in self.optimizer.param_groups:
+            group |= {"lr": settings.learning_rate, "weight_decay": settings.weight_decay}
         if batch.kind == "supervised":
             trained = sft_step(self.policy, self.optimizer, batch, settings, self.ranks)
         else:
@@ -345,7 +347,7 @@ class GRPOLoRARecipe(FTRecipeInterface):
 def with_defaults(cfg: DictConfig) -> DictConfig:
     """A recipe's keys with the defaults of those it lacks, as an older run's recipe.yaml lacks newer ones."""
     own = OmegaConf.load(Path(__file__).parent / "configs" / "grpo_lora.yaml")
-    return cast("DictConfig", OmegaConf.merge(own, TrainConfig().recipe_keys(), cfg))
+    return cast("DictConfig", OmegaConf.merge(own, recipe_keys(TrainConfig()), cfg))
 
 
 @config.parse

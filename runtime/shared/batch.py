@@ -157,15 +157,17 @@ def step_folder(steps: Path, step: int) -> Path:
 
 
 def write_batch(folder: Path, batch: Batch) -> None:
-    """Write `folder` in one rename, fsynced. Raises BatchError for a batch that `read_batch` would refuse."""
+    """Write `folder` in one rename, fsynced. Raises OSError, and BatchError where `read_batch` would."""
     _check(batch, folder.name)
     partial = folder.with_name(f".tmp-{folder.name}-{os.getpid()}")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
     if batch.kind != "restore":
-        save_file(
-            {name: np.ascontiguousarray(value) for name, value in batch.arrays().items()}, partial / _TENSORS
-        )
+        arrays = {name: np.ascontiguousarray(value) for name, value in batch.arrays().items()}
+        try:
+            save_file(arrays, partial / _TENSORS)
+        except SafetensorError as error:  # its way of saying that the disk is full
+            raise OSError(str(error)) from error
     (partial / META).write_text(json.dumps(batch.meta))
     for path in (*partial.iterdir(), partial):
         json_files.fsync(path)

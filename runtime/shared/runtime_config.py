@@ -6,9 +6,9 @@ halves can import it.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from runtime.shared.schema import Body
 from runtime.shared.train_config import TrainConfig
@@ -65,3 +65,16 @@ class RuntimeConfig(Body):
     continue_turns: bool = True
     train: TrainConfig = TrainConfig()
     engine: EngineConfig = EngineConfig()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _nested(cls, values: dict[str, Any]) -> dict[str, Any]:
+        """A dotted key is a key of a section: {"train.seed": 1} is {"train": {"seed": 1}}."""
+        nested = {key: value for key, value in values.items() if "." not in key}
+        for key in values.keys() - nested.keys():
+            *sections, last = key.split(".")
+            place = nested
+            for section in sections:
+                place = place.setdefault(section, {})
+            place[last] = values[key]
+        return nested

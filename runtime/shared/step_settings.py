@@ -1,6 +1,7 @@
 """The settings of one step: the run's `train.` keys, overridden by the step's own (C60).
 
-Neighbours: the gateway checks a step with it before it takes one in, the trainer computes with its result.
+Neighbours: the gateway checks a step with `resolve` before it takes one in, the recipe reads an update's
+settings from its keys and the batch, and `trainer/update.py` computes with them.
 `train_config.py` has the names, bounds and contradictions.
 
 A key that the step does not set has the run's value. But if the step sets a loss that is not the run's, the
@@ -17,14 +18,16 @@ refused.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 from pydantic import ValidationError
 
 from runtime.shared.schema import StepSettings
 from runtime.shared.train_config import (
     LOSSES,
+    LoraConfig,
     ResolvedTrainConfig,
     TrainConfig,
     first_error,
@@ -36,6 +39,8 @@ from runtime.shared.train_config import (
 _REWARD_KEYS = settings_of("rewards")
 # A supervised step has these keys' defaults here, or its own values, never the run's.
 _NOT_INHERITED = settings_of("rewards", "loss")
+# Engines in fp32 prove each version to 1e-3 nats (gateway/engines/version_check.py).
+_WIDE_CLIP = 0.05
 
 
 class SettingsError(Exception):
@@ -63,6 +68,63 @@ class ResolvedSettings:
         """All of it in plain values, under the names that `StepSettings` and TrainConfig have."""
         read = {*settings_of("optimizer", "loss"), *(() if self.supervised else _REWARD_KEYS)}
         return self.train.model_dump(include=read) | {"schedule_step": self.schedule_step}
+
+
+class UpdateSettings(ResolvedTrainConfig):
+    """An update's settings: the recipe's keys overridden by the step's, checked and resolved.
+
+    `learning_rate` is that of the very step, by its schedule; `recorded` has the settings as they were given,
+    for people and for a replay of the step.
+    """
+
+    recorded: Mapping[str, Any] = {}
+
+    @property
+    def negligible_difference(self) -> float:
+        """The difference in nats below which the clip treats two logprobs as equal.
+
+        0 if there is none: a narrow clip, as gspo's, sees the rounding between any two kernels.
+        """
+        bound = min(self.clip_low, self.clip_high, 1.0)
+        return bound / 1000 if bound >= _WIDE_CLIP else 0.0
+
+    @classmethod
+    def of(cls, keys: Mapping[str, Any], meta: Mapping[str, Any] | None = None) -> Self:
+        """The settings of a step, from the recipe's configuration and its batch. Raises SettingsError.
+
+        `meta`: the batch's; None for the run's settings of every step, as in its first.
+        """
+        meta = meta or {}
+        resolved = resolve(
+            run_settings(keys),
+            _step_settings(meta),
+            meta.get("step", 1),
+            supervised=meta.get("kind") == "supervised",
+        )
+        values = dict(resolved.train)
+        values |= {"learning_rate": resolved.learning_rate, "recorded": resolved.recorded()}
+        return cls.model_construct(**values)
+
+
+def run_settings(keys: Mapping[str, Any]) -> TrainConfig:
+    """The run's settings, from the recipe's configuration (`recipes/command.py`); a key that is not there has
+    its default. Raises SettingsError."""
+    lora = {name: keys[f"lora_{name}"] for name in LoraConfig.model_fields if f"lora_{name}" in keys}
+    own = {name: keys[name] for name in TrainConfig.model_fields if name in keys}
+    try:
+        return TrainConfig.model_validate(own | {"lora": lora})
+    except ValidationError as error:
+        key, _, why = first_error(error)
+        name = key.replace("lora.", "lora_", 1)
+        raise SettingsError(name, keys.get(name), why) from None
+
+
+def _step_settings(meta: Mapping[str, Any]) -> StepSettings:
+    try:
+        return StepSettings.model_validate(meta.get("settings") or {})
+    except ValidationError as error:
+        key, _, why = first_error(error)
+        raise SettingsError(f"settings.{key}", meta["settings"], why) from None
 
 
 def resolve(

@@ -1,16 +1,16 @@
 """The one table of the training settings: the keys under `train.`, each loss's defaults, the contradictions.
 
-All else is derived from it: the settings of one step (`schema.py`, `step_settings.py`), those of an update
-(`trainer/settings.py`), the recipe's keys, the keywords of other trainers that mean the same, and the types
-of the client (`python -m tests.generate`). Neighbours: `runtime_config.py` has the rest of the runtime's
+All else is derived from it: the settings of one step and of its update (`schema.py`, `step_settings.py`), the
+recipe's keys, the keywords of other trainers that mean the same, and the types of the client (`python -m
+tests.generate`). Neighbours: `runtime_config.py` has the rest of the runtime's
 configuration and puts this into it. pydantic only, so that both halves can import it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, LiteralString, Self
+from typing import Annotated, Literal, LiteralString, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
@@ -166,21 +166,6 @@ class TrainConfig(ConfigSection):
         if self.overlong_tokens is not None:
             found["overlong_buffer"] = self.overlong_buffer or max(1, self.overlong_tokens // 5)
         return ResolvedTrainConfig.model_construct(**(dict(self) | found))
-
-    def recipe_keys(self) -> dict[str, Any]:
-        """The keys of the trainer's recipe; `lora.rank` is `lora_rank` there."""
-        lora = {f"lora_{name}": value for name, value in self.lora}
-        return lora | {name: value for name, value in self if name != "lora"}
-
-    @classmethod
-    def of_recipe(cls, keys: Mapping[str, Any]) -> Self:
-        """The settings that a recipe's keys hold; a key that is not there has its default.
-
-        Raises pydantic's ValidationError.
-        """
-        lora = {name: keys[f"lora_{name}"] for name in LoraConfig.model_fields if f"lora_{name}" in keys}
-        own = {name: keys[name] for name in cls.model_fields if name in keys}
-        return cls.model_validate(own | {"lora": lora})
 
     @model_validator(mode="after")
     def _combination_means_something(self) -> Self:

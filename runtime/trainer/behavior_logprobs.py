@@ -22,8 +22,8 @@ from runtime.shared.batch import Batch
 from runtime.trainer.ranks import Ranks
 
 if TYPE_CHECKING:
+    from runtime.shared.step_settings import UpdateSettings
     from runtime.trainer.policy import Policy
-    from runtime.trainer.settings import UpdateSettings
 
 # A token that was nearly certain (above 0.9) is nearly certain to any policy, and proves nothing.
 _INFORMATIVE_BELOW = -0.1

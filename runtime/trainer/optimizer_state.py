@@ -14,7 +14,6 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from runtime.shared.projections import PLACES
-from runtime.trainer.settings import UpdateSettings
 
 if TYPE_CHECKING:
     from runtime.trainer.policy import Policy
@@ -30,12 +29,6 @@ _OLD_PREFIXES: dict[str, str] = dict(
     )
 )
 _OLD_NAME = re.compile(r"(layers\.\d+)\.(\w+\.\w+)(\.lora_[ab]\.weight)")
-
-
-def apply_settings(optimizer: torch.optim.Optimizer, settings: UpdateSettings) -> None:
-    """Set this step's learning rate and weight decay."""
-    for group in optimizer.param_groups:
-        group |= {"lr": settings.learning_rate, "weight_decay": settings.weight_decay}
 
 
 def save(folder: Path, policy: Policy, optimizer: torch.optim.Optimizer) -> None:

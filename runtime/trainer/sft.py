@@ -18,11 +18,11 @@ from torch import Tensor
 from runtime.shared import failpoints
 from runtime.shared.batch import Batch
 from runtime.shared.learnable import answers
+from runtime.shared.step_settings import UpdateSettings
 from runtime.trainer import losses
 from runtime.trainer.forward import pack_logprobs
 from runtime.trainer.packing import Pack
 from runtime.trainer.ranks import Ranks
-from runtime.trainer.settings import UpdateSettings
 from runtime.trainer.update import StepResult, all_reduce_gradients, local_packs, optimizer_step
 
 if TYPE_CHECKING:

@@ -23,13 +23,13 @@ from runtime.shared import failpoints
 from runtime.shared.batch import Batch
 from runtime.shared.learnable import Usable, answers, learnable
 from runtime.shared.rewards import reward_metrics
+from runtime.shared.step_settings import UpdateSettings
 from runtime.trainer import losses
 from runtime.trainer.behavior_logprobs import BehaviorLogprobReuse
 from runtime.trainer.forward import pack_logprobs, sequences
 from runtime.trainer.old_logprobs import OldLogprobs, PolicyHistory, old_logprobs
 from runtime.trainer.packing import Pack, pack
 from runtime.trainer.ranks import Ranks
-from runtime.trainer.settings import UpdateSettings
 from runtime.trainer.staleness import METRIC_COUNT, StalenessBuckets
 
 if TYPE_CHECKING:

@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from omegaconf import DictConfig, OmegaConf
 
+from runtime.recipes.command import RECIPES, trainer_command
 from runtime.recipes.grpo_lora import GRPOLoRARecipe
 from runtime.shared.batch import Batch, step_folder, write_batch
 from runtime.shared.runtime_config import RuntimeConfig
 from runtime.shared.train_config import LoraConfig, TrainConfig
-from runtime.trainer.command import RECIPES, trainer_command
 from tests.runtime.trainer_fixtures import LORA, tiny_model
 
 

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from runtime.shared.learnable import learnable, overlong_penalty, without_variance
+from runtime.shared.step_settings import SettingsError, UpdateSettings
 from runtime.shared.train_config import LOSSES, TrainConfig
 from runtime.trainer import losses
-from runtime.trainer.settings import SettingsError, UpdateSettings
 from runtime.trainer.update import select, update
 from tests.runtime import loss_oracles as oracles
 from tests.runtime.trainer_fixtures import (

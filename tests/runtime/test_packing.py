@@ -13,11 +13,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from runtime.shared.batch import Batch
+from runtime.shared.step_settings import UpdateSettings
 from runtime.shared.train_config import LOSSES
 from runtime.trainer import losses
 from runtime.trainer.packing import Pack, Sequences, pack
 from runtime.trainer.ranks import Ranks
-from runtime.trainer.settings import UpdateSettings
 from runtime.trainer.update import select
 from tests.runtime.rank_processes import run_ranks
 from tests.runtime.trainer_fixtures import (

@@ -13,18 +13,18 @@ import torch
 from torch import Tensor
 
 from runtime.recipes import grpo_lora
+from runtime.recipes.command import trainer_command
 from runtime.shared import json_files
 from runtime.shared.batch import Batch
 from runtime.shared.checkpoint import SERVING, checkpoint_name
 from runtime.shared.runtime_config import RuntimeConfig
+from runtime.shared.step_settings import UpdateSettings
 from runtime.shared.train_config import LOSSES, TrainConfig
 from runtime.trainer import losses
-from runtime.trainer.command import trainer_command
 from runtime.trainer.forward import pack_logprobs, sequences
 from runtime.trainer.old_logprobs import OldLogprobs, PolicyHistory, old_logprobs
 from runtime.trainer.packing import Pack, pack
 from runtime.trainer.policy import Policy
-from runtime.trainer.settings import UpdateSettings
 from runtime.trainer.update import update
 from tests.runtime import loss_oracles as oracles
 from tests.runtime import recipe_here

@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
+from runtime.recipes.command import trainer_command
 from runtime.shared import failpoints
 from runtime.shared.batch import Batch, empty_batch, step_folder, write_batch
 from runtime.shared.checkpoint import ADAPTER_WEIGHTS, Checkpoint, CheckpointStore
 from runtime.shared.runtime_config import RuntimeConfig
 from runtime.shared.train_config import LoraConfig, TrainConfig
-from runtime.trainer.command import trainer_command
 from tests.runtime.trainer_fixtures import VOCABULARY, make_batch, random_samples, tiny_model
 from tests.support.waiting import wait_until
 

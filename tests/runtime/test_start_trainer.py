@@ -22,9 +22,9 @@ from runtime.shared.model_shape import shape
 from runtime.shared.peft_format import portable_name, tensor_shapes
 from runtime.shared.projections import PROJECTIONS
 from runtime.shared.start_adapter_layout import START
+from runtime.shared.step_settings import UpdateSettings
 from runtime.trainer.policy import PolicyError
 from runtime.trainer.probe_logprobs import compute_probe_logprobs, fallback_probe_batch
-from runtime.trainer.settings import UpdateSettings
 from tests.runtime.recipe_here import configured, train
 from tests.runtime.trainer_fixtures import LORA, make_batch, random_samples, tiny_model, trained_policy
 

@@ -19,7 +19,6 @@ from runtime.gateway.http.step_errors import (
     UnknownCheckpointError,
     UnknownStepError,
 )
-from runtime.gateway.samples.samples import SampleStore
 from runtime.gateway.steps.rollout_log import FOLDER, RolloutLog
 from runtime.gateway.steps.sample_ownership import SampleOwnership
 from runtime.gateway.steps.step_records import Step, StepFolder
@@ -207,7 +206,7 @@ def test_what_came_late_is_noted_once_though_the_disk_was_full(
         raise OSError(errno.ENOSPC, "no space left")
 
     folder = StepFolder(tmp_path / "steps")
-    ownership = SampleOwnership(SampleStore(tmp_path / "samples"), folder, max_lag=2)
+    ownership = SampleOwnership(folder, max_staleness=2)
     step = Step(1, "k", "digest", "train", samples=["a"])
     ownership.remember(step)
     with monkeypatch.context() as disk:

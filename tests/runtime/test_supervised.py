@@ -15,10 +15,9 @@ from runtime.gateway.steps.examples import TokenisedExample
 from runtime.gateway.steps.sft_batch import build_sft_batch
 from runtime.shared.batch import Batch, BatchError, read_batch, step_folder, write_batch
 from runtime.shared.checkpoint import CheckpointStore
-from runtime.shared.step_settings import SettingsError
+from runtime.shared.step_settings import SettingsError, UpdateSettings
 from runtime.shared.train_config import TrainConfig
 from runtime.trainer.ranks import Ranks
-from runtime.trainer.settings import UpdateSettings
 from runtime.trainer.sft import sft_gradients
 from tests.runtime.rank_processes import run_ranks
 from tests.runtime.recipe_here import configured, give, measured, train

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
+from runtime.recipes.command import RECIPES, recipe_keys, trainer_command
 from runtime.recipes.grpo_lora import with_defaults
 from runtime.recipes.tune import SkippedModule
 from runtime.shared.runtime_config import RuntimeConfig
+from runtime.shared.step_settings import SettingsError, run_settings
 from runtime.shared.train_config import LoraConfig, TrainConfig, per_step_settings, use_of
 from runtime.shared.train_kwargs.mapped import MAPPED
-from runtime.trainer.command import RECIPES, trainer_command
-from runtime.trainer.settings import SettingsError, run_settings
 from tests.support.environment import PROGRAMS, REPOSITORY, runtime_environ
 
 
@@ -54,7 +54,7 @@ def test_the_recipes_keys_are_its_own_file_and_the_training_settings_for_a_run_a
     assert isinstance(recipe, DictConfig)
     config = RuntimeConfig(run_id="r", model_path="m", state_dir="/s", socket_dir="/t")
     given = {word.partition("=")[0] for word in trainer_command(config) if "=" in word}
-    settings = TrainConfig().recipe_keys().keys()
+    settings = recipe_keys(TrainConfig()).keys()
     assert not settings & set(recipe), "each is written once"
     assert set(recipe) | settings == given | {"threads"}, "of a run it is the machine's own affair"
     assert run_settings(with_defaults(recipe)) == TrainConfig()

@@ -24,7 +24,7 @@ from runtime.gateway.steps.selection import Selection, select
 from runtime.gateway.steps.step_records import StepFolder
 from runtime.shared.batch import Batch, read_batch, write_batch
 from runtime.shared.schema import Group, Member
-from runtime.trainer.settings import UpdateSettings
+from runtime.shared.step_settings import UpdateSettings
 from runtime.trainer.update import select as choose
 from runtime.trainer.update import update
 from tests.runtime.conftest import TINY_MODEL
@@ -406,6 +406,6 @@ def test_g18_a_step_whose_entry_is_lost_has_every_turn_that_its_batch_has(tmp_pa
     turn(store, "other", [1, 2], [9])
     picked = pick(store, "r", "other")
     folder = StepFolder(tmp_path / "steps")
-    folder.write_batch(1, build(picked, store, META))
+    write_batch(folder.of_batch(1), build(picked, store, META))
     (step,) = folder.read_all({})
     assert step.samples == picked.ids and len(step.samples) == 3

@@ -22,12 +22,12 @@ import torch
 from torch import Tensor
 
 from runtime.shared.batch import Batch
+from runtime.shared.step_settings import UpdateSettings
 from runtime.shared.train_config import TrainConfig
 from runtime.trainer import policy as policies
 from runtime.trainer.old_logprobs import OldLogprobs, PolicyHistory
 from runtime.trainer.policy import Lora, Policy
 from runtime.trainer.ranks import Ranks
-from runtime.trainer.settings import UpdateSettings
 from runtime.trainer.update import gradients, select
 
 torch.set_num_threads(1)  # the models are tiny, and a pool of threads would not survive a fork

@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from runtime.recipes.command import trainer_command
 from runtime.shared.batch import Batch, step_folder, write_batch
 from runtime.shared.checkpoint import Checkpoint, CheckpointStore
 from runtime.shared.runtime_config import RuntimeConfig
 from runtime.shared.train_config import LoraConfig, TrainConfig
-from runtime.trainer.command import trainer_command
 from tests.runtime.trainer_fixtures import make_batch, random_samples, tiny_model
 from tests.support.waiting import wait_until
 

@@ -58,6 +58,7 @@ class Lives:
         acts: dict[str, Callable[[], None]] | None = None,
         prepare: Callable[[PretendMachine], None] = lambda machine: None,
         lease_seconds: float = 900.0,
+        budget: float | None = None,
         price: float = 0.0,
         planned: dict[str, Any] | None = None,
         terminal: TextIO | None = None,
@@ -67,7 +68,7 @@ class Lives:
         machine = PretendMachine(self.folder / "machine", acts, price)
         prepare(machine)
         settings = load({"port": None, **(flags or {})}, environ={}, folder=self.folder, home=self.home)
-        settings = replace(settings, lease_seconds=lease_seconds)
+        settings = replace(settings, lease_seconds=lease_seconds, budget=budget)
         stdout, stderr = io.StringIO(), io.StringIO()
         output = Output(as_json=terminal is None, stdout=stdout, stderr=terminal or stderr, environ={})
         plan = replace(make_plan(settings), price_per_hour=price, **(planned or {}))

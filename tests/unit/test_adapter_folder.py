@@ -9,7 +9,7 @@ import pytest
 
 from launcher.base.errors import LaunchError, PreflightError, UsageError
 from launcher.base.home import Home
-from launcher.config import preflight, request_parsing, request_validation, resume_source, setting_sources
+from launcher.config import preflight, request_validation, resume_source, setting_sources
 from launcher.models import adapter_folder, model_folder
 from launcher.records.records import RecordStore
 from launcher.results import durable
@@ -38,7 +38,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def asked(home: Home, model: str, *sets: str) -> tuple[Settings, str]:
     """The settings, and where the model is."""
-    read = request_parsing.parse_request({"model": model}, sets, None, (), home)
+    read = request_validation.parse_request({"model": model}, sets, None, (), home)
     return read.settings, request_validation.validate(read, home)
 
 

@@ -51,7 +51,7 @@ def test_g31_a_budget_is_spent_while_the_laptop_sleeps(live: Lives, monkeypatch:
         slept[0] = 3600.0
         time.sleep(600)
 
-    lived = live(acts={"setup": sleep_and_hang}, price=PRICE, planned={"budget": 6.0})
+    lived = live(acts={"setup": sleep_and_hang}, price=PRICE, budget=6.0)
     assert lived.code == 7, lived.stderr
     assert "the budget of $6.00 is spent" in lived.stderr
     ended_well(lived, with_results=False)

@@ -13,7 +13,7 @@ import pytest
 from launcher.base.errors import LaunchError, UsageError
 from launcher.base.home import Home
 from launcher.cli import export_verb
-from launcher.config import preflight, request_parsing
+from launcher.config import preflight, request_validation
 from launcher.console.output import Output
 from launcher.models import model_folder
 from launcher.records.records import RecordStore, RunRecord
@@ -103,7 +103,7 @@ def test_b19_a_step_that_is_not_here_is_refused_with_those_that_are(
 def test_b19_a_run_begins_with_what_another_has_learned(
     home: Home, store: RecordStore, run: RunRecord
 ) -> None:
-    settings = request_parsing.parse_request({"from": "demo@2"}, (), None, (), home).settings
+    settings = request_validation.parse_request({"from": "demo@2"}, (), None, (), home).settings
     assert settings.adapter is not None and settings.model == "tiny"
     assert settings.adapter.folder == checkpoint(store, run, 2) / "adapter"
     assert settings.values["model"].source == "--from demo@2"
@@ -113,7 +113,7 @@ def test_b19_a_run_begins_with_what_another_has_learned(
 @pytest.mark.parametrize("other", ["model", "resume"])
 def test_b19_from_says_alone_what_a_run_begins_with(home: Home, run: RunRecord, other: str) -> None:
     with pytest.raises(UsageError, match="--from cannot be used with"):
-        request_parsing.parse_request({"from": "demo", other: "demo"}, (), None, (), home)
+        request_validation.parse_request({"from": "demo", other: "demo"}, (), None, (), home)
 
 
 def test_b19_the_base_of_a_run_on_a_folder_is_found_from_any_of_its_checkpoints(
@@ -125,7 +125,7 @@ def test_b19_the_base_of_a_run_on_a_folder_is_found_from_any_of_its_checkpoints(
     folder = committed.commit(store.folder(record.id) / "machine", 4)
     write(folder / "adapter", base_model_name_or_path="mine")
     committed.write_manifest(folder, 4)
-    assert request_parsing.parse_request({"from": "own"}, (), None, (), home).settings.model == str(mine)
+    assert request_validation.parse_request({"from": "own"}, (), None, (), home).settings.model == str(mine)
 
 
 def test_b19_an_adapter_is_exported_whole_and_names_its_base(

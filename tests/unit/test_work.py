@@ -32,7 +32,7 @@ def status(phase: str, detail: str | None = None, version: int = 6) -> RuntimeSt
 
 def test_a_publication_that_failed_is_said_once_in_the_terminal_and_so_is_its_end() -> None:
     said = io.StringIO()
-    watched = SimpleNamespace(label="x", begun_at=0.0, limits=Limits(0.0), budget=None, monitor=None)
+    watched = SimpleNamespace(label="x", begun_at=0.0, limits=Limits(0.0), monitor=None)
     work = Work(cast(WatchedRun, watched), None, "", Output(stdout=said, stderr=said, environ={}))
     beats = [
         status("ready"),
@@ -52,7 +52,7 @@ def test_a_publication_that_failed_is_said_once_in_the_terminal_and_so_is_its_en
 @pytest.mark.parametrize("where", ["the gateway's", "the trainer's"])
 def test_n16_a_full_disk_of_the_machine_is_a_warning_once_and_so_is_its_end(where: str) -> None:
     said, full = io.StringIO(), "[Errno 28] No space left on device"
-    watched = SimpleNamespace(label="x", begun_at=0.0, limits=Limits(0.0), budget=None, monitor=None)
+    watched = SimpleNamespace(label="x", begun_at=0.0, limits=Limits(0.0), monitor=None)
     work = Work(cast(WatchedRun, watched), None, "", Output(stdout=said, stderr=said, environ={}))
     child = {"name": "trainer", "state": "ready", "detail": f"not committed yet: {full}"}
     fields: dict[str, Any] = {"disk": full} if where == "the gateway's" else {"children": [child]}
@@ -69,7 +69,7 @@ def test_n16_a_full_disk_of_the_machine_is_a_warning_once_and_so_is_its_end(wher
 
 
 def test_n11_only_what_restarts_is_said_to_restart_and_what_is_slow_to_be_slow() -> None:
-    watched = SimpleNamespace(label="x", begun_at=0.0, limits=Limits(0.0), budget=None, monitor=None)
+    watched = SimpleNamespace(label="x", begun_at=0.0, limits=Limits(0.0), monitor=None)
     output = Output(stdout=io.StringIO(), stderr=io.StringIO(), environ={})
     work = Work(cast(WatchedRun, watched), None, "", output)
 

@@ -30,6 +30,7 @@ from runtime.gateway.samples.journal import (
 from runtime.gateway.samples.parsed_fields import Names
 from runtime.gateway.samples.sample_ref import SampleRef
 from runtime.gateway.samples.turn_index import TurnIndex
+from runtime.gateway.samples.turns import COMPLETE_REASONS, SampledTurn
 
 # Request ids remembered for a retry; beyond this the oldest are forgotten (the samples are not).
 REMEMBERED_REQUESTS = 1 << 16
@@ -119,6 +120,19 @@ class SampleStore:
         """The tokens behind a name."""
         exchange = self._journal.read(ref.place)
         return exchange, exchange.samples[ref.position]
+
+    def load_turn(self, ref: SampleRef) -> SampledTurn:
+        """The ids behind a name."""
+        exchange, sample = self.load(ref)
+        return SampledTurn(
+            ref,
+            exchange.prompts[sample.prompt],
+            sample.completion_ids,
+            sample.logprobs,
+            exchange.temperature,
+            sample.finish_reason not in COMPLETE_REASONS,
+            None if exchange.conversation is None else exchange.conversation.apart,
+        )
 
     def stored(self, request: str) -> StoredRequest | None:
         """The remembered entry of a request id."""

@@ -3,8 +3,8 @@
 A turn joins when its prompt begins with the sequence so far, id for id: then one forward pass computes for
 every turn exactly what a pass of its own would. Anything else (a template that rewrote an earlier answer, a
 date that moved, text that tokenises differently) ends the sequence, and a new one begins; the reason is
-counted. Neighbours: selection.py asks, once per member of a group; completions/prefix_continuation.py asks
-engines for prompts that go on. Knows nothing of rewards or staleness.
+counted. Neighbours: samples.py reads turns; selection.py asks, once per member of a group;
+completions/prefix_continuation.py asks engines for prompts that go on. Knows nothing of rewards or staleness.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from runtime.gateway.samples.journal import Exchange, Sample
 from runtime.gateway.samples.sample_ref import SampleRef
 
 # How a completion ends when the policy itself ended it; "length" and the like cut it.
@@ -23,8 +22,6 @@ CUT_OFF = "cut off"
 OTHER_TEMPERATURE = "other temperature"
 REWRITTEN = "history rewritten"
 ANOTHER = "another conversation"
-
-Load = Callable[[SampleRef], tuple[Exchange, Sample]]
 
 
 @dataclass(frozen=True)
@@ -77,21 +74,9 @@ class SampledTurn:
         return self.ref.request == other.ref.request or self.prompt == other.prompt
 
 
-def load_turn(ref: SampleRef, load: Load) -> SampledTurn:
-    """Read a sample's ids."""
-    exchange, sample = load(ref)
-    return SampledTurn(
-        ref,
-        exchange.prompts[sample.prompt],
-        sample.completion_ids,
-        sample.logprobs,
-        exchange.temperature,
-        sample.finish_reason not in COMPLETE_REASONS,
-        None if exchange.conversation is None else exchange.conversation.apart,
-    )
-
-
-def join(refs: Sequence[SampleRef], load: Load) -> tuple[list[list[SampleRef]], Counter[str]]:
+def join(
+    refs: Sequence[SampleRef], load_turn: Callable[[SampleRef], SampledTurn]
+) -> tuple[list[list[SampleRef]], Counter[str]]:
     """Samples of one predictor of one rollout, in the order of the answers, as sequences of turns.
 
     Also how often a sequence was sealed, by the reason: a sample that neither goes on from an earlier one nor
@@ -101,7 +86,7 @@ def join(refs: Sequence[SampleRef], load: Load) -> tuple[list[list[SampleRef]], 
     if len(refs) < 2:
         return [[ref] for ref in refs], sealed
     sequences: list[list[SampledTurn]] = []
-    for turn in (load_turn(ref, load) for ref in refs):
+    for turn in map(load_turn, refs):
         open_ends = [sequence for sequence in sequences if turn.extends(sequence[-1])]
         if open_ends:
             max(open_ends, key=lambda sequence: sequence[-1].end).append(turn)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from runtime.gateway.samples.turns import SampledTurn, load_turn
+from runtime.gateway.samples.turns import SampledTurn
 from runtime.gateway.steps.selection import Selection, Source
 from runtime.shared.batch import Batch
 from runtime.shared.statuses import StepCounts
@@ -33,7 +33,7 @@ class _Row:
 
 def build(selection: Selection, store: Source, meta: dict[str, Any]) -> Batch:
     """The batch of a selection: the engine's own ids and logprobs, copied. `meta` is added to its JSON."""
-    rows = [_row([load_turn(ref, store.load) for ref in turns]) for turns, _ in selection.sequences]
+    rows = [_row([store.load_turn(ref) for ref in turns]) for turns, _ in selection.sequences]
     sampled = np.concatenate([row.sampled for row in rows])
     counts = selection.counts.model_copy(update={"sampled_tokens": int(sampled.sum())})
     return Batch(

@@ -1,7 +1,7 @@
 """Hands a step to the trainer: builds its batch, then waits for its commit.
 
-Neighbours: queue.py has the step before and after; sample_ownership.py chooses its trained samples,
-batch_building.py makes the batch, or examples.py and sft_batch.py for a supervised step, and step_records.py
+Neighbours: queue.py has the step before and after; selection.py chooses its trained samples,
+batch_building.py makes the batch, or examples.py and sft_batch.py for a supervised step, and shared/batch.py
 writes it; the trainer takes `steps/NNNNNN/` and commits `checkpoints/step-NNNNNN/`. Knows nothing of keys or
 publications.
 """
@@ -19,10 +19,11 @@ from runtime.gateway.steps.empty_steps import EmptyStep
 from runtime.gateway.steps.examples import NotTokenisedError, Render
 from runtime.gateway.steps.rollout_log import RolloutLog
 from runtime.gateway.steps.sample_ownership import SampleOwnership
+from runtime.gateway.steps.selection import select_for
 from runtime.gateway.steps.sft_batch import build_sft_batch
 from runtime.gateway.steps.step_records import Step, StepFolder
 from runtime.shared import failpoints
-from runtime.shared.batch import SCHEMA, Batch, empty_batch
+from runtime.shared.batch import SCHEMA, Batch, empty_batch, write_batch
 from runtime.shared.checkpoint import Checkpoint, CheckpointStore, checkpoint_name
 from runtime.shared.statuses import StepCounts
 from runtime.shared.step_settings import resolve
@@ -76,7 +77,7 @@ class Handover:
         failpoints.failpoint("gateway.giving")
         if not self._folder.has_batch(step.id):
             batch = await self._batch(step, {"empty": empty_before})
-            await asyncio.to_thread(self._folder.write_batch, step.id, batch)
+            await asyncio.to_thread(write_batch, self._folder.of_batch(step.id), batch)
         failpoints.failpoint("gateway.given")
         step.state = "training"
 
@@ -118,7 +119,7 @@ class Handover:
         if step.kind == "supervised":
             return await self._supervised_batch(step, meta)
         async with self._ownership.sorting:
-            selection = await self._ownership.select(step.groups, step.id)
+            selection = await select_for(step.id, step.groups, self._samples, self._ownership)
             self._ownership.add(step, selection.ids)
         if not selection.samples:
             raise EmptiedError(EmptyStep(selection.counts))

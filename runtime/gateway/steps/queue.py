@@ -30,7 +30,7 @@ from runtime.gateway.steps.handover import EmptiedError, Handover, NotTrainedErr
 from runtime.gateway.steps.rewind import Rewind
 from runtime.gateway.steps.rollout_log import RolloutLog
 from runtime.gateway.steps.sample_ownership import SampleOwnership
-from runtime.gateway.steps.selection import is_known
+from runtime.gateway.steps.selection import is_known, select_for
 from runtime.gateway.steps.step_records import Step, StepFolder, check_size, digest_of, request_payload
 from runtime.gateway.steps.step_registry import StepRegistry
 from runtime.shared import failpoints
@@ -76,7 +76,7 @@ class StepQueue:
         self._train = train or TrainConfig()
         self._resolve = resolve
         self._rewind = Rewind.read(state_dir)
-        self._ownership = SampleOwnership(samples, self._folder, max_staleness)
+        self._ownership = SampleOwnership(self._folder, max_staleness)
         self._steps = StepRegistry(self._folder, self._ownership)
         self.has = self._ownership.is_owned
         # called for each step: its groups have ended
@@ -171,7 +171,7 @@ class StepQueue:
         async with self._ownership.sorting:
             if known := self._known(request.key, digest):  # taken in while another step was sorted
                 return known
-            selection = await self._ownership.select(groups, None)
+            selection = await select_for(None, groups, self._samples, self._ownership)
             if not selection.samples:
                 raise NothingToTrainError(selection.counts)
             empty = await asyncio.to_thread(EmptyStep.of_selection, selection, self._samples, settings)

@@ -24,7 +24,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from runtime.gateway.steps.selection import Named, Selection, Source
+from runtime.gateway.samples.samples import SampleStore
+from runtime.gateway.steps.selection import Named, Selection
 from runtime.shared import redaction
 
 log = logging.getLogger(__name__)
@@ -81,7 +82,7 @@ class RolloutLog:
         self._decode: Decode | None = None
         self._bounds = bounds or RolloutLogLimits()
 
-    def write(self, step: int, selection: Selection, store: Source) -> None:
+    def write(self, step: int, selection: Selection, store: SampleStore) -> None:
         """One step's file, whole or absent. Errors are logged: no step fails by them."""
         if not self._bounds.completions:
             return
@@ -97,7 +98,7 @@ class RolloutLog:
         except Exception as error:  # noqa: BLE001 - after any error the step itself is whole without the file
             log.warning("the texts of step %d were not written: %s: %s", step, type(error).__name__, error)
 
-    def _lines(self, step: int, selection: Selection, store: Source) -> Iterator[bytes]:
+    def _lines(self, step: int, selection: Selection, store: SampleStore) -> Iterator[bytes]:
         size = 0
         for named in _chosen(selection, self._bounds.completions):
             described = {"step": step, "group": selection.groups[named.group].id, **self._line(named, store)}
@@ -107,7 +108,7 @@ class RolloutLog:
                 return
             yield line
 
-    def _line(self, named: Named, store: Source) -> dict[str, Any]:
+    def _line(self, named: Named, store: SampleStore) -> dict[str, Any]:
         member, ref = named.member, named.ref
         line = {
             "rollout": member.rollout or None,

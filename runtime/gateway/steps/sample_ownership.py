@@ -1,29 +1,25 @@
 """Assigns samples to steps, so that no two steps train the same one.
 
-Neighbours: queue.py asks when a step is taken in, handover.py when it is given out; selection.py sorts;
+Neighbours: selection.py asks whose a sample is, and how old; queue.py and handover.py tell what a step takes;
 step_records.py has each step's samples on disk. Knows nothing of the trainer or of a step's outcome.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from runtime.gateway.http.warnings import Warnings
-from runtime.gateway.samples.samples import SampleStore
-from runtime.gateway.steps.selection import Selection, Snapshot, select
-from runtime.gateway.steps.sequence_splits import split_warning
 from runtime.gateway.steps.step_records import Step, StepFolder
-from runtime.shared.schema import Group
 from runtime.shared.statuses import ENDED
 
 
 class SampleOwnership:
     """The gateway's event loop is its only user."""
 
-    def __init__(self, samples: SampleStore, folder: StepFolder, max_lag: int) -> None:
-        self._samples = samples
+    def __init__(self, folder: StepFolder, max_staleness: int) -> None:
         self._folder = folder
-        self._max_lag = max_lag
+        self.max_staleness = max_staleness
         # Sample id → the step that has it; given free when the step fails.
         self._owners: dict[str, int] = {}
         # Steps by which a sample's age is counted.
@@ -36,23 +32,16 @@ class SampleOwnership:
         """Whether a step has the sample."""
         return sample in self._owners
 
-    async def select(self, groups: list[Group], number: int | None) -> Selection:
-        """Select in a thread, because it reads every token. The caller holds `sorting`.
+    def taken_from(self, number: int | None) -> Callable[[str], bool]:
+        """Whether another step than this one has a sample now, for any thread to ask. None: a step that has
+        none yet."""
+        owners = dict(self._owners)
+        return lambda sample: owners.get(sample, number) != number
 
-        `number`: the step whose samples are its own; None for one that has none yet.
-        """
-        owners, committed = dict(self._owners), frozenset(self.committed)
-        selection = await asyncio.to_thread(
-            select,
-            groups,
-            Snapshot.of(groups, self._samples),
-            taken=lambda sample: owners.get(sample, number) != number,
-            staleness_of=lambda version: sum(one > version for one in committed),
-            max_staleness=self._max_lag,
-        )
-        if line := split_warning(selection.counts):
-            self.warnings.warn_once("sealed", line)
-        return selection
+    def staleness_of(self) -> Callable[[int], int]:
+        """How many steps are committed now since a version, for any thread to ask."""
+        committed = frozenset(self.committed)
+        return lambda version: sum(one > version for one in committed)
 
     def remember(self, step: Step) -> None:
         """The step owns its samples, unless it ended before it was trained."""

@@ -1,23 +1,25 @@
 """Selects the samples that a step trains: everything named is trained, or counted with its reason.
 
-Neighbours: sample_ownership.py asks when a step is taken in and again when it is given to the trainer;
-samples come from the gateway's store; turns.py joins them into sequences; batch_building.py makes arrays of
-them. Computes no advantage and tokenises nothing (C1). Everything except a Snapshot reads tokens, a minute's
-work for long rollouts, so it runs in a thread.
+Neighbours: queue.py asks when a step is taken in and handover.py again when it is given to the trainer;
+sample_ownership.py knows whose a sample is; samples come from the gateway's store; turns.py joins them into
+sequences; batch_building.py makes arrays of them. Computes no advantage and tokenises nothing (C1).
+Everything except a Snapshot reads tokens, a minute's work for long rollouts, so it runs in a thread.
 """
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Set
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from runtime.gateway.samples.journal import Exchange, Sample
 from runtime.gateway.samples.sample_ref import SampleRef
 from runtime.gateway.samples.samples import SampleStore
-from runtime.gateway.samples.turns import join
+from runtime.gateway.samples.turns import SampledTurn, join
+from runtime.gateway.steps.sample_ownership import SampleOwnership
+from runtime.gateway.steps.sequence_splits import split_warning
 from runtime.shared import redaction
 from runtime.shared.schema import Group, Member
 from runtime.shared.statuses import StepCounts
@@ -68,7 +70,7 @@ class Source(Protocol):
     def unreceived_of_rollout(self, rollout: str) -> list[SampleRef]: ...
     def of_sample(self, sample: str) -> list[SampleRef]: ...
     def unreceived_of_sample(self, sample: str) -> list[SampleRef]: ...
-    def load(self, ref: SampleRef) -> tuple[Exchange, Sample]: ...
+    def load_turn(self, ref: SampleRef) -> SampledTurn: ...
 
 
 @dataclass(frozen=True)
@@ -109,9 +111,29 @@ class Snapshot:
         """See SampleStore."""
         return self.unreceived_samples[sample]
 
-    def load(self, ref: SampleRef) -> tuple[Exchange, Sample]:
+    def load_turn(self, ref: SampleRef) -> SampledTurn:
         """See SampleStore."""
-        return self.store.load(ref)
+        return self.store.load_turn(ref)
+
+
+async def select_for(
+    number: int | None, groups: list[Group], samples: SampleStore, ownership: SampleOwnership
+) -> Selection:
+    """Select in a thread, because it reads every token. The caller holds `ownership.sorting`.
+
+    `number`: the step whose samples are its own; None for one that has none yet.
+    """
+    selection = await asyncio.to_thread(
+        select,
+        groups,
+        Snapshot.of(groups, samples),
+        taken=ownership.taken_from(number),
+        staleness_of=ownership.staleness_of(),
+        max_staleness=ownership.max_staleness,
+    )
+    if line := split_warning(selection.counts):
+        ownership.warnings.warn_once("sealed", line)
+    return selection
 
 
 def select(
@@ -205,7 +227,7 @@ class _SelectionBuilder:
     def _sequences(self, refs: list[SampleRef]) -> Iterator[list[SampleRef]]:
         """The trainable samples of a member, as sequences of turns."""
         for part in _by_predictor([ref for ref in refs if self._is_usable(ref)]):
-            sequences, sealed = join(part, self.store.load)
+            sequences, sealed = join(part, self.store.load_turn)
             self.sealed += sealed
             yield from sequences
 

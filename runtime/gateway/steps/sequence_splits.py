@@ -1,6 +1,6 @@
 """One warning about split sequences: the reason why their turns are trained apart, and the remedy.
 
-Neighbours: sample_ownership.py logs it for the first step that has some; samples/turns.py and
+Neighbours: selection.py logs it for the first step that has some; samples/turns.py and
 completions/prefix_continuation.py have the reasons. Pure.
 """
 

@@ -22,11 +22,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from safetensors import SafetensorError
-
 from runtime.gateway.http.step_errors import ClientStateTooLargeError
 from runtime.shared import json_files
-from runtime.shared.batch import META, Batch, step_folder, write_batch
+from runtime.shared.batch import META, step_folder
 from runtime.shared.schema import CLIENT_STATE_MAX_BYTES, Group, StepRequest, StepSettings, SupervisedExample
 from runtime.shared.statuses import StepCounts, StepState, StepStatus
 
@@ -127,12 +125,9 @@ class StepFolder:
         }  # fmt: skip
         json_files.write_json(self._queue / f"{step.id:06d}.json", value, durable=True)
 
-    def write_batch(self, number: int, batch: Batch) -> None:
-        """Hand a batch to the trainer: the rename is the hand-over. Raises OSError."""
-        try:
-            write_batch(step_folder(self._root, number), batch)
-        except SafetensorError as error:  # its way of saying that the disk is full
-            raise OSError(str(error)) from error
+    def of_batch(self, number: int) -> Path:
+        """The folder where the trainer finds a step's batch: the rename of it is the hand-over."""
+        return step_folder(self._root, number)
 
     def has_batch(self, number: int) -> bool:
         """Whether the trainer has the step's batch, or the note that it must not train it. Raises OSError."""

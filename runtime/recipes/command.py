@@ -1,7 +1,7 @@
 """The command line that starts the trainer: every key of its recipe, from the run's configuration.
 
 A key under `train.` has the same name in the recipe (`lora.rank` is `lora_rank` there): they are written
-once, in train_config.py. Knows the recipe's place, nothing of torch.
+once, in train_config.py. Knows nothing of torch.
 """
 
 from __future__ import annotations
@@ -9,15 +9,17 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 from runtime.shared import parity_check
 from runtime.shared.peft_format import portable_name
 from runtime.shared.runtime_config import RuntimeConfig
 from runtime.shared.start_adapter_layout import START
+from runtime.shared.train_config import TrainConfig
 
 # `tune run` makes a module of the path (it drops the suffix, dots or not), found on PYTHONPATH.
 _RECIPE = "runtime/recipes/grpo_lora.py"
-RECIPES = Path(__file__).resolve().parent.parent / "recipes"
+RECIPES = Path(__file__).resolve().parent
 
 
 def trainer_command(config: RuntimeConfig, *, follow: bool = True) -> list[str]:
@@ -42,7 +44,7 @@ def trainer_command(config: RuntimeConfig, *, follow: bool = True) -> list[str]:
         "wandb_completions": config.wandb_completions,
         "device": config.device,
         "dtype": config.dtype,
-        **train.recipe_keys(),
+        **recipe_keys(train),
         # The adapter that sampled a stale answer must be there to be asked (C51).
         "keep_checkpoints": max(train.keep_checkpoints, config.max_staleness + 1),
         "wandb_mode": config.wandb_mode,
@@ -55,6 +57,12 @@ def trainer_command(config: RuntimeConfig, *, follow: bool = True) -> list[str]:
         "--config", str(RECIPES / "configs" / "grpo_lora.yaml"),
         *(f"{name}={_yaml_value(value)}" for name, value in keys.items()),
     ]  # fmt: skip
+
+
+def recipe_keys(train: TrainConfig) -> dict[str, Any]:
+    """The keys under which the recipe has these settings: those that `step_settings.run_settings` reads."""
+    lora = {f"lora_{name}": value for name, value in train.lora}
+    return lora | {name: value for name, value in train if name != "lora"}
 
 
 def _yaml_value(value: object) -> str:
