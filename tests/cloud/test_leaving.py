@@ -31,6 +31,8 @@ def test_g01_machines_whose_making_was_answered_with_an_error_are_ended(rig: Rig
     wait_until(lambda: not left(rig), what=lambda: f"{left(rig)} to be gone")
 
 
+# In every run each of its steps, on played clouds: `test_played_ends.py`, `test_take_down_errors.py`.
+@pytest.mark.long
 def test_g07_unproven_is_exit_5_and_tried_again_and_its_name_is_nobody_elses(rig: Rig) -> None:
     rig.faults("deny-region", "us-west-2")  # and never tried: it keeps nothing from being proven (P4)
     launched = Launched(rig, [*RENTED, "--name", "demo", "--", "true"])

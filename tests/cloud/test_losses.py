@@ -17,7 +17,9 @@ from tests.cloud.rig import REPOSITORY, Rig
 from tests.support.environment import PROGRAMS
 from tests.support.waiting import wait_until
 
-pytestmark = pytest.mark.slow
+# In every run: `test_link.py` and `test_ends.py` cut a rented run's link; 200 rollouts over a link that is
+# lost again and again are in `tests/unit/test_relay.py`, a machine taken back in `test_ending_results.py`.
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 _ROLLOUTS = 200
 _KILL_EVERY_SECONDS = 3.0
