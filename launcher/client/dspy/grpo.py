@@ -42,7 +42,7 @@ from launcher.client.dspy.programs import (
     with_own_lms,
 )
 from launcher.client.dspy.report import Journal, Report, plural
-from launcher.client.dspy.rolling import sampling_notes
+from launcher.client.dspy.rollout_collector import sampling_notes
 from launcher.client.dspy.rollouts import RolloutLimits, Runner
 from launcher.client.dspy.sampler import EpochSampler
 from launcher.client.dspy.scoring import Metric, metric_arity
