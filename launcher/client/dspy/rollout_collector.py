@@ -269,9 +269,9 @@ class RolloutCollector:
     ) -> Ended:
         finished = [self.runner.finished_run(run, job) for run, job in zip(runs, jobs, strict=True)]
         grouped = build_groups(finished, self.config.reward_rules, prefix)
-        flat = zero_variance_examples(finished, grouped.groups, self.drops_truncated)
+        zero_variance = zero_variance_examples(finished, grouped.groups, self.drops_truncated)
         versions = [it for run in runs for it in run.rollout.versions_of(self._trained)]
-        return Ended(finished, grouped, bool(flat), min(versions, default=None))
+        return Ended(finished, grouped, bool(zero_variance), min(versions, default=None))
 
     def _staleness_counts(self, finished: Sequence[FinishedRun]) -> dict[int, int]:
         """The number of answers by their age in steps."""
@@ -283,14 +283,14 @@ class RolloutCollector:
 
     def _report_untagged(self) -> None:
         now = self._untagged_requests()
-        astray, self._untagged_before = now - self._untagged_before, now
-        if astray:
+        untagged, self._untagged_before = now - self._untagged_before, now
+        if untagged:
             self.journal.note_once(
-                "astray",
-                f"{astray} calls came from threads the program started itself: they belong to no "
+                "untagged",
+                f"{untagged} calls came from threads the program started itself: they belong to no "
                 "rollout and are not trained. Start them with dspy.Parallel, or in copy_context()",
             )
-            self.journal.report.calls_outside_rollouts += astray
+            self.journal.report.calls_outside_rollouts += untagged
 
     def _untagged_requests(self) -> int:
         engines = {id(policy.policy): policy.policy for policy in self.runner.trained.policies}
