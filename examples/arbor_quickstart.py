@@ -1,7 +1,6 @@
 """Arbor's quickstart in the spelling of its README, run unchanged: the model learns to use many letters.
 
-    launch --arbor --gpus H100 --model Qwen/Qwen2.5-1.5B-Instruct --set train.lora.rank=8 \\
-        --set train.lora.alpha=16 -- python arbor_quickstart.py
+    launch --arbor --gpus H100 --model Qwen/Qwen2.5-1.5B-Instruct -- python arbor_quickstart.py
     launch --arbor -- python arbor_quickstart.py --offline
 
 Rented it takes sentences from books (opus_books, with `pip install "datasets>=3"`), on this computer our own
@@ -85,7 +84,7 @@ def main() -> None:
         "num_inference_gpus": 1,
         "weight_decay": 0.001,
     }
-    if args.offline:  # the tiny model has a LoRA of its own, and so small a one learns in larger steps
+    if args.offline:  # the LoRA is the run's, whatever that has, and so small a model learns in larger steps
         del train_kwargs["lora_config"]
         train_kwargs["learning_rate"] = 2e-3
 

@@ -39,7 +39,7 @@ class Ballast:
             disk = os.statvfs(self._folder)
             if disk.f_bavail * disk.f_frsize >= _FREE_PARTS * self._piece_bytes * self._pieces:
                 for path in missing:
-                    self._lay_down(path)
+                    self._allocate(path)
 
     def release(self) -> bool:
         """Give one piece back to the disk; False if only the one for the end is left."""
@@ -71,7 +71,7 @@ class Ballast:
     def _paths(self) -> list[Path]:
         return [self._folder / str(number) for number in range(self._pieces)]
 
-    def _lay_down(self, path: Path) -> None:
+    def _allocate(self, path: Path) -> None:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             os.posix_fallocate(descriptor, 0, self._piece_bytes)

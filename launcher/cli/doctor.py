@@ -7,6 +7,7 @@ leftovers. All checks run at once, each with a bound, so a dead network or disk 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import sys
@@ -14,7 +15,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -30,6 +31,7 @@ from launcher.types.settings import LOCAL_GPUS
 
 if TYPE_CHECKING:
     from launcher.backends.skypilot.orphaned_machines import OrphanReport
+    from launcher.backends.skypilot.sky_process import SkyProcess
 
 CHECK_SECONDS = 2.0
 # For one run on the embedded model; larger models need more.
@@ -39,6 +41,8 @@ _LOCAL_RUN = "a run on this computer"
 # Requirements on this computer of a run on rented machines, besides SkyPilot, its tools and an account.
 _NEEDED_EVERYWHERE = frozenset({"python", "folders", "settings"})
 
+# Asked about where no setting names GPUs: the smallest that serve and train.
+_GPUS_ASKED_FOR = "L4:1"
 # The beginning of a cloud's check's name.
 _CLOUD = "cloud "
 
@@ -65,7 +69,7 @@ def doctor(output: Output, env_file: Path | None, *, ask: bool = False) -> int:
     checks = run_checks(home, env_file)
     if ask:
         with output.busy("asking the clouds"):
-            checks += _ask_clouds(home)
+            checks += _ask_clouds(home, env_file)
     here = all(check.state != "fail" for check in checks)
     lacking = _missing_for_rental(checks)
     rows = [[check.state.upper(), check.name, check.detail] for check in checks]
@@ -364,15 +368,37 @@ def _clouds() -> Check:
     return Check("clouds", "info", f"credentials for {', '.join(known)}{price_note}")
 
 
-def _ask_clouds(home: Home) -> list[Check]:
-    """Whether each cloud takes the credentials here, before a price is agreed to: it is asked for a list."""
-    from launcher.backends.skypilot import orphaned_machines
+def _ask_clouds(home: Home, env_file: Path | None) -> list[Check]:
+    """Whether each cloud takes the credentials here, before a price is agreed to: it is asked for a list, and
+    AWS whether it would rent the GPUs of the settings."""
+    from launcher.backends.skypilot import orphaned_machines, rental_check
+    from launcher.config import setting_sources
+    from launcher.types.clouds import clouds_of
 
     if _installed_skypilot() is None:
         return []
+    gpus, infra = _GPUS_ASKED_FOR, ()
+    with contextlib.suppress(LaunchError):  # the check of the settings says it
+        settings = setting_sources.load({}, (), env_file, home=home)
+        gpus, infra = settings.gpus if settings.gpus and settings.rented else gpus, settings.infra
+    places = [place for place in infra if clouds_of([place]) == ["aws"]] or ["aws"]
+    refusals: dict[str, str] = {}
+
+    def ask_to_rent(cloud: str, sky: SkyProcess) -> None:
+        with contextlib.suppress(LaunchError):  # then nothing is said of it
+            refusals.update(rental_check.refusals(sky, gpus, places, home.runs) if cloud == "aws" else {})
+
     asked = _with_credentials()
-    report = orphaned_machines.find(asked, home.runs)
-    return [_answer_of(cloud, report) for cloud in asked]
+    report = orphaned_machines.find(asked, home.runs, ask_to_rent)
+    return [
+        _no_rental(gpus, refusals) if cloud == "aws" and refusals else _answer_of(cloud, report)
+        for cloud in asked
+    ]
+
+
+def _no_rental(gpus: str, refusals: Mapping[str, str]) -> Check:
+    why = f"it lists machines, but rents no {gpus} in {', '.join(refusals)}: {next(iter(refusals.values()))}"
+    return Check(f"{_CLOUD}aws", "warn", why, "ask who manages the account for ec2:RunInstances")
 
 
 def _answer_of(cloud: str, report: OrphanReport) -> Check:

@@ -78,9 +78,10 @@ def parse_request(
     Only reads: nothing is checked against this computer. Raises LaunchError for values that cannot be read,
     contradict each other, or would train another policy than that run's.
     """
-    settings = setting_sources.load(flags, sets, env_file, home=home)
     if flags.get("resume") is None:
+        settings = setting_sources.load(flags, sets, env_file, home=home, command=command)
         return ParsedRequest(settings, command)
+    settings = setting_sources.load(flags, sets, env_file, home=home)
     earlier = resume_source.find(RecordStore(home), flags["resume"])
     settings = resume_source.merge_settings(settings, earlier)
     if command or not earlier.command:

@@ -1,6 +1,7 @@
 """Every setting of a run, each with its source.
 
-Flags > `LAUNCH_*` > `.env` > `launch.toml` > the user's `config.toml` > defaults. An unknown key is an error.
+Flags > `LAUNCH_*` > `.env` > `launch.toml` > the user's `config.toml` > under `--arbor` the script's LoRA >
+defaults. An unknown key is an error.
 Neighbours: `main.py` hands in the flags, `settings.py` has our keys, `runtime_config.py` the runtime's own.
 Knows nothing of printing or of a run's life.
 """
@@ -10,7 +11,7 @@ from __future__ import annotations
 import os
 import shlex
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,7 @@ from launcher.base import credentials
 from launcher.base.errors import ConfigError, LaunchError, PreflightError, UsageError
 from launcher.base.home import Home
 from launcher.base.suggestions import closest_match
+from launcher.config import script_lora
 from launcher.types.settings import SETTINGS, TINY_MODEL, Setting, Settings, Value, variable_of
 
 if TYPE_CHECKING:
@@ -69,8 +71,10 @@ def load(
     environ: Mapping[str, str] | None = None,
     folder: Path | None = None,
     home: Home | None = None,
+    command: Sequence[str] = (),
 ) -> Settings:
-    """All sources merged. `flags` by key, None if not given; `sets` as `key=value` texts.
+    """All sources merged. `flags` by key, None if not given; `sets` as `key=value` texts; `command`: the
+    program, if its LoRA is to be followed.
 
     Raises UsageError for a flag, ConfigError for a file or the environment.
     """
@@ -103,6 +107,9 @@ def load(
         layers.append(_adapter_layer(model, adapter))
     if (adapter.base if adapter else model) == TINY_MODEL:
         layers.append(_toml_layer(_tiny_settings(), "the built-in model", known))
+    script = script_lora.script_of(command) if values["arbor"].value else None
+    if script is not None:
+        layers.append(_Layer(script_lora.settings_of(folder / script), lambda _key: script, ConfigError))
     overrides = _overrides(layers, runtime_defaults, values)
     return Settings(
         model=adapter.base if adapter else model,
@@ -130,8 +137,14 @@ def load(
         runtime=overrides,
         values=values,
         secrets=_secrets(environ, dotenv, env_file),
-        warnings=read.warnings,
+        warnings=(*read.warnings, *_taken_from_script(values, script)),
     )
+
+
+def _taken_from_script(values: Mapping[str, Value], script: str | None) -> list[str]:
+    """A line about the settings that a script's own text decides, if any."""
+    taken = [f"{key}={it.value}" for key, it in values.items() if script is not None and it.source == script]
+    return [f"{', '.join(taken)}: as {script} has it"] if taken else []
 
 
 # ------------------------------------------------------------------ the sources

@@ -219,9 +219,9 @@ def _runtime_problem(status: RuntimeStatus) -> str | None:
     again = [child.name for child in status.children if child.state == "restarting"]
     if again:
         return f"{', '.join(again)} {'is' if len(again) == 1 else 'are'} restarting"
-    spoken = [child for child in status.children if child.state == "ready" and child.detail]
-    if spoken:
-        return f"{spoken[0].name} {spoken[0].detail}"
+    detailed = [child for child in status.children if child.state == "ready" and child.detail]
+    if detailed:
+        return f"{detailed[0].name} {detailed[0].detail}"
     if status.phase != "degraded":
         return None
     return "the newest step is not being served" if status.detail else "a part of the runtime is not ready"

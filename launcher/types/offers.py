@@ -112,10 +112,11 @@ def available(settings: Settings, market: Market) -> tuple[Offer, ...]:
             plan_command(settings, f"{gpu}:{count}", market.elsewhere[0]),
         )
     refuse_unknown(settings, types)
+    usable = sorted(name for name in types if _unfit(name) is None)
     raise CapacityError(
         f"no cloud offers {gpu}{_at_places(infra)}",
-        f"there are {', '.join(sorted(types)) or 'none'}",
-        plan_command(settings, f"{next(iter(sorted(types)), 'H100')}:{count}", infra),
+        f"there are {', '.join(usable) or 'none'}",
+        plan_command(settings, f"{next(iter(usable), 'H100')}:{count}", infra),
     )
 
 
@@ -142,12 +143,13 @@ def refuse_unknown(settings: Settings, types: Iterable[str] = ()) -> None:
     named = {name.upper(): name for name in (*types, *gpu_memory.TABLE_MIB, LOCAL_GPUS)}
     if gpu.upper() in named or gpu_memory.memory_bytes(gpu) is not None:
         return
-    meant = named.get(closest_match(gpu.upper(), named, _MIN_SIMILARITY) or "")
+    usable = {key: name for key, name in named.items() if _unfit(name) is None}
+    meant = usable.get(closest_match(gpu.upper(), usable, _MIN_SIMILARITY) or "")
     infra = "" if meant == LOCAL_GPUS else ",".join(settings.infra)
     unknown = f"no GPU is called {gpu}" if types else f"launch knows no GPU called {gpu}"
     raise UsageError(
         f"--gpus {settings.gpus}: {unknown}",
-        (f"did you mean {meant}?" if meant else f"there are {', '.join(sorted(named.values()))}")
+        (f"did you mean {meant}?" if meant else f"there are {', '.join(sorted(usable.values()))}")
         + ("" if types else " (others may be in SkyPilot's catalogs, which are not on this computer)"),
         plan_command(settings, f"{meant or 'H100'}:{count}", infra),
     )
@@ -225,16 +227,20 @@ def places(candidates: tuple[Offer, ...], offers: tuple[Offer, ...]) -> tuple[st
 
 def _refuse_unfit(settings: Settings, gpu: str) -> None:
     """A GPU that the runtime's build cannot use. Raises UsageError, before anything is rented."""
+    if (why := _unfit(gpu)) is not None:
+        other = f"{plan_command(settings, 'L4:1')}  # or A100:1, H100:1"
+        raise UsageError(f"--gpus {gpu}: this GPU cannot be used", why, other)
+
+
+def _unfit(gpu: str) -> str | None:
+    """Why the runtime's build cannot use a GPU; None if it may. Such a one is never suggested."""
     if gpu.lower().startswith(_NOT_NVIDIA):
-        why = "the runtime is built for NVIDIA's CUDA"
-    elif gpu.upper() in _TOO_OLD:
-        why = "it has no bfloat16; Ampere, Ada, Hopper and newer GPUs do"
-    elif gpu.upper() in _ARM:
-        why = "its machines have ARM processors; the runtime needs x86-64"
-    else:
-        return
-    other = f"{plan_command(settings, 'L4:1')}  # or A100:1, H100:1"
-    raise UsageError(f"--gpus {gpu}: this GPU cannot be used", why, other)
+        return "the runtime is built for NVIDIA's CUDA"
+    if gpu.upper() in _TOO_OLD:
+        return "it has no bfloat16; Ampere, Ada, Hopper and newer GPUs do"
+    if gpu.upper() in _ARM:
+        return "its machines have ARM processors; the runtime needs x86-64"
+    return None
 
 
 def _at_places(infra: str) -> str:

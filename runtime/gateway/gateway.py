@@ -135,7 +135,7 @@ def build_components(config: RuntimeConfig) -> Components:
         except request_fields.BadField as error:
             raise ApiError(400, error.message, param=error.param) from error
 
-    def unheeded(kind: Kind, body: dict[str, Any]) -> tuple[str, ...]:
+    def ignored_fields(kind: Kind, body: dict[str, Any]) -> tuple[str, ...]:
         return request_fields.ignored_fields(kind, body, config.device)
 
     def trainer_failure() -> str | None:
@@ -169,7 +169,7 @@ def build_components(config: RuntimeConfig) -> Components:
     return Components(
         clients=clients,
         pool=pool,
-        completions=Completions(pool, versions, samples, check, unheeded, config, steps.warnings),
+        completions=Completions(pool, versions, samples, check, ignored_fields, config, steps.warnings),
         samples=samples,
         versions=versions,
         steps=steps,
@@ -198,7 +198,7 @@ def build_app(parts: Components) -> FastAPI:
         )
         background = [asyncio.create_task(_exit_on_failure(work())) for work in loops]
         yield
-        await parts.completions.flights.close()
+        await parts.completions.in_flight.close()
         for task in background:
             task.cancel()
         for client in parts.clients:

@@ -1,8 +1,8 @@
 """One optimizer step on one batch: advantages, packs, gradients over all ranks, AdamW, and its metrics.
 
 Neighbours: the recipe calls it; `forward.py`, `old_logprobs.py`, `losses.py` and `packing.py` do the
-arithmetic. Imports neither torchtune nor vLLM: the policy is any object with `hidden`, `output`, `masters`,
-`reference`.
+arithmetic. Imports neither torchtune nor vLLM: the policy is any object with `hidden`, `output`,
+`master_weights`, `reference`.
 
 Names carry dimensions: M members, S sequences, A answers, N tokens of the step, T sampled tokens of a pack, G
 lags, F figures of each.
@@ -132,12 +132,12 @@ def optimizer_step(
     policy: Policy, optimizer: torch.optim.Optimizer, settings: UpdateSettings, ranks: Ranks
 ) -> float:
     """Clip the gradients and step on them; the norm they had. Raises RanksDifferError."""
-    masters = list(policy.master_weights.values())
-    norm = torch.nn.utils.clip_grad_norm_(masters, settings.max_grad_norm, error_if_nonfinite=True)
+    master_weights = list(policy.master_weights.values())
+    norm = torch.nn.utils.clip_grad_norm_(master_weights, settings.max_grad_norm, error_if_nonfinite=True)
     optimizer.step()
     policy.zero_grad()
     policy.refresh_working_copy()
-    ranks.check_equal(masters)
+    ranks.check_equal(master_weights)
     return float(norm)
 
 
@@ -150,7 +150,7 @@ def gradients(
     history: PolicyHistory | None = None,
     old: OldLogprobs | None = None,
 ) -> dict[str, float]:
-    """Fill the masters' gradients with the loss's, and return the metrics over the step's tokens.
+    """Fill the master_weights' gradients with the loss's, and return the metrics over the step's tokens.
 
     Every rank packs the same sequences the same way and takes every size-th pack. A token's weight was
     settled for the whole step, so ranks, packs and their order change nothing but rounding. `old` is computed

@@ -22,9 +22,8 @@ pytestmark = pytest.mark.slow
 PROGRAM = PROGRAMS / "e2e" / "arbor_quickstart.py"
 BLOG = PROGRAMS / "e2e" / "arbor_blog.py"
 ON_PATH = REPOSITORY / "launcher" / "client" / "arbor" / "on_path" / "arbor" / "__init__.py"
-# What the program asks of LoRA: fixed when a run starts.
+# What the program asks of LoRA, fixed when a run starts. With --arbor the run reads it by itself (S4).
 LORA = ["--set", "train.lora.rank=8", "--set", "train.lora.alpha=16"]
-BLOGS_LORA = ["--set", "train.lora.rank=16", "--set", "train.lora.alpha=16"]
 # So many examples that the rewards of some group of each step differ (C69).
 STEPS, EXAMPLES, ROLLOUTS = 2, 16, 8
 # In percent of right translations: the bar of the quickstart.
@@ -45,7 +44,7 @@ def _one_line_changed(folder: Path) -> Path:
 
 
 def _ran(home: Path, options: list[str], program: Path, *words: str) -> tuple[dict[str, Any], Launched]:
-    launched = _ended(home, [*LORA, *options, "--", sys.executable, str(program), *words], REPOSITORY)
+    launched = _ended(home, [*options, "--", sys.executable, str(program), *words], REPOSITORY)
     return json.loads((launched.run_dir / "results" / "quickstart.json").read_text()), launched
 
 
@@ -67,7 +66,7 @@ def test_a01_a02_the_programs_own_settings_are_those_of_its_steps(
         found, launched = _ran(home, ["--arbor"], PROGRAM, *words)
         assert found["module"] == str(ON_PATH)
     else:
-        found, launched = _ran(home, [], _one_line_changed(tmp_path), *words)
+        found, launched = _ran(home, LORA, _one_line_changed(tmp_path), *words)
     assert set(found["info"]) == {"host", "port", "storage_path", "config_path", "base_url"}
     assert list(found["scores"]) == ["-1", str(STEPS - 1)]
     lines = (launched.run_dir / "results" / "metrics.jsonl").read_text().splitlines()
@@ -110,7 +109,7 @@ def test_a09_the_blogs_calls_raise_the_held_out_score_over_three_seeds(
         folder = tmp_path / f"seed-{seed}"
         folder.mkdir()
         asked = f"--more {more} --steps {steps} --learning-rate 2e-3 --held-out 120 --seed {seed}"
-        words = ["--arbor", *BLOGS_LORA, "--", sys.executable, str(BLOG), *asked.split()]
+        words = ["--arbor", "--", sys.executable, str(BLOG), *asked.split()]
         launched = _ended(home, words, folder)
         found = json.loads((launched.run_dir / "results" / "blog.json").read_text())
         print(seed, found["before"], found["after"], found["scores"])

@@ -36,10 +36,10 @@ _SECONDS = 60.0
 
 def sample(store: SampleStore, version: int, rollout: str, predictor: str, call: int, cut_off: bool) -> None:
     """Record what this call of this rollout was answered by this version: always the same."""
-    ticket = rollout.partition("-")[2]
-    example = ticket.rpartition("-")[0]
+    place = rollout.partition("-")[2]
+    example = place.rpartition("-")[0]
     prompt = _drawn(f"{example}/{predictor}/{call}").integers(3, VOCABULARY, 12).tolist()
-    random = _drawn(f"{ticket}/{predictor}/{call}/{version}")
+    random = _drawn(f"{place}/{predictor}/{call}/{version}")
     ids = random.integers(3, VOCABULARY, random.integers(2, 9)).tolist()
     ids = ids if cut_off else [*ids, EOS]
     said = choice(ids, random.normal(-4.6, 0.2, len(ids)).tolist())

@@ -100,7 +100,7 @@ def uploaded(client: openai.OpenAI, text: str) -> str:
 
 
 @pytest.mark.slow
-def test_a14_files_are_kept_listed_read_back_and_deleted(client: openai.OpenAI, gateway: Gateway) -> None:
+def test_a14_r08_files_are_kept_listed_read_back_and_deleted(client: openai.OpenAI, gateway: Gateway) -> None:
     first = client.files.create(file=("../../etc/mine.jsonl", line().encode()), purpose="fine-tune")
     assert (first.filename, first.bytes, first.status) == ("mine.jsonl", len(line()), "processed")
     second = uploaded(client, line())

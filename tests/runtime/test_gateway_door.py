@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import openai
 import pytest
 from starlette.routing import Route
 
@@ -228,6 +229,22 @@ def test_r08_head_is_answered_as_get_without_the_body(gateway: Gateway) -> None:
                     assert head.content == b"" and head.headers["content-type"] == "application/json"
                     assert head.headers["content-length"] == str(len(get.content)), path
                 assert client.head("/v1/chat/completions").status_code == 405
+    finally:
+        relay.stop()
+
+
+@pytest.mark.process
+def test_r08_a_file_is_deleted_through_the_relay_as_at_openai(gateway: Gateway) -> None:
+    relay = Relay(gateway.socket, 0, token=TOKEN)
+    line = json.dumps({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]})
+    try:
+        url, http = f"http://127.0.0.1:{relay.start()}/v1", httpx.Client(trust_env=False)
+        with openai.OpenAI(api_key=TOKEN, base_url=url, max_retries=0, http_client=http) as client:
+            file = client.files.create(file=("a.jsonl", line.encode()), purpose="fine-tune").id
+            deleted = client.files.delete(file)
+            assert (deleted.id, deleted.object, deleted.deleted) == (file, "file", True)
+            with pytest.raises(openai.NotFoundError):
+                client.files.delete(file)
     finally:
         relay.stop()
 

@@ -1,8 +1,8 @@
 """What a run that trained ahead of itself has kept, over all its lives, and what must be true of it.
 
 Neighbours: `tests/programs/e2e/train_ahead.py` is its program; `tests/e2e/test_ahead_killed.py` kills it and
-reads the run's own files. A ticket is a planned step and a place in it; each life names its rollouts by its
-own word.
+reads the run's own files. A group is named by its planned step and a place in it; each life names its
+rollouts by its own word.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Rollout:
     samples: tuple[tuple[str, int], ...]
 
     @property
-    def ticket(self) -> Key:
+    def group(self) -> Key:
         _, step, index, _ = _parts(self.name)
         return int(step), int(index)
 
@@ -74,21 +74,21 @@ class History:
         return {name for step in self.steps for name in step.rollouts}
 
     @cached_property
-    def tickets(self) -> dict[int, list[Key]]:
+    def groups(self) -> dict[int, list[Key]]:
         """Those of each step."""
         return {
-            it.number: list(dict.fromkeys(self.rollouts[name].ticket for name in it.rollouts))
+            it.number: list(dict.fromkeys(self.rollouts[name].group for name in it.rollouts))
             for it in self.steps
         }
 
     @cached_property
-    def trained_tickets(self) -> set[Key]:
-        return {ticket for tickets in self.tickets.values() for ticket in tickets}
+    def trained_groups(self) -> set[Key]:
+        return {group for groups in self.groups.values() for group in groups}
 
     @cached_property
     def left_out(self) -> dict[Key, int]:
-        """The tickets that are in no step and not outstanding any more, by the step at which they went."""
-        return {ticket: it.number for it in self.steps for ticket in self._gone(it.number)}
+        """The groups that are in no step and not outstanding any more, by the step at which they went."""
+        return {group: it.number for it in self.steps for group in self._gone(it.number)}
 
     @property
     def unused(self) -> list[Rollout]:
@@ -102,8 +102,8 @@ class History:
 
     def figures(self) -> dict[str, int]:
         """What became of every rollout."""
-        stale = [it for it in self.unused if it.ticket in self.left_out]
-        lost = [it for it in self.unused if it.ticket not in self.left_out and it.life != self.last_life]
+        stale = [it for it in self.unused if it.group in self.left_out]
+        lost = [it for it in self.unused if it.group not in self.left_out and it.life != self.last_life]
         return {
             "steps": len(self.steps),
             "lives": len(self.begun),
@@ -112,7 +112,7 @@ class History:
             "stale": len(stale),
             "examples_stale": len(self.left_out),
             "lost_with_their_life": len(lost),
-            "of_these_rolled_out_again": sum(it.ticket in self.trained_tickets for it in lost),
+            "of_these_rolled_out_again": sum(it.group in self.trained_groups for it in lost),
             "left_at_the_end": len(self.unused) - len(stale) - len(lost),
             "samples_trained": sum(len(it.trained) for it in self.steps),
             "samples_counted": sum(sum(it.counts["dropped"].values()) for it in self.steps),
@@ -138,7 +138,7 @@ class History:
         """Nothing is in two steps, and all that a step was sent is trained or counted."""
         _assert_each_once(name for step in self.steps for name in step.rollouts)
         _assert_each_once(name for step in self.steps for name in step.trained)
-        _assert_each_once(ticket for tickets in self.tickets.values() for ticket in tickets)
+        _assert_each_once(group for groups in self.groups.values() for group in groups)
         for step in self.steps:
             given = {sample for name in step.rollouts for sample, _ in self.rollouts[name].samples}
             counts = step.counts
@@ -152,26 +152,26 @@ class History:
             assert 0 <= min(ages) <= max(ages) <= program.STALENESS, (step.number, ages)
 
     def check_examples(self) -> None:
-        """Each ticket is whole, and has the example that the sampler says; none is passed over."""
+        """Each group is whole, and has the example that the sampler says; none is passed over."""
         sampler, own = program.sampler(), program.PER_STEP
-        members = Counter(self.rollouts[name].ticket for name in self.in_steps)
+        members = Counter(self.rollouts[name].group for name in self.in_steps)
         assert set(members.values()) == {program.ROLLOUTS}
         for it in self.rollouts.values():
-            step, index = it.ticket
+            step, index = it.group
             example = (
                 sampler.at(step)[index] if index < own else sampler.extra_examples(step, index - own + 1)[-1]
             )
             assert it.english in (f"{example} cats", None), it.name
-        begun = {it.ticket for it in self.rollouts.values()}
-        for step, index in self.trained_tickets:
+        begun = {it.group for it in self.rollouts.values()}
+        for step, index in self.trained_groups:
             besides = {(step, one) for one in range(own, index)}
-            assert besides <= self.trained_tickets | set(self.left_out) | begun, (step, index)
+            assert besides <= self.trained_groups | set(self.left_out) | begun, (step, index)
 
     def check_places(self) -> None:
         """From one step's place to the next nothing is missing but what had become too old for it."""
-        for ticket, step in self.left_out.items():
-            ages = [step - 1 - it.oldest for it in self.unused if it.ticket == ticket and it.samples]
-            assert ages and max(ages) > program.STALENESS, f"{ticket} went at step {step}: {ages}"
+        for group, step in self.left_out.items():
+            ages = [step - 1 - it.oldest for it in self.unused if it.group == group and it.samples]
+            assert ages and max(ages) > program.STALENESS, f"{group} went at step {step}: {ages}"
 
     def check_resumed(self) -> None:
         """Each life went on from the place of a committed step, as that step had it, and none goes back."""
@@ -196,15 +196,15 @@ class History:
     def check_like(self, other: History) -> None:
         """Both trained all own examples of their steps, but for those that each has left out."""
         own = [
-            {it for it in one.trained_tickets if it[1] < program.PER_STEP and it[0] < len(one.steps)}
+            {it for it in one.trained_groups if it[1] < program.PER_STEP and it[0] < len(one.steps)}
             for one in (self, other)
         ]
         of_a_whole_run = {
             (step, index) for step in range(len(self.steps)) for index in range(program.PER_STEP)
         }
-        for one, tickets in zip((self, other), own, strict=True):
+        for one, groups in zip((self, other), own, strict=True):
             ahead = one.outstanding(len(one.steps))
-            assert of_a_whole_run - tickets <= set(one.left_out) | set(ahead.again)
+            assert of_a_whole_run - groups <= set(one.left_out) | set(ahead.again)
 
     # ------------------------------------------------------------- places
 
@@ -216,7 +216,7 @@ class History:
     def _gone(self, step: int) -> set[Key]:
         before, after = self.outstanding(step - 1), self.outstanding(step)
         own = {divmod(number, program.PER_STEP) for number in range(before.next, after.next)}
-        return (set(before.again) | own) - set(after.again) - set(self.tickets[step])
+        return (set(before.again) | own) - set(after.again) - set(self.groups[step])
 
 
 def _parts(rollout: str) -> tuple[str, ...]:

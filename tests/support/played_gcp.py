@@ -1,7 +1,8 @@
 """Google Cloud's APIs, played: Compute Engine, IAM and Resource Manager, as far as SkyPilot asks them.
 
 Bodies, states and codes are those of Google's public API reference; nothing was recorded from an account.
-`GCLOUD` stands in for the `gcloud` command, which SkyPilot asks who is logged in and what is enabled.
+`GCLOUD` stands in for the `gcloud` command, which SkyPilot asks who is logged in and what is enabled. It
+keeps the keys of OS Login in a file beside itself.
 """
 
 from __future__ import annotations
@@ -24,6 +25,13 @@ case "$*" in
     echo compute.googleapis.com; echo cloudresourcemanager.googleapis.com
     echo iam.googleapis.com; echo storage.googleapis.com ;;
 *"get-value project"*|*"config get project"*) echo {PROJECT} ;;
+*"os-login describe-profile"*) printf 'posixAccounts:\\n- username: somebody_example_com\\n' ;;
+*"os-login ssh-keys add --key-file="*)
+    grep -qsF "$(cat "${{5#*=}}")" "$0.keys" || {{ cat "${{5#*=}}"; echo; }} >> "$0.keys" ;;
+*"os-login ssh-keys list"*) [ -f "$0.keys" ] && cat "$0.keys" ;;
+*"os-login ssh-keys remove --key-file="*) [ -f "$0.keys" ] || exit 1
+    grep -vF "$(cat "${{5#*=}}")" "$0.keys" > "$0.left"; mv "$0.left" "$0.keys" ;;
+*"firewall-rules create"*) ;;
 *) echo "not played: gcloud $*" >&2; exit 1 ;;
 esac
 """
@@ -68,12 +76,14 @@ class PlayedGcp(Played):
     empty_first_page: bool = False
     # Where there is no capacity the machine is made all the same, and then fails.
     makes_and_fails: bool = False
+    # Whether the project has OS Login.
+    os_login: bool = False
 
     def forget(self) -> None:
         """As new."""
         super().forget()
         self.stock = set(ZONES)
-        self.empty_first_page = self.makes_and_fails = False
+        self.empty_first_page = self.makes_and_fails = self.os_login = False
         self.instances.clear()
         self.inserted.clear()
 
@@ -108,12 +118,13 @@ class PlayedGcp(Played):
         subnet = {"name": "default", "network": f"projects/{PROJECT}/global/networks/default"}
         subnet |= {"selfLink": f"projects/{PROJECT}/regions/us-central1/subnetworks/default"}
         bindings = [{"role": f"roles/{role}", "members": [f"serviceAccount:{ACCOUNT}"]} for role in _ROLES]
+        metadata = [{"key": "enable-oslogin", "value": "TRUE"}] if self.os_login else []
         said: dict[str, Any] = {
             r"POST /token": {"access_token": "played", "expires_in": 3600, "token_type": "Bearer"},
             rf"GET /v1/projects/{PROJECT}": {"projectId": PROJECT, "lifecycleState": "ACTIVE"},
             rf"POST /v1/projects/{PROJECT}:getIamPolicy": {"bindings": bindings},
             r"GET /v1/projects/[\w-]+/serviceAccounts/.*": {"projectId": PROJECT, "email": ACCOUNT},
-            rf"GET {project}": {"name": PROJECT, "commonInstanceMetadata": {"items": []}},
+            rf"GET {project}": {"name": PROJECT, "commonInstanceMetadata": {"items": metadata}},
             rf"GET {project}/regions/[\w-]+/subnetworks": {"items": [subnet]},
             rf"GET {project}/global/networks/default/getEffectiveFirewalls": {"firewalls": _FIREWALLS},
             rf"GET {project}/global/firewalls": {},

@@ -24,7 +24,7 @@ Sampled = tuple[str, str, int, bool]
 _ROLLOUT = re.compile(r"^(\w+)-(s\d+-e\d+-k\d+)$")
 
 
-def ticket_of(rollout: str) -> tuple[int, int]:
+def key_of(rollout: str) -> tuple[int, int]:
     """The step that a rollout was planned for, and its example there."""
     _, step, example, _ = rollout.split("-")
     return int(step[1:]), int(example[1:])
@@ -51,7 +51,7 @@ def plain(asked: Asked) -> str:
 
 def mostly_flat(asked: Asked) -> str:
     """All members of most examples answer the same, so that nothing is to learn from these."""
-    step, example = ticket_of(asked.tag("rollout") or "") if asked.tag("purpose") != "eval" else (0, 0)
+    step, example = key_of(asked.tag("rollout") or "") if asked.tag("purpose") != "eval" else (0, 0)
     varied = (7 * step + 3 * example) % 4 == 0
     return form(asked, "a" * (1 + drawn(asked, 7) if varied else 3))
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from launcher.client.dspy.rollout_pool import RolloutPool
 from launcher.client.dspy.step_keys import Key
-from tests.support.pretend_rollouts import ticket_of
+from tests.support.pretend_rollouts import key_of
 from tests.support.small_run import Asked, SmallRun
 
 # Of `pretend_rollouts.optimizer`.
@@ -47,10 +47,10 @@ class Pools(list[RolloutPool]):
 
 
 def trained(run: SmallRun) -> list[list[tuple[int, int]]]:
-    """The tickets of each step, in the order in which they were sent."""
+    """The keys of each step's groups, in the order in which they were sent."""
     steps = (request for _, request in sorted(run.requests.items()))
     return [
-        list(dict.fromkeys(ticket_of(it.rollout) for group in step.groups for it in group.members))
+        list(dict.fromkeys(key_of(it.rollout) for group in step.groups for it in group.members))
         for step in steps
     ]
 

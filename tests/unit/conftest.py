@@ -104,7 +104,7 @@ def held() -> Iterator[Held]:
 @pytest.fixture
 def pools(monkeypatch: pytest.MonkeyPatch) -> Pools:
     """Every pool of rollouts that is made."""
-    from launcher.client.dspy import rolling
+    from launcher.client.dspy import rollout_collector
     from launcher.client.dspy.rollout_pool import RolloutPool
     from tests.support.staleness import Pools
 
@@ -115,7 +115,7 @@ def pools(monkeypatch: pytest.MonkeyPatch) -> Pools:
             super().__init__(*given)
             found.append(self)
 
-    monkeypatch.setattr(rolling, "RolloutPool", Kept)
+    monkeypatch.setattr(rollout_collector, "RolloutPool", Kept)
     return found
 
 

@@ -7,6 +7,7 @@ import inspect
 import itertools
 import json
 import pickle
+import re
 import threading
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,7 +18,7 @@ import pytest
 from dspy.teleprompt import grpo as dspys
 
 from launcher.client import GRPO, PolicyLM, Refused, arbor
-from launcher.client.arbor import adapter_copy, arbor_provider, jobs
+from launcher.client.arbor import adapter_copy, arbor_provider, jobs, server
 from launcher.client.arbor.arbor_provider import ArborProvider
 from launcher.client.arbor.optimizer import ArborGRPO
 from tests.support.arbor_names import unused
@@ -309,6 +310,23 @@ def test_a_training_that_fails_is_a_failed_job(run: SmallRun) -> None:
         compiler.compile(student(run), trainset=examples(1))
     assert compiler.job is not None and compiler.job.status == "failed"
     assert "StepFailed" in (compiler.job.failure or "")
+
+
+def test_n07_arbors_users_are_told_of_the_runs_lms_in_arbors_words(
+    run: SmallRun, capfd: pytest.CaptureFixture[str]
+) -> None:
+    others = dspy.Predict("english -> french")
+    others.set_lm(dspy.LM("openai/gpt-5-mini"))
+    with pytest.raises(ValueError, match="nothing would be trained") as refused:
+        optimizer().compile(others, trainset=examples(1))
+    program = dspy.Predict("english -> french")
+    optimizer().compile(program, trainset=examples(1))
+    told = capfd.readouterr().err + str(refused.value)
+    assert "PolicyLM" not in told
+    named = re.findall(r'dspy\.LM\("(\S+?)", provider=ArborProvider\(\), ', told)
+    assert sorted(named) == ["openai/arbor:base", "openai/arbor:policy"]
+    for name in named:
+        server.check_model(run.session(), name)
 
 
 def test_watch_job_from_another_thread_sees_the_whole_training(

@@ -76,12 +76,12 @@ def test_every_verb_is_in_the_help_and_has_its_own() -> None:
         assert _help(f"{verb} --help").startswith(f"Usage: launch {verb}")
 
 
-def test_launch_alone_prints_the_help_and_starts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_n08_launch_alone_prints_the_help_and_starts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("launcher.run.launching.launch_run", lambda *given: pytest.fail("a run was started"))
     assert _help("") == _help("--help")
 
 
-def test_an_endpoint_without_a_program_is_the_same_run_with_up_and_with_any_option(
+def test_n08_an_endpoint_without_a_program_is_the_same_run_with_up_and_with_any_option(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     started: list[Any] = []

@@ -68,7 +68,7 @@ def test_a_prompt_optimizer_works_with_set_lm_alone_and_the_policys_settings_are
     optimizer().compile(program, trainset=examples())
     assert {it.body["max_tokens"] for it in run.asked} == {17}
     assert (
-        "self: no LM of its own, so it uses the policy as the first PolicyLM of this program does "
+        "self: no LM of its own, so it uses the policy as the first LM of the policy in this program does "
         "(max_tokens=17)"
     ) in capfd.readouterr().err
 
@@ -160,7 +160,7 @@ def never(asked: Asked) -> str:
     return a.BAD + CUT_OFF if a.member(asked) % 2 else a.BAD
 
 
-def test_g19_a_training_in_which_no_answer_parses_ends_soon_and_says_what_to_try(
+def test_g19_s09_a_training_in_which_no_answer_parses_ends_soon_and_says_what_to_try(
     run: SmallRun, capfd: pytest.CaptureFixture[str]
 ) -> None:
     run.answer, run.drop_flat = never, True

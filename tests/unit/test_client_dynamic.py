@@ -13,7 +13,7 @@ import pytest
 from launcher.client import GRPO, PolicyLM, TrainingFailed
 from launcher.client.dspy.predictors import Predictors
 from launcher.client.dspy.program_rollout import AnswerRecord, ProgramRollout
-from launcher.client.dspy.rolling import zero_variance_examples
+from launcher.client.dspy.rollout_collector import zero_variance_examples
 from launcher.client.dspy.rollouts import FinishedRun, ProgramRun
 from launcher.client.dspy.sampler import EpochSampler
 from launcher.client.request_bodies import Group, Member

@@ -15,10 +15,10 @@ import pytest
 from launcher.client.dspy.grouping import GroupingResult
 from launcher.client.dspy.predictors import Predictors
 from launcher.client.dspy.program_rollout import AnswerRecord, ProgramRollout
-from launcher.client.dspy.rollout_pool import RolloutPool, StepTickets
+from launcher.client.dspy.rollout_group import Ended, RolloutGroup
+from launcher.client.dspy.rollout_pool import ReadyGroups, RolloutPool
 from launcher.client.dspy.rollouts import FinishedRun, ProgramRun
 from launcher.client.dspy.step_keys import Key, cursor_of, cursor_state
-from launcher.client.dspy.tickets import Ended, Ticket
 from launcher.client.dspy.workers import BackgroundCall, Workers, WorkerTask
 from launcher.client.scheduler import Bounds, Cursor
 
@@ -28,7 +28,7 @@ PREDICTOR = "self"
 PATIENCE = 15
 
 
-class Watched(Ticket):
+class Watched(RolloutGroup):
     """Knows that its programs were told to end."""
 
     left_out = False
@@ -40,31 +40,31 @@ class Watched(Ticket):
 
 @dataclass
 class Played:
-    """A pool whose tickets have `K` runs each, which end by `finish`."""
+    """A pool whose groups have `K` runs each, which end by `finish`."""
 
     pool: RolloutPool = field(init=False)
     begun: list[Key] = field(default_factory=list)
-    tickets: dict[Key, Watched] = field(default_factory=dict)
+    groups: dict[Key, Watched] = field(default_factory=dict)
     ends: dict[Key, list[Future[None]]] = field(default_factory=dict)
     flat: set[Key] = field(default_factory=set)
 
-    def ticket(self, key: Key) -> Ticket:
+    def group(self, key: Key) -> RolloutGroup:
         self.begun.append(key)
         rollouts = [ProgramRollout(f"{key}-{member}", Predictors()) for member in range(K)]
         runs = [ProgramRun(dspy.Example(), key[1], it) for it in rollouts]
         self.ends[key] = ends = [Future[None]() for _ in runs]
         jobs = [WorkerTask(partial(_ended, run, end), key) for run, end in zip(runs, ends, strict=True)]
-        self.tickets[key] = Watched(key, runs, jobs, partial(self._judged, key), frozenset({PREDICTOR}))
-        return self.tickets[key]
+        self.groups[key] = Watched(key, runs, jobs, partial(self._judged, key), frozenset({PREDICTOR}))
+        return self.groups[key]
 
     def _judged(self, key: Key) -> Ended:
-        ticket = self.tickets[key]
-        finished = [job.result for job in ticket.jobs if isinstance(job.result, FinishedRun)]
-        return Ended(finished, GroupingResult(), key in self.flat, ticket.oldest())
+        group = self.groups[key]
+        finished = [job.result for job in group.jobs if isinstance(job.result, FinishedRun)]
+        return Ended(finished, GroupingResult(), key in self.flat, group.oldest())
 
     def answer(self, *keys: Key, version: int) -> None:
         """The runs of these have asked, and this version has answered."""
-        for run in (run for key in keys for run in self.tickets[key].runs):
+        for run in (run for key in keys for run in self.groups[key].runs):
             run.rollout.note_answer(run.rollout.next_call(PREDICTOR), AnswerRecord(version))
 
     def finish(self, *keys: Key, version: int | None = None) -> None:
@@ -75,14 +75,14 @@ class Played:
             for end in self.ends[key]:
                 end.set_result(None)
             # A step waited for beside this may have left it out as soon as it had its answer.
-            ticket = self.tickets[key]
+            group = self.groups[key]
             self.pool.workers.wait_until(
-                lambda: ticket.ended is not None or ticket.left_out  # noqa: B023 - waited for
+                lambda: group.ended is not None or group.left_out  # noqa: B023 - waited for
             )
 
-    def taking(self, done: int, newest: int) -> Future[StepTickets]:
+    def taking(self, done: int, newest: int) -> Future[ReadyGroups]:
         """What leaves, waited for by a thread of its own."""
-        taken: Future[StepTickets] = Future()
+        taken: Future[ReadyGroups] = Future()
         threading.Thread(target=lambda: taken.set_result(self.pool.take(done, newest)), daemon=True).start()
         return taken
 
@@ -107,8 +107,8 @@ def _ended(run: ProgramRun, end: Future[None]) -> FinishedRun:
     return FinishedRun(run, "scored")
 
 
-def keys_of(taken: StepTickets) -> list[Key]:
-    return [it.key for it in taken.tickets]
+def keys_of(taken: ReadyGroups) -> list[Key]:
+    return [it.key for it in taken.groups]
 
 
 @pytest.fixture
@@ -128,7 +128,7 @@ def make() -> Iterator[Any]:
         bounds = Bounds(E, staleness, steps)
         workers = Workers[FinishedRun](at_once, 4 * PATIENCE)
         cursor = begin or Cursor(done, done * E)
-        played.pool = RolloutPool(bounds, most_extra, workers, played.ticket, cursor)
+        played.pool = RolloutPool(bounds, most_extra, workers, played.group, cursor)
         made.append(played)
         return played
 
@@ -196,7 +196,7 @@ def test_c39_what_would_be_too_old_is_left_out_by_name_whether_it_is_done_or_not
     assert keys_of(taken) == [(2, 1), (3, 0)]
     assert [it.key for it in taken.stale] == [(0, 1)]
     assert (4, 0) in played.begun, "another one in its place"
-    (run, _) = played.tickets[0, 1].runs
+    (run, _) = played.groups[0, 1].runs
     with pytest.raises(BaseException, match="this rollout is over"):
         run.rollout.next_call(PREDICTOR)
 
@@ -225,7 +225,7 @@ def test_a_straggler_gives_up_its_place_to_other_runs_once_it_is_left_out(make: 
     played.take(0, newest=None)
     played.pool.begin_allowed(2)
     taken = played.taking(2, newest=2)
-    played.pool.workers.wait_until(lambda: played.tickets[2, 1].begun == K)
+    played.pool.workers.wait_until(lambda: played.groups[2, 1].begun == K)
     played.finish((2, 0), (2, 1), version=2)
     assert [it.key for it in taken.result(PATIENCE).stale] == [(0, 0), (1, 1)]
 
@@ -337,6 +337,6 @@ def test_when_it_ends_no_run_is_under_way_and_what_was_begun_is_told(make: Any) 
     played.finish(*step(0))
     played.take(0)
     assert [it.key for it in played.pool.end()] == step(1)
-    for run in (run for ticket in played.tickets.values() for run in ticket.runs if ticket.key[0]):
+    for run in (run for group in played.groups.values() for run in group.runs if group.key[0]):
         with pytest.raises(BaseException, match="this rollout is over"):
             run.rollout.next_call(PREDICTOR)

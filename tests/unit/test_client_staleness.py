@@ -11,16 +11,16 @@ import dspy
 import pytest
 
 from launcher.client import GRPO, PolicyLM, StepFailed, TrainingFailed
-from launcher.client.dspy import rolling, validation
+from launcher.client.dspy import rollout_collector, validation
 from tests.support.lives import begin_life
 from tests.support.pretend_rollouts import (
     Twice,
     data,
+    key_of,
     metric,
     mostly_flat,
     optimizer,
     plain,
-    ticket_of,
     train,
 )
 from tests.support.small_run import Asked, SmallRun
@@ -77,7 +77,7 @@ def test_c39_no_example_is_begun_more_than_staleness_steps_ahead(
 
     def answer(asked: Asked) -> Any:
         if of_training(asked):
-            ahead.append(ticket_of(asked.tag("rollout") or "")[0] - (asked.version or 0))
+            ahead.append(key_of(asked.tag("rollout") or "")[0] - (asked.version or 0))
         return plain(asked)
 
     seen = threading.Event()
@@ -87,7 +87,7 @@ def test_c39_no_example_is_begun_more_than_staleness_steps_ahead(
         wanted = min(number - 1 + staleness, 4)
         for _ in range(PATIENCE * 100):
             with run.lock:
-                steps = {ticket_of(it.tag("rollout") or "")[0] for it in run.asked if of_training(it)}
+                steps = {key_of(it.tag("rollout") or "")[0] for it in run.asked if of_training(it)}
             if wanted in steps:
                 return pools.settle(lambda _: False)
             seen.wait(0.01)
@@ -112,7 +112,7 @@ class Proving:
                 break
             sent.wait(0.01)
         with self._run.lock:
-            asked = [ticket_of(it.tag("rollout") or "")[0] for it in self._run.asked if of_training(it)]
+            asked = [key_of(it.tag("rollout") or "")[0] for it in self._run.asked if of_training(it)]
             self.what[number] = number + 1 in self._run.requests, max(asked)
 
     @property
@@ -175,9 +175,9 @@ def test_a_straggler_holds_no_step_up_and_is_left_out_by_name(
     run.answer, run.before_wait = answer, lambda _: pools.settle(lambda key: key == (1, 1))
     grpo = train(run, staleness=2, num_train_steps=8)
     assert not held.in_vain
-    tickets = [ticket for step in trained(run) for ticket in step]
-    assert set(tickets) == {(number // E, number % E) for number in range(8 * E + 1)} - {(1, 1)}
-    assert len(tickets) == 8 * E
+    keys = [key for step in trained(run) for key in step]
+    assert set(keys) == {(number // E, number % E) for number in range(8 * E + 1)} - {(1, 1)}
+    assert len(keys) == 8 * E
     report = grpo.report
     assert (report.groups_stale, report.rollouts_stale) == (1, K)
     assert counted_by(grpo) == len({it.tag("rollout") for it in run.asked if of_training(it)})
@@ -204,13 +204,13 @@ def test_slow_ones_that_gather_in_one_step_do_not_end_the_training(
         validation.raise_if_unanswered(finished, *given)
 
     def answer(asked: Asked) -> Any:
-        step = ticket_of(asked.tag("rollout") or "")[0] if of_training(asked) else 0
+        step = key_of(asked.tag("rollout") or "")[0] if of_training(asked) else 0
         if step:
             (held if step == 1 else left).wait(PATIENCE)
         return plain(asked)
 
     run.answer = answer
-    monkeypatch.setattr(rolling, "raise_if_unanswered", checked)
+    monkeypatch.setattr(rollout_collector, "raise_if_unanswered", checked)
     grpo = train(run, staleness=1, num_train_steps=4, valset=0, num_threads=E * K, rollout_seconds=3)
     assert grpo.report.outcomes == {"scored": 3 * E * K, "overdue": E * K}
     assert (grpo.report.steps, grpo.report.empty_steps) == (3, 1)
@@ -238,7 +238,7 @@ def over_a_swap(run: SmallRun, to: int) -> Any:
     """The first answers of one example are on their way until version `to` is served; then its runs go on."""
 
     def answer(asked: Asked) -> Any:
-        is_of_it = of_training(asked) and ticket_of(asked.tag("rollout") or "") == (1, 0)
+        is_of_it = of_training(asked) and key_of(asked.tag("rollout") or "") == (1, 0)
         if is_of_it and asked.tag("predictor") == "write":
             for _ in range(PATIENCE * 100):
                 if run.version >= to:
@@ -260,7 +260,7 @@ def test_c39_a_rollout_over_a_swap_has_the_lag_of_each_of_its_answers(run: Small
     versions = {
         (it.tag("predictor"), it.version)
         for it in run.asked
-        if of_training(it) and ticket_of(it.tag("rollout") or "") == (1, 0)
+        if of_training(it) and key_of(it.tag("rollout") or "") == (1, 0)
     }
     assert versions == {("write", 0), ("judge", 2)}
     assert found[2][2] >= K and found[2][0] >= K
@@ -281,7 +281,7 @@ def test_c39_a_rollout_over_a_swap_is_as_old_as_its_oldest_answer(run: SmallRun)
 
     run.answer, run.before_wait = over_a_swap(run, 3), before_wait
     grpo = train(run, Twice(), metric=counted, valset=0, staleness=2, num_train_steps=4, checkpoint="none")
-    assert (1, 0) not in [ticket for step in trained(run) for ticket in step]
+    assert (1, 0) not in [key for step in trained(run) for key in step]
     assert (grpo.report.groups_stale, grpo.report.rollouts_stale) == (1, K)
     assert all(max(it) <= 2 for it in lags(run))
 
@@ -293,10 +293,10 @@ def test_a22_dynamic_sampling_goes_on_under_staleness_and_every_rollout_is_count
     steps = [request for _, request in sorted(run.requests.items())]
     varied = [sum(len({it.reward for it in group.members}) > 1 for group in step.groups) for step in steps]
     assert varied == [E] * 8
-    tickets = [ticket for step in trained(run) for ticket in step]
-    assert len(set(tickets)) == len(tickets)
+    keys = [key for step in trained(run) for key in step]
+    assert len(set(keys)) == len(keys)
     report = grpo.report
-    assert report.rollouts == report.samples == len(tickets) * K
+    assert report.rollouts == report.samples == len(keys) * K
     assert report.groups_again > 0
     assert counted_by(grpo) == len({it.tag("rollout") for it in run.asked if of_training(it)})
     assert all(max(it) <= 2 for it in lags(run))

@@ -15,10 +15,10 @@ from launcher.client import TrainingFailed
 from tests.support.lives import begin_life
 from tests.support.pretend_rollouts import (
     Twice,
+    key_of,
     metric,
     mostly_flat,
     plain,
-    ticket_of,
     train,
 )
 from tests.support.small_run import Asked, SmallRun
@@ -32,7 +32,7 @@ def late(run: SmallRun) -> Any:
     """The first example of every second step is late: its step has left by then."""
 
     def answer(asked: Asked) -> Any:
-        step, index = ticket_of(asked.tag("rollout") or "") if of_training(asked) else (1, 0)
+        step, index = key_of(asked.tag("rollout") or "") if of_training(asked) else (1, 0)
         if index == 0 and step % 2 == 0:
             for _ in range(PATIENCE * 100):
                 with run.lock:
@@ -69,10 +69,10 @@ def test_c43_killed_after_any_step_and_resumed_each_example_is_trained_once(
     begin_life(monkeypatch, after_step=done)
     grpo = train(run, **changes)
     assert grpo.summary["steps"] == len(run.requests) == STEPS
-    tickets = [ticket for step in trained(run) for ticket in step]
-    assert len(tickets) == STEPS * E
-    assert max(Counter(tickets).values()) == 1
-    left_out = {(n // E, n % E) for n in range(max(s * E + e for s, e in tickets) + 1)} - set(tickets)
+    keys = [key for step in trained(run) for key in step]
+    assert len(keys) == STEPS * E
+    assert max(Counter(keys).values()) == 1
+    left_out = {(n // E, n % E) for n in range(max(s * E + e for s, e in keys) + 1)} - set(keys)
     assert all(index == 0 and step % 2 == 0 for step, index in left_out), "only those that were late"
     assert len(left_out) <= STEPS // 2
     assert all(max(it) <= 3 for it in lags(run))
@@ -105,8 +105,8 @@ def test_c43_killed_at_any_moment_again_and_again_each_example_is_trained_once(
             )  # fmt: skip
         assert lives < 100
     assert lives > 5
-    tickets = [ticket for step in trained(run) for ticket in step]
-    assert max(Counter(tickets).values()) == 1
+    keys = [key for step in trained(run) for key in step]
+    assert max(Counter(keys).values()) == 1
     states = [request.client_state or {} for _, request in sorted(run.requests.items())]
     assert [it["step"] for it in states] == list(range(1, STEPS + 3))
     assert all(max(it) <= 2 for it in lags(run))
@@ -146,7 +146,7 @@ def test_g21_a_machine_lost_by_more_steps_than_staleness_is_noticed_among_the_ro
 
     def answer(asked: Asked) -> Any:
         if of_training(asked):
-            step, _ = ticket_of(asked.tag("rollout") or "")
+            step, _ = key_of(asked.tag("rollout") or "")
             if (asked.tag("rollout") or "").endswith("-s3-e2-k3") and asked.tag("predictor") == "write":
                 assert gone.wait(PATIENCE)  # what this run asks next is answered by the successor
             with loose, run.lock:
@@ -179,7 +179,7 @@ def test_ctrl_c_while_a_step_trains_ends_every_run(run: SmallRun, held: Held) ->
     hung = threading.Semaphore(0)
 
     def answer(asked: Asked) -> Any:
-        if of_training(asked) and ticket_of(asked.tag("rollout") or "")[0] > 0:
+        if of_training(asked) and key_of(asked.tag("rollout") or "")[0] > 0:
             hung.release()
             held.hold()
         return plain(asked)
@@ -208,7 +208,7 @@ def test_a_metric_that_fails_ends_the_training_while_a_step_trains(run: SmallRun
         return float(len(prediction.french))
 
     def answer(asked: Asked) -> Any:
-        if of_training(asked) and ticket_of(asked.tag("rollout") or "")[0] > 0:
+        if of_training(asked) and key_of(asked.tag("rollout") or "")[0] > 0:
             training.wait(PATIENCE)
         return plain(asked)
 

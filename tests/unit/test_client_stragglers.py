@@ -19,10 +19,10 @@ import pytest
 from launcher.client.dspy.grouping import GroupingResult
 from launcher.client.dspy.predictors import Predictors
 from launcher.client.dspy.program_rollout import AnswerRecord, ProgramRollout
-from launcher.client.dspy.rollout_pool import RolloutPool, StepTickets
+from launcher.client.dspy.rollout_group import Ended, RolloutGroup
+from launcher.client.dspy.rollout_pool import ReadyGroups, RolloutPool
 from launcher.client.dspy.rollouts import FinishedRun, ProgramRun
 from launcher.client.dspy.step_keys import Key
-from launcher.client.dspy.tickets import Ended, Ticket
 from launcher.client.dspy.workers import Workers, WorkerTask
 from launcher.client.scheduler import Bounds, Cursor
 
@@ -85,33 +85,33 @@ class Trained:
     def __post_init__(self) -> None:
         self.workers = Played(self._seconds_of)
         bounds = Bounds(E, self.staleness, STEPS)
-        self.pool = RolloutPool(bounds, 0, self.workers, self._ticket, Cursor())
+        self.pool = RolloutPool(bounds, 0, self.workers, self._make_group, Cursor())
         for done in range(STEPS):  # as `training.py` has it
             self.pool.begin_allowed(done)
             self._note(self.pool.take(done, self.version or None))
             self.workers.pass_seconds(TRAINING_SECONDS)
             self.version = done + 1
 
-    def _note(self, taken: StepTickets) -> None:
+    def _note(self, taken: ReadyGroups) -> None:
         self.left.append(self.workers.now)
-        self.taken += [it.key for it in taken.tickets]
+        self.taken += [it.key for it in taken.groups]
         self.stale += [it.key for it in taken.stale]
-        answered = [it.run.rollout.versions_of({PREDICTOR}) for it in _finished(taken.tickets)]
+        answered = [it.run.rollout.versions_of({PREDICTOR}) for it in _finished(taken.groups)]
         self.ages.append(Counter(self.version - version for it in answered for version in it))
 
     def _seconds_of(self, job: WorkerTask[FinishedRun]) -> float:
         step, index, member = job.order
         return STRAGGLER_SECONDS if self.slow[step, index][member] else RUN_SECONDS
 
-    def _ticket(self, key: Key) -> Ticket:
+    def _make_group(self, key: Key) -> RolloutGroup:
         rollouts = [ProgramRollout(f"{key}-{member}", Predictors()) for member in range(self.per_example)]
         runs = [ProgramRun(dspy.Example(), key[1], it) for it in rollouts]
         jobs = [
             WorkerTask(self._answering(run, self.version), (*key, member)) for member, run in enumerate(runs)
         ]
         self.slow[key] = [self.straggles() for _ in runs]
-        ticket = Ticket(key, runs, jobs, lambda: _judged(ticket), frozenset({PREDICTOR}))
-        return ticket
+        group = RolloutGroup(key, runs, jobs, lambda: _judged(group), frozenset({PREDICTOR}))
+        return group
 
     def _answering(self, run: ProgramRun, version: int) -> Callable[[], FinishedRun]:
         """What was served when the run began answers it, however long that takes."""
@@ -123,13 +123,13 @@ class Trained:
         return do
 
 
-def _finished(tickets: Sequence[Ticket]) -> list[FinishedRun]:
-    return [it for ticket in tickets if ticket.ended for it in ticket.ended.finished]
+def _finished(groups: Sequence[RolloutGroup]) -> list[FinishedRun]:
+    return [it for group in groups if group.ended for it in group.ended.finished]
 
 
-def _judged(ticket: Ticket) -> Ended:
-    finished = [job.result for job in ticket.jobs if isinstance(job.result, FinishedRun)]
-    return Ended(finished, GroupingResult(), False, ticket.oldest())
+def _judged(group: RolloutGroup) -> Ended:
+    finished = [job.result for job in group.jobs if isinstance(job.result, FinishedRun)]
+    return Ended(finished, GroupingResult(), False, group.oldest())
 
 
 def never() -> bool:

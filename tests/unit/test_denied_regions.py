@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from launcher.backends.skypilot import sky_providers
+from launcher.backends.skypilot import rental_check, sky_providers
 from launcher.backends.skypilot.cluster_request import ClusterRequest
 from launcher.backends.skypilot.provider_listings import ListingResult, ProviderListings
 from launcher.backends.skypilot.sky_home import SkyHome
@@ -199,6 +199,18 @@ def test_p04_a_policy_that_lets_only_the_runs_own_request_pass_proves_nothing(
     )
     heard, _ = said(sky, EAST, WEST)
     assert list(heard.silent) == ["AWS us-west-2"], "there may be a machine"
+
+
+def test_p14_an_account_that_may_rent_nowhere_is_told_so_and_one_that_may_somewhere_is_not(
+    aws: PlayedAws, sky: SkyProcess, tmp_path: Path
+) -> None:
+    aws.refuses = lambda region, action, query: action == "RunInstances"
+    assert rental_check.refusals(sky, "H100:4", ["aws"], tmp_path).keys() == {EAST, WEST}
+    assert rental_check.refusals(sky, "H100:4", [f"aws/{WEST}"], tmp_path).keys() == {WEST}
+    aws.refuses = lambda region, action, query: action == "RunInstances" and region == EAST
+    assert rental_check.refusals(sky, "H100:4", ["aws"], tmp_path) == {}
+    assert rental_check.refusals(sky, "L4:1", ["aws"], tmp_path) == {}, "nothing is offered"
+    assert aws.running(EAST) == aws.running(WEST) == 0
 
 
 def test_p04_where_the_machine_was_up_or_listed_a_refusal_is_never_emptiness(

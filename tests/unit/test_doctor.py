@@ -269,6 +269,10 @@ def test_p14_a_cloud_that_cannot_be_asked_is_no_cloud_that_refuses() -> None:
         (), {"azure": "it lists only machines", "aws": "RequestExpired"}, unlisted=frozenset({"azure"})
     )
     assert doctor._answer_of("azure", report).state == "info"
+    taken = doctor._answer_of("aws", OrphanReport((), {}, ("AWS us-east-1",), {"AWS eu-west-1": "denied"}))
+    assert (taken.state, taken.detail) == (
+        "ok", "it lets you in: AWS us-east-1; a policy denies AWS eu-west-1",
+    )  # fmt: skip
     refused = doctor._answer_of("aws", report)
     assert (refused.state, refused.detail) == ("warn", "it does not answer: RequestExpired")
     assert "no cloud lets you in" in doctor._missing_for_rental([refused])

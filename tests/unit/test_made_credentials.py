@@ -269,16 +269,17 @@ def test_p05_what_is_renewed_by_itself_or_never_ends_is_not_said(user: Path) -> 
 def test_p14_doctor_asks_the_clouds_before_a_price_is_agreed_to(
     aws: PlayedAws, user: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first time with keys that are taken, the second with a session that has ended."""
+    """The first time with keys that may only look, the second with a session that has ended."""
     monkeypatch.setattr(orphaned_machines, "LIST_SECONDS", WAIT_SECONDS)
     aws.forget()
     (user / ".aws").rmdir()
     aws.furnish(user)
     typed = Typed(tmp_path / "project", tmp_path / "launch")
-    aws.denied = {"eu-west-1"}
-    good = asked(typed)
-    assert good["state"] == "ok"
-    assert "AWS us-east-1" in good["detail"] and "a policy denies AWS eu-west-1" in good["detail"]
+    aws.denied, aws.refuses = {"eu-west-1"}, lambda region, action, query: action == "RunInstances"
+    refused = asked(typed, LAUNCH_GPUS="H100:4")
+    assert refused["state"] == "warn" and "ec2:RunInstances" in refused["fix"]
+    why = "it lists machines, but rents no H100:4 in us-east-1, us-west-2: "
+    assert refused["detail"].startswith(why) and "UnauthorizedOperation" in refused["detail"]
     aws.expired = lambda key: True
     ended = asked(typed)
     assert (ended["state"], ended["fix"]) == ("warn", "sky check aws")
@@ -286,7 +287,7 @@ def test_p14_doctor_asks_the_clouds_before_a_price_is_agreed_to(
     aws.forget()
 
 
-def asked(typed: Typed) -> dict[str, Any]:
+def asked(typed: Typed, **environ: str) -> dict[str, Any]:
     """What `launch doctor --ask` says of AWS."""
-    found = json.loads(typed("doctor", "--ask", "--json").stdout)
+    found = json.loads(typed("doctor", "--ask", "--json", **environ).stdout)
     return next(check for check in found["checks"] if check["name"] == "cloud aws")

@@ -82,7 +82,7 @@ def test_a_plan_of_a_known_model_is_a_table_of_its_memory_on_a_fresh_computer_of
 
 
 @pytest.mark.process
-def test_what_cannot_fit_is_shown_and_refused_with_what_would(typed: Typed) -> None:
+def test_n17_what_cannot_fit_is_shown_and_refused_with_what_would(typed: Typed) -> None:
     done = typed("plan", "--model", "Qwen/Qwen3-32B", "--gpus", "H100:1")
     assert done.returncode == 3
     first = done.stdout.splitlines()[0]

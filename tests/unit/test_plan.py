@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -286,3 +287,14 @@ def test_a_gpu_the_runtime_cannot_use_is_refused_before_it_is_rented(wish, gpu: 
     with pytest.raises(UsageError, match="cannot be used") as refused:
         make_plan(wish(gpus=f"{gpu}:1"), market(Offer("aws", "aws/us-east-1", "kind", gpu, 1, 1.0)))
     assert why in (refused.value.why or "")
+
+
+@pytest.mark.parametrize("gpu", ["T44", "TT4", "V10", "GH20", "P44", "mi300"])
+def test_n07_no_gpu_is_suggested_that_would_be_refused(wish, gpu: str) -> None:
+    """Whether catalogs have it, or the table of GPUs' memory."""
+    types = {"T4": [1], "V100": [1], "GH200": [1], "P4": [1], "MI300X": [8], "L4": [1]}
+    for known in (types, {}):
+        with pytest.raises(LaunchError) as refused:
+            make_plan(wish(gpus=f"{gpu}:1"), Market(types=known))
+        told = f"{refused.value.why} {refused.value.hint}"
+        assert not [name for name in types if name != "L4" and re.search(rf"\b{name}\b", told)], told

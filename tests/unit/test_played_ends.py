@@ -137,6 +137,28 @@ def test_g07_a_machine_that_the_books_forgot_is_ended_once(
     assert (ended.state, played.count(played.ending)) == ("verified", 1)
 
 
+def test_p18_the_key_that_os_login_keeps_of_a_run_goes_with_the_proof_of_its_end(
+    store: RecordStore, played_sky: PlayedSky
+) -> None:
+    """SkyPilot adds it, and would leave it. A key of the user's own stays."""
+    record = left_behind(store, "gcp")
+    played_sky.new_cluster()
+    gcp, kept = played_sky.gcp, played_sky.proxy.ca.parent / "bin" / "gcloud.keys"
+    gcp.os_login = True
+    kept.write_text("ssh-rsa AAAAB3own somebody\n")
+    standing = played_sky.launch(record.id, "gcp")
+    assert len(kept.read_text().splitlines()) == 2
+    record = store.update(record.id, machine=record.machine | {"standing": standing})
+    gcp.fail(gcp.listing, _DENIED["gcp"])
+    with pytest.raises(TeardownUnverified):
+        take_down(store, record, "down")
+    assert len(kept.read_text().splitlines()) == 2, "its machine may be there"
+    gcp.faults.clear()
+    assert take_down(store, store.load(record.id), "down").state == "verified"
+    assert kept.read_text() == "ssh-rsa AAAAB3own somebody\n"
+    kept.unlink()
+
+
 def test_g01_an_end_without_a_server_signals_nobody_whose_pid_an_earlier_request_had(
     played_sky: PlayedSky,
 ) -> None:

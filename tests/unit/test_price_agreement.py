@@ -124,7 +124,7 @@ def test_an_account_is_asked_for_where_it_runs(offered: tuple[Settings, Plan], t
 @pytest.mark.parametrize(
     "words", [["plan"], ["--dry-run"], ["--dry-run", "--", "true"], ["plan", "--", "true"]]
 )
-def test_the_plan_of_a_run_here_is_shown_and_nothing_is_started(
+def test_n17_the_plan_of_a_run_here_is_shown_and_nothing_is_started(
     typed: Typed, words: list[str], tmp_path: Path
 ) -> None:
     done = typed("--max", "2h", *words)
@@ -161,7 +161,7 @@ def test_n17_a_local_plan_has_a_steps_seconds_of_the_last_run_of_the_model_here(
 
 
 @pytest.mark.slow
-def test_the_plan_of_a_rented_run_says_where_and_what_it_costs(
+def test_n17_the_plan_of_a_rented_run_says_where_and_what_it_costs(
     typed: Typed, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr("subprocess.Popen", POPEN)

@@ -22,6 +22,7 @@ from tests.support.environment import PROGRAMS
 from tests.support.own_sshd import OwnSshd
 
 
+@pytest.mark.process
 def test_ssh_reads_paths_with_spaces_and_percent_signs_as_they_are(tmp_path: Path) -> None:
     folder = tmp_path / "a home %d"
     host = SshHost("192.0.2.1", "ubuntu", folder / "key", folder / "known hosts")

@@ -17,6 +17,7 @@ from launcher.records.lease import Lease, Limits
 from launcher.run.runtime_monitor import RuntimeSnapshot
 from launcher.run.work import WatchedRun, Work
 from launcher.teardown import minder
+from launcher.types.durability import DurabilityStatus
 from runtime.shared.statuses import RuntimeStatus
 from tests.support.waiting import wait_until
 
@@ -52,17 +53,20 @@ def test_a_publication_that_failed_is_said_once_in_the_terminal_and_so_is_its_en
 @pytest.mark.parametrize("where", ["the gateway's", "the trainer's"])
 def test_n16_a_full_disk_of_the_machine_is_a_warning_once_and_so_is_its_end(where: str) -> None:
     said, full = io.StringIO(), "[Errno 28] No space left on device"
-    watched = SimpleNamespace(label="x", begun_at=0.0, limits=Limits(0.0), monitor=None)
+    monitor = SimpleNamespace(latest=lambda: snapshots.pop(0))
+    watched = SimpleNamespace(
+        label="x", begun_at=0.0, limits=Limits(0.0), monitor=monitor, durability=DurabilityStatus
+    )
     work = Work(cast(WatchedRun, watched), None, "", Output(stdout=said, stderr=said, environ={}))
     child = {"name": "trainer", "state": "ready", "detail": f"not committed yet: {full}"}
     fields: dict[str, Any] = {"disk": full} if where == "the gateway's" else {"children": [child]}
     waits = RuntimeStatus.model_validate(status("ready").model_dump() | fields)
-    lines: list[Any] = []
-    for one in (status("ready"), waits, waits, status("ready"), status("ready")):
-        snapshot = RuntimeSnapshot(Lease(60, 0), status=one)
-        work._report_disk(snapshot)
-        lines.append(work._live(snapshot, 1.0).trouble)
-    first, second = said.getvalue().splitlines()
+    statuses = (status("ready"), waits, waits, status("ready"), status("ready"))
+    snapshots = [RuntimeSnapshot(Lease(60, 0), status=one) for one in statuses]
+    lines = [work._live(snapshot, 1.0).trouble for snapshot in snapshots]
+    snapshots.append(snapshots[-1])
+    work.watch_until(lambda: not snapshots)
+    _, first, second = said.getvalue().splitlines()  # the live line is drawn once
     assert first.startswith("the machine's disk takes nothing, so steps wait: ") and first.endswith(full)
     assert second == "the machine's disk takes data again: steps go on"
     assert lines == [None, *["the machine's disk takes nothing: steps wait"] * 2, None, None]

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from launcher.backends.skypilot import os_login
 from launcher.backends.skypilot.cluster_request import ClusterRequest
 from launcher.backends.skypilot.provider_listings import (
     LIST_SECONDS,
@@ -28,6 +29,7 @@ from launcher.backends.skypilot.standby_home import StandbyHome
 from launcher.base.errors import LaunchError
 from launcher.base.failpoints import failpoint
 from launcher.base.log import LOGGER
+from launcher.types.clouds import clouds_of
 from launcher.types.machine import Proof
 
 DOWN_SECONDS = 300.0
@@ -184,9 +186,12 @@ class ClusterTeardown:
         return Proof(False, f"{detail}; {self._manual_check_hint()}")
 
     def _clean_up(self, proof: Proof) -> None:
-        """End our processes, and after a proof remove the home. A failure here does not undo the proof."""
+        """End our processes, and after a proof remove the home, and its key at the provider. A failure here
+        does not undo the proof."""
         standby_home = self._standby_home if self._standby_home is not self.standby else None
+        keeps_keys = proof.verified and self._standby_home is None and "gcp" in clouds_of(self._infra)
         for what, act in (
+            ("removing its key", partial(os_login.remove_keys, self._home) if keeps_keys else None),
             ("ending the calls", self._sky.end),
             ("removing the spare home", standby_home.remove if standby_home is not None else None),
             ("removing its home", self._home.remove if proof.verified else None),

@@ -13,7 +13,7 @@ import os
 import re
 import tempfile
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -74,13 +74,16 @@ class _UnlistedError(LaunchError):
     """A cloud cannot be asked for machines without a run's own books."""
 
 
-def find(clouds: Iterable[str], runs: Path) -> OrphanReport:
-    """The machines with a run's name that these clouds list."""
+def find(
+    clouds: Iterable[str], runs: Path, then: Callable[[str, SkyProcess], None] | None = None
+) -> OrphanReport:
+    """The machines with a run's name that these clouds list. `then` is called with each cloud that has
+    given a list, and the process that asked it."""
     looks: list[OrphanReport] = []
 
     def ask(cloud: str) -> None:
         try:
-            looks.append(_listed(cloud, runs))
+            looks.append(_listed(cloud, runs, then))
         except LaunchError as error:
             why = f"{error.message}: {error.why}" if error.why else error.message
             unlisted = frozenset({cloud} if isinstance(error, _UnlistedError) else ())
@@ -117,13 +120,15 @@ def end(machine: OrphanedMachine) -> str:
     return "ended: its provider no longer lists it"
 
 
-def _listed(cloud: str, runs: Path) -> OrphanReport:
+def _listed(cloud: str, runs: Path, then: Callable[[str, SkyProcess], None] | None) -> OrphanReport:
     if not has_account(cloud, Path.home(), os.environ):
         raise no_account(cloud)
     with tempfile.TemporaryDirectory(prefix="slipway-forgotten-") as folder:
         sky = _sky(cloud, Path(folder))
         try:
             found = sky.call("machines_named", LIST_SECONDS, cloud=cloud, name=_PATTERN, label=LABEL)
+            if then is not None and found is not None and found["answered"]:
+                then(cloud, sky)
         finally:
             sky.end()
     if found is None:

@@ -33,6 +33,12 @@ from launcher.client.session import Session
 _CHECKED: set[str] = set()
 
 
+def arbor_lm_text(model: str | None = None) -> str:
+    """How a program of Arbor's writes an LM of the run: the policy, or this model."""
+    name = f"openai/arbor:{model or 'policy'}"
+    return f'dspy.LM("{name}", provider=ArborProvider(), api_base=…, api_key="arbor")'
+
+
 class ArborProvider(SlipwayProvider):
     """Takes the place of Arbor's: with it DSPy's own weight optimizers train the run's policy.
 

@@ -14,7 +14,7 @@ import dspy
 
 from launcher.client.arbor import jobs, server
 from launcher.client.arbor.adapter_copy import copy_best_adapter
-from launcher.client.arbor.arbor_provider import ArborProvider
+from launcher.client.arbor.arbor_provider import ArborProvider, arbor_lm_text
 from launcher.client.arbor.arguments import (
     ByLM,
     check_arbor_arguments,
@@ -47,6 +47,7 @@ class ArborGRPO(GRPO):
     """
 
     _training_class = StoppableTraining
+    _lm_text = staticmethod(arbor_lm_text)
 
     def __init__(
         self,

@@ -7,7 +7,7 @@ itself. Knows nothing of Arbor's spellings.
 from __future__ import annotations
 
 from launcher.client.arbor.jobs import Job
-from launcher.client.dspy.rolling import Rolled
+from launcher.client.dspy.rollout_collector import StepBatch
 from launcher.client.dspy.training import Training
 
 
@@ -29,7 +29,7 @@ class StoppableTraining(Training):
             self.validations.run_now(self.place)
             self._restore_best()
 
-    def _roll_out(self, step: int) -> Rolled:
+    def _roll_out(self, step: int) -> StepBatch:
         if self.job is not None and self.job.is_cancelled.is_set():
             self._sender.wait_until_served()
             self.validations.wait(self.place)  # it may have found the best

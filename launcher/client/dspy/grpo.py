@@ -22,6 +22,7 @@ from dspy.teleprompt import Teleprompter
 
 from launcher.client.dspy import version_pinning
 from launcher.client.dspy.compile_start import begin_compile, record_version
+from launcher.client.dspy.engine import BASE_MODEL
 from launcher.client.dspy.examples import TrainingData, check_examples, example_warnings
 from launcher.client.dspy.grouping import Grouping
 from launcher.client.dspy.grpo_config import (
@@ -37,12 +38,13 @@ from launcher.client.dspy.grpo_config import (
 from launcher.client.dspy.programs import (
     TrainedPredictors,
     attach_policy,
+    policy_lm_text,
     sampling_warnings,
     strict_adapter,
     with_own_lms,
 )
 from launcher.client.dspy.report import Journal, Report, plural
-from launcher.client.dspy.rolling import sampling_notes
+from launcher.client.dspy.rollout_collector import sampling_notes
 from launcher.client.dspy.rollouts import RolloutLimits, Runner
 from launcher.client.dspy.sampler import EpochSampler
 from launcher.client.dspy.scoring import Metric, metric_arity
@@ -106,6 +108,8 @@ class GRPO(Teleprompter):
 
     # Another room's optimizer may have another loop around the same steps.
     _training_class: type[Training] = Training
+    # How its users write an LM of the run.
+    _lm_text = staticmethod(policy_lm_text)
 
     def __init__(
         self,
@@ -204,7 +208,7 @@ class GRPO(Teleprompter):
         if config.use_train_as_val and held_out:
             raise ValueError("give a valset or use_train_as_val=True, not both")
         session = self.session or connect()
-        trained = attach_policy(student, session)
+        trained = attach_policy(student, session, lm_text=self._lm_text)
         train_kwargs = value_for_policy("train_kwargs", config.train_kwargs, session)
         check_sampling(train_kwargs, trained.policies)
         resolved = resolve(session.connection, train_kwargs, config.num_train_steps)
@@ -300,7 +304,8 @@ class GRPO(Teleprompter):
         for policy in trained.policies:
             policy.use_version(name)
         training.journal.note(
-            f"the program now uses {name}; the model before training is available as PolicyLM(model='base')"
+            f"the program now uses {name}; the model before training is available as "
+            f"{self._lm_text(BASE_MODEL)}"
         )
 
     def _collect_results(self, training: Training) -> None:

@@ -1,7 +1,7 @@
 """Decides when a training gives up whose program crashes in every run, or whose answers never parse.
 
-Neighbours: `rolling.py` and `training.py` report each step to it; `launcher/client/no_progress.py` has the
-guard that every loop has. Knows nothing of the wire.
+Neighbours: `rollout_collector.py` and `training.py` report each step to it;
+`launcher/client/no_progress.py` has the guard that every loop has. Knows nothing of the wire.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ Knows nothing of rollouts, rewards or steps.
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -39,7 +39,17 @@ class TrainedPredictors:
 _USES_BASE = f" uses {BASE_MODEL!r}, the model before training: it is not trained"
 
 
-def attach_policy(program: dspy.Module, session: Session, may_be_base: bool = False) -> TrainedPredictors:
+def policy_lm_text(model: str | None = None) -> str:
+    """How a program writes an LM of the run: the policy, or this model."""
+    return f"PolicyLM(model={model!r})" if model else "PolicyLM()"
+
+
+def attach_policy(
+    program: dspy.Module,
+    session: Session,
+    may_be_base: bool = False,
+    lm_text: Callable[[], str] = policy_lm_text,
+) -> TrainedPredictors:
     """Give the policy to each predictor that should have it, in place.
 
     A predictor uses the policy when its LM (or the configured one) is a PolicyLM, is a plain LM that points
@@ -47,6 +57,7 @@ def attach_policy(program: dspy.Module, session: Session, may_be_base: bool = Fa
     and are not trained, nor are those of a part that is compiled already. Raises TypeError for an object that
     is no program, ValueError when nothing of it would be trained or when it uses another run. `may_be_base`:
     a program that only uses the model before training raises no error, because it is only evaluated.
+    `lm_text` names the policy's LM in an error.
     """
     if not isinstance(program, dspy.Module):
         raise TypeError(f"the program must be a dspy.Module, not {type(program).__name__}")
@@ -70,7 +81,7 @@ def attach_policy(program: dspy.Module, session: Session, may_be_base: bool = Fa
     if not names and not of_base:
         raise ValueError(
             "no predictor of the program uses this run's policy, so nothing would be trained; "
-            "call program.set_lm(PolicyLM()) or dspy.configure(lm=PolicyLM())"
+            f"call program.set_lm(lm) or dspy.configure(lm=lm) with lm = {lm_text()}"
         )
     notes += _environment_warnings(program, session)
     frozen = list(frozen_predictors(program))
@@ -155,9 +166,12 @@ def _default_lm(configured: Any, session: Session) -> tuple[PolicyLM | None, str
     DSPy's prompt optimizers return programs without the LM they were given: its settings are kept.
     """
     if is_fallback_lm(configured) and configured.session.endpoint.root == session.endpoint.root:
-        return configured, f"as the first PolicyLM of this program does ({_settings_text(configured)})"
+        return (
+            configured,
+            f"as the first LM of the policy in this program does ({_settings_text(configured)})",
+        )
     if configured is None or is_fallback_lm(configured):
-        return PolicyLM(session), "with default settings (program.set_lm(PolicyLM(max_tokens=…)) sets others)"
+        return PolicyLM(session), "with default settings (an LM of its own, by program.set_lm, has others)"
     if _is_plain(configured) and targets_run(configured, session.connection):
         return PolicyLM.from_lm(configured, session), None
     return None, None

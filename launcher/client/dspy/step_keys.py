@@ -1,6 +1,6 @@
-"""The keys of a training's tickets, and a scheduler's cursor over them as JSON.
+"""The keys of a training's groups, and a scheduler's cursor over them as JSON.
 
-A ticket is named by the step it was planned for and its place there (0 to E-1 the step's own examples, from E
+A group is named by the step it was planned for and its place there (0 to E-1 the step's own examples, from E
 on those rolled out besides), whatever step it is trained in. Neighbours: `rollout_pool.py` schedules by these
 keys, `training_place.py` keeps the cursor. Knows nothing of examples or runs.
 """
@@ -20,7 +20,7 @@ Key = tuple[int, int]
 
 @dataclass
 class StepKeys:
-    """Own ticket `e` of step `s` has the number `s * per_step + e`. A step has up to `most_extra` others.
+    """Own group `e` of step `s` has the number `s * per_step + e`. A step has up to `most_extra` others.
 
     `extras`: by planned step, how many of these were begun.
     """
@@ -58,6 +58,6 @@ def cursor_state(cursor: Cursor[Key]) -> dict[str, Any]:
 
 def cursor_of(state: Mapping[str, Any], steps: int) -> Cursor[Key]:
     """Read the result of `cursor_state`, kept after `steps` steps."""
-    tickets = tuple((step, index) for step, index in state["tickets"])
+    again = tuple((step, index) for step, index in state["tickets"])
     extras = {int(step): count for step, count in state["extras"].items()}
-    return Cursor(steps, state["next"], tickets, extras)
+    return Cursor(steps, state["next"], again, extras)

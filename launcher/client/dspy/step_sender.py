@@ -2,8 +2,8 @@
 
 At staleness 0 a step is sent once the version of the step before it is served. With staleness it is sent as
 soon as that step is committed: the trainer works on it while that version is verified and published. Rollouts
-on a version begin once it is served. Neighbours: `training.py` sends each step, `rolling.py` has the runs in
-progress meanwhile, `served_version.py` the versions. Knows nothing of a step's result.
+on a version begin once it is served. Neighbours: `training.py` sends each step, `rollout_collector.py` has
+the runs in progress meanwhile, `served_version.py` the versions. Knows nothing of a step's result.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from launcher.client.dspy.rolling import Rolled, Rolling
+from launcher.client.dspy.rollout_collector import RolloutCollector, StepBatch
 from launcher.client.dspy.served_version import ServedVersion
 from launcher.client.dspy.workers import BackgroundCall
 from launcher.client.schema import StepStatus
@@ -28,7 +28,7 @@ class StepSender:
     """
 
     session: Session
-    rolling: Rolling
+    collector: RolloutCollector
     served: ServedVersion
     resolved: ResolvedTrainKwargs
     ahead: bool
@@ -39,12 +39,12 @@ class StepSender:
         """The machine was lost, and the step in progress with it."""
         self._publishing = None
 
-    def send(self, rolled: Rolled, client_state: dict[str, Any]) -> StepStatus:
+    def send(self, batch: StepBatch, client_state: dict[str, Any]) -> StepStatus:
         """Queue the step, with every group that was rolled out. Raises as `Session.step` does."""
-        settings = self.resolved.settings_at(rolled.step)
-        return self.session.step(rolled.groups, client_state=client_state, wait=False, settings=settings)
+        settings = self.resolved.settings_at(batch.step)
+        return self.session.step(batch.groups, client_state=client_state, wait=False, settings=settings)
 
-    def wait_until_trained(self, rolled: Rolled, sent: StepStatus) -> StepStatus:
+    def wait_until_trained(self, batch: StepBatch, sent: StepStatus) -> StepStatus:
         """The step's status once it is trained, while later ones are rolled out.
 
         Its version is served then, or with `ahead` committed. An empty step has none: the version before it
@@ -56,13 +56,14 @@ class StepSender:
         if self.ahead:
             self.served.note_committed(status)
             published = partial(self.session.wait, sent.id)
-            self._publishing = self.rolling.begin_allowed_after(rolled.step + 1, published)
+            self._publishing = self.collector.begin_allowed_after(batch.step + 1, published)
         else:
             self.served.note_published(status)
         return status
 
     def _trained(self, sent: StepStatus) -> StepStatus:
-        return self.rolling.in_background(partial(self.session.wait, sent.id, committed=self.ahead)).result()
+        wait = partial(self.session.wait, sent.id, committed=self.ahead)
+        return self.collector.in_background(wait).result()
 
     @property
     def is_publishing(self) -> bool:

@@ -1,6 +1,6 @@
 """The loop of one `GRPO.compile`: roll out, send the groups, train, validate, keep the best.
 
-Neighbours: `grpo.py` checks the parameters and builds it; `rolling.py` makes a step's groups;
+Neighbours: `grpo.py` checks the parameters and builds it; `rollout_collector.py` makes a step's groups;
 `step_sender.py` has them trained; `validation_schedule.py` validates; `training_place.py` has its place,
 `report.py` its report, `no_progress.py` and `program_failures.py` decide when it gives up. Advantages and
 losses are computed in the runtime; here are only rollouts and their rewards.
@@ -22,7 +22,7 @@ from launcher.client.dspy.grpo_config import GRPOConfig
 from launcher.client.dspy.held_out import HeldOutSet
 from launcher.client.dspy.program_failures import ProgramFailures, nothing_to_score
 from launcher.client.dspy.report import Journal, counts_text
-from launcher.client.dspy.rolling import Rolled, Rolling
+from launcher.client.dspy.rollout_collector import RolloutCollector, StepBatch
 from launcher.client.dspy.rollouts import Runner
 from launcher.client.dspy.served_version import ServedVersion
 from launcher.client.dspy.step_sender import StepSender
@@ -64,7 +64,7 @@ class Training:
         self._guard = NoProgressGuard(session.max_empty_steps)
         self._failures = ProgramFailures(journal, self.runner.adapter, has_run=self.place.step > 0)
         self.served = ServedVersion(session, journal)
-        self.rolling = Rolling(
+        self.collector = RolloutCollector(
             config,
             self.runner,
             self.data,
@@ -74,10 +74,10 @@ class Training:
             temperature=self.resolved.temperature,
             drops_truncated=self.drops_truncated,
         )
-        self._sender = StepSender(session, self.rolling, self.served, self.resolved, config.staleness > 0)
+        self._sender = StepSender(session, self.collector, self.served, self.resolved, config.staleness > 0)
         self.held_out = HeldOutSet(config, self.data, self._evaluate, session, journal)
         self.validations = ValidationSchedule(
-            config, self.held_out, self.served, self.rolling.in_background, self._on_validation
+            config, self.held_out, self.served, self.collector.in_background, self._on_validation
         )
 
     # ------------------------------------------------------------- the loop
@@ -102,30 +102,30 @@ class Training:
         self._failures.ended(steps, self.place.trained)
 
     def _run_steps(self) -> None:
-        self.rolling.begin(self.place.step, self.place.outstanding)
+        self.collector.begin(self.place.step, self.place.outstanding)
         self._sender.reset()
         try:
-            self.rolling.begin_allowed(self.place.step)
+            self.collector.begin_allowed(self.place.step)
             self.validations.restart(self.place)
             self.validations.run_if_due(self.place)
             while self.place.step < self.config.num_train_steps:
-                rolled = self._roll_out(self.place.step)
+                batch = self._roll_out(self.place.step)
                 self.validations.collect(self.place)
-                self._train(rolled)
+                self._train(batch)
                 if not self._can_send_next():
                     self._sender.wait_until_served()
-                    self.rolling.begin_allowed(self.place.step)
+                    self.collector.begin_allowed(self.place.step)
                 self.validations.run_if_due(self.place)
                 if self._is_stopped_by_alarm:
                     self._stop_on_alarm()
         finally:
-            self.rolling.end()
+            self.collector.end()
             self.validations.end()
         self._restore_best()
 
-    def _roll_out(self, step: int) -> Rolled:
+    def _roll_out(self, step: int) -> StepBatch:
         """A step's rollouts; another loop around these steps may end it here."""
-        return self.rolling.step(step)
+        return self.collector.step(step)
 
     def _can_send_next(self) -> bool:
         """Whether the next step may be sent before the last one's version is served."""
@@ -146,7 +146,7 @@ class Training:
         """After an alarm, with on_alarm="stop": serve the best policy and raise TrainingFailed."""
         self._sender.wait_until_served()
         self.validations.wait(self.place)
-        self.rolling.end()
+        self.collector.end()
         self.validations.run_now(self.place)
         self._restore_best()
         raise TrainingFailed(
@@ -169,54 +169,54 @@ class Training:
 
     # ------------------------------------------------------------- a step
 
-    def _train(self, rolled: Rolled) -> None:
+    def _train(self, batch: StepBatch) -> None:
         """Send the step, wait until the one before it is served, and then until this one is trained."""
         began = time.monotonic()
-        self.place.outstanding = rolled.outstanding
-        sent = self._send(rolled)
+        self.place.outstanding = batch.outstanding
+        sent = self._send(batch)
         try:
             self._sender.wait_until_served()
         except StepFailed:
             if sent is not None:
-                self._finish_committed(rolled, sent, began)
+                self._finish_committed(batch, sent, began)
             raise
         if sent is not None:
-            status = self._sender.wait_until_trained(rolled, sent)
-            self._finish(rolled, status, time.monotonic() - began)
+            status = self._sender.wait_until_trained(batch, sent)
+            self._finish(batch, status, time.monotonic() - began)
 
-    def _send(self, rolled: Rolled) -> StepStatus | None:
+    def _send(self, batch: StepBatch) -> StepStatus | None:
         """Queue the step; None if none of its samples can be used, which is counted."""
         why = "no rollout called the policy"
         if untagged := self.journal.report.calls_outside_rollouts:
             why += f" ({untagged} calls came from threads the program started itself)"
-        if rolled.groups:
+        if batch.groups:
             try:
-                return self._sender.send(rolled, self.place.client_state(rolled.step + 1))
+                return self._sender.send(batch, self.place.client_state(batch.step + 1))
             except Refused as refused:
                 nothing = NothingToTrain.of(refused)
                 why = nothing.why
                 self.journal.report.add_dropped(nothing.counts)
-        self._count_unsent(rolled, why)
+        self._count_unsent(batch, why)
         return None
 
-    def _count_unsent(self, rolled: Rolled, why: str) -> None:
+    def _count_unsent(self, batch: StepBatch, why: str) -> None:
         report = self.journal.report
         report.empty_steps += 1
-        self.place.step = rolled.step + 1
-        outcomes = counts_text(rolled.rollouts.outcomes)
-        self.journal.note(f"step {rolled.step + 1} trained nothing: {why} (rollouts: {outcomes})")
+        self.place.step = batch.step + 1
+        outcomes = counts_text(batch.rollouts.outcomes)
+        self.journal.note(f"step {batch.step + 1} trained nothing: {why} (rollouts: {outcomes})")
         ended = f"{why}; the last rollouts ended like this: {outcomes}"
         self._guard.empty(ended, nothing_to_score(report))
 
-    def _finish_committed(self, rolled: Rolled, sent: StepStatus, began: float) -> None:
+    def _finish_committed(self, batch: StepBatch, sent: StepStatus, began: float) -> None:
         """A step was sent before it was known that the training ends: it is committed, and has its line."""
         with suppress(ClientError):  # the program gets the reason why the step before it is not served
             status = sent if sent.state == "empty" else self.session.wait(sent.id, committed=True)
-            self._finish(rolled, status, time.monotonic() - began)
+            self._finish(batch, status, time.monotonic() - began)
 
-    def _finish(self, rolled: Rolled, status: StepStatus, train_seconds: float) -> None:
+    def _finish(self, batch: StepBatch, status: StepStatus, train_seconds: float) -> None:
         """Move on to the next step, and have the record of this one read by all who judge the training."""
-        record = rolled.record(self.data.sampler.epoch(rolled.step), status, train_seconds)
+        record = batch.record(self.data.sampler.epoch(batch.step), status, train_seconds)
         self.place.step = record.step
         nothing = NothingToTrain.of_step(status)
         if nothing is None:
@@ -228,7 +228,7 @@ class Training:
             self.journal.note(f"that step has no version: {nothing.why}")
         self._failures.note_unparsed(record.rollouts)
         self.journal.alarms(self.alarms.observe(record))
-        self._failures.trained(record, rolled.first_failure)
+        self._failures.trained(record, batch.first_failure)
         if nothing is not None:
             self._guard.empty(nothing.why, nothing_to_score(self.journal.report), counts=nothing.counts)
 
@@ -241,7 +241,7 @@ class Training:
 
     def _evaluate(self, examples: Sequence[dspy.Example], model: str | None) -> Evaluation:
         """`model` None: here and now; a version by its name: beside the rollouts, by their workers."""
-        workers = self.rolling.workers
+        workers = self.collector.workers
         if workers is None and model is not None:
             raise RuntimeError("nothing is rolled out any more that this could go on beside")
         evaluation = evaluate_examples(

@@ -94,7 +94,7 @@ class Place:
     none. `held_out` is the digest of the validation set. `trained`: whether a step of it has taught anything,
     in earlier lives too. `superseded`: a later optimizer of the same program has trained since, so this one
     had finished; `made` is the version that it had made, by its name, if known. `settings`: its steps'
-    settings that differ from the run's. `outstanding`: the tickets to roll out first, if the examples so far
+    settings that differ from the run's. `outstanding`: the groups to roll out first, if the examples so far
     do not match the steps so far. `validating`: the validation in progress, if any.
     """
 

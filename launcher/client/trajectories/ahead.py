@@ -4,7 +4,7 @@
         await run.train_async(groups, state={"place": groups.place})
 
 Drives the scheduler in asyncio, with the rules of `GRPO(staleness=N)`. Neighbours: `../scheduler.py` decides
-which groups are begun, taken and left out; `begun_group.py` is a group in progress, `gathering.py` is the
+which groups are begun, taken and left out; `in_flight_group.py` is a group in progress, `gathering.py` is the
 barrier. Knows nothing of a rollout's making or a step's training.
 """
 
@@ -23,9 +23,9 @@ from launcher.client.failures import Rewound
 from launcher.client.scheduler import Bounds, Cursor, RolloutScheduler, max_extra_rollouts
 from launcher.client.schema import RuntimeStatus
 from launcher.client.staleness import check_integers, check_staleness
-from launcher.client.trajectories.begun_group import BegunGroup
 from launcher.client.trajectories.gather_context import GatherContext
 from launcher.client.trajectories.gathering import AfterEach
+from launcher.client.trajectories.in_flight_group import InFlightGroup
 from launcher.client.trajectories.trajectory_group import TrajectoryGroup, close_unawaited
 
 Pending = Awaitable[TrajectoryGroup] | TrajectoryGroup
@@ -51,7 +51,7 @@ class StepGroups(list[TrajectoryGroup]):
     """
 
     def __init__(
-        self, taken: Sequence[BegunGroup], stale: Iterable[BegunGroup], cursor: Cursor[int], newest: int
+        self, taken: Sequence[InFlightGroup], stale: Iterable[InFlightGroup], cursor: Cursor[int], newest: int
     ) -> None:
         super().__init__(group for one in taken for group in one.groups)
         # Merged into a state it leaves nothing of an earlier one.
@@ -196,7 +196,7 @@ class _Ahead:
             _log(f"{_plural(groups, 'group')} begun and in no step{stale}: {came} had come")
         await asyncio.gather(*self._ending, return_exceptions=True)
 
-    def _begin(self, key: int) -> BegunGroup | None:
+    def _begin(self, key: int) -> InFlightGroup | None:
         """Begin the group with this number, if it is given; those before it are in a step or left out."""
         for number, given in self._given:
             if number < key:
@@ -204,12 +204,12 @@ class _Ahead:
                 continue
             pending = given() if callable(given) else given
             since = self._seen if self._staleness else None
-            begun = BegunGroup(number, since, pending, self._after_each, self._shown)
+            begun = InFlightGroup(number, since, pending, self._after_each, self._shown)
             begun.task.add_done_callback(partial(self._one_ended, begun))
             return begun
         return None
 
-    def _one_ended(self, begun: BegunGroup, _: object) -> None:
+    def _one_ended(self, begun: InFlightGroup, _: object) -> None:
         """Called as soon as one has ended. An error waits until the next step is taken."""
         if begun.task in self._ending:
             return
@@ -240,7 +240,7 @@ class _Ahead:
             )
         return StepGroups(taken, stale, self._scheduler.cursor(), self._seen)
 
-    def _cancel(self, left: list[BegunGroup]) -> None:
+    def _cancel(self, left: list[InFlightGroup]) -> None:
         """Cancelled, and not waited for."""
         for begun in left:
             self._unused.update(groups=1, came=begun.came)

@@ -76,11 +76,11 @@ class Completions:
         self._versions = versions
         self._store = store
         self._check = check
-        self._unheeded = ignored_fields
+        self._ignored_fields = ignored_fields
         self._name_samples = config.name_samples
         self._continuing = PrefixContinuation(store, config.continue_turns)
         self._untrainable = TrainabilityCheck(warnings)
-        self.flights = InFlightRequests()
+        self.in_flight = InFlightRequests()
 
     def endpoint(self, kind: Kind) -> CompletionEndpoint:
         """The ASGI endpoint of one kind of completion."""
@@ -99,7 +99,7 @@ class Completions:
             await error.send(send)
             return
         grace_seconds = GRACE_SECONDS if flight.replayable else 0.0
-        ignored = (*request.ignored, *self._unheeded(kind, request.body))
+        ignored = (*request.ignored, *self._ignored_fields(kind, request.body))
         send = _with_headers(
             {IGNORED_HEADER: ", ".join(ignored), UNTRAINABLE_HEADER: untrainable or ""}, send
         )
@@ -109,7 +109,7 @@ class Completions:
 
     def _in_flight(self, request: ParsedRequest) -> InFlightRequest:
         """A new flight, the one already on its way under this id, or the stored answer."""
-        seen = self.flights.find(request.id) or self._store.stored(request.id)
+        seen = self.in_flight.find(request.id) or self._store.stored(request.id)
         if seen is not None and seen.digest != request.digest:
             raise ApiError(
                 409,
@@ -121,7 +121,7 @@ class Completions:
         if isinstance(seen, StoredRequest):
             return self._replay(request)
         served = self._versions.resolve(request.model)
-        flight = self.flights.start(
+        flight = self.in_flight.start(
             request.id, request.digest, lambda flight: self._answer(request, served, flight)
         )
         flight.replayable = request.named and not request.streamed

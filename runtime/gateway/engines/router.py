@@ -102,8 +102,8 @@ class Router:
         """The first of these prompts' homes that is not too busy, else the least busy engine. It is now the
         home of the first prompt."""
         most = max_in_flight_for_prompt([engine.in_flight for engine in ready])
-        homes = (self._prompts.get(prompt, version) for prompt in prompts)
-        chosen = next((home for home in homes if home and home in fitting and home.in_flight < most), None)
+        preferred = (self._prompts.get(prompt, version) for prompt in prompts)
+        chosen = next((it for it in preferred if it and it in fitting and it.in_flight < most), None)
         chosen = chosen or self._least_busy(ready)
         for prompt in prompts[:1]:
             self._prompts.put(prompt, version, chosen)

@@ -121,13 +121,13 @@ class AdapterVerifier:
             await self._unload(staged, name)
             raise VerificationError(f"{name}: {error}") from error
 
-    async def measure(self, name: str, trial: Committed) -> Measured:
+    async def measure(self, name: str, adapter: Committed) -> Measured:
         """Load, measure and unload an adapter that belongs to no version, on every engine.
 
         Raises VerificationError if one cannot load it, or holds something else.
         """
         try:
-            return await self._measure(self._engines, name, trial, [])
+            return await self._measure(self._engines, name, adapter, [])
         except (EngineError, ProbeError) as error:
             raise VerificationError(str(error)) from error
         finally:

@@ -32,7 +32,7 @@ _POLL_SECONDS = 0.05
 # Of engines that died while they were asked, and of those that live and refuse; other numbers are final.
 _ATTEMPTS = 5
 _REFUSALS = 2
-# Of a trial's hash, in the name that engines know it by.
+# Of an adapter's hash, in the name that engines know it by.
 _DIGITS = 12
 
 
@@ -66,15 +66,15 @@ class ModelCheck:
         """Check the model, unless it was checked before. Ends when that is decided."""
         attempts = refusals = 0
         while not (self.is_passed or self.refusal):
-            trial = await self._parity_check()
+            adapter = await self._parity_check()
             started = time.monotonic()
             try:
-                proof = await self._proof(trial)
+                proof = await self._proof(adapter)
             except ParityError as error:
                 self._refuse(str(error), error.proof, started)
             except VerificationError as error:
                 attempts += 1
-                refusals += not (self._changed(trial) or await self._pool.check_all())
+                refusals += not (self._changed(adapter) or await self._pool.check_all())
                 log.warning("not admitted: %s", error)
                 if refusals == _REFUSALS or attempts == _ATTEMPTS:
                     self._refuse(
@@ -84,23 +84,23 @@ class ModelCheck:
                 self._admit(proof, started)
                 await asyncio.to_thread(on_disk.remove, self._state_dir)
 
-    async def _proof(self, trial: Checkpoint) -> ParityReport:
-        name = f"admission-{trial.adapter_sha256[:_DIGITS]}"
-        return judge(await self._verifier.measure(name, trial), self._config.dtype)
+    async def _proof(self, adapter: Checkpoint) -> ParityReport:
+        name = f"admission-{adapter.adapter_sha256[:_DIGITS]}"
+        return judge(await self._verifier.measure(name, adapter), self._config.dtype)
 
     async def _parity_check(self) -> Checkpoint:
-        """The trainer's trial, once all engines are ready for it."""
+        """The trainer's adapter, once all engines are ready for it."""
         while True:
             if self._pool.all_ready:
-                trial = await asyncio.to_thread(on_disk.find, self._state_dir, self._subject)
-                if trial is not None:
-                    return trial
+                adapter = await asyncio.to_thread(on_disk.find, self._state_dir, self._subject)
+                if adapter is not None:
+                    return adapter
             await asyncio.sleep(_POLL_SECONDS)
 
-    def _changed(self, trial: Checkpoint) -> bool:
+    def _changed(self, adapter: Checkpoint) -> bool:
         """Whether the trainer, started anew, has meanwhile written new files for the check."""
         now = on_disk.find(self._state_dir, self._subject)
-        return now is None or now.manifest != trial.manifest
+        return now is None or now.manifest != adapter.manifest
 
     def _admit(self, proof: ParityReport, started: float) -> None:
         failpoints.failpoint("admission.proven")

@@ -1,6 +1,6 @@
 """A program with the calls of the page on RL in a DSPy course, in their order and spelling; the task is ours.
 
-    launch --arbor --set train.lora.alpha=16 -- python arbor_blog.py [--steps N] [--learning-rate X]
+    launch --arbor -- python arbor_blog.py [--steps N] [--learning-rate X]
 
 As there: `dspy.configure` and no `set_lm`, an LM with neither a key nor settings, a module without
 `super().__init__()`, a metric that says yes or no, a training set of a few written examples with the

@@ -27,7 +27,8 @@ from launcher.client.dspy.grpo_config import GRPOConfig
 from launcher.client.dspy.program_failures import ProgramFailures
 from launcher.client.dspy.program_rollout import ProgramRollout
 from launcher.client.dspy.report import Journal, plural
-from launcher.client.dspy.rollout_pool import RolloutPool, StepTickets
+from launcher.client.dspy.rollout_group import Ended, RolloutGroup
+from launcher.client.dspy.rollout_pool import ReadyGroups, RolloutPool
 from launcher.client.dspy.rollouts import (
     DEFAULT_CONCURRENCY,
     FinishedRun,
@@ -38,7 +39,6 @@ from launcher.client.dspy.rollouts import (
 )
 from launcher.client.dspy.served_version import ServedVersion
 from launcher.client.dspy.step_keys import Key
-from launcher.client.dspy.tickets import Ended, Ticket
 from launcher.client.dspy.validation import raise_if_unanswered
 from launcher.client.dspy.workers import BackgroundCall, Workers, WorkerTask
 from launcher.client.request_bodies import Group
@@ -50,12 +50,12 @@ _Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True)
-class Rolled:
+class StepBatch:
     """Step `step`'s rollouts (0 is the first), before they are trained.
 
     `first_failure`: why the first run without a score has none. `seconds`: how long the step waited for them.
     `resampled`: the number of groups that were rolled out for zero-variance ones. `stale`: the number of
-    examples that were left out before it. `outstanding`: see `StepTickets`.
+    examples that were left out before it. `outstanding`: see `ReadyGroups`.
     """
 
     step: int
@@ -104,7 +104,7 @@ def sampling_notes(config: GRPOConfig, limits: RolloutLimits) -> list[str]:
 
 
 @dataclass
-class Rolling:
+class RolloutCollector:
     """Rolls out one step after the other; `journal` gets the results.
 
     Between `begin` and `end` runs are in progress. `drops_truncated`: the trainer leaves answers out that
@@ -150,7 +150,7 @@ class Rolling:
         bounds = Bounds(per_step, config.staleness, config.num_train_steps)
         self._quiet.enter_context(quiet_dspy())
         cursor = outstanding or Cursor(done, done * per_step)
-        self._pool = RolloutPool(bounds, extra, workers, self._ticket, cursor)
+        self._pool = RolloutPool(bounds, extra, workers, self._make_group, cursor)
 
     def end(self) -> None:
         """No run is in progress any more; those in no step are counted."""
@@ -172,14 +172,14 @@ class Rolling:
         """The function's result, called while runs go on."""
         return BackgroundCall(self._live.workers, function)
 
-    def step(self, step: int) -> Rolled:
+    def step(self, step: int) -> StepBatch:
         """All rollouts of step `step`, from 0. Raises as `raise_if_unanswered` does, and Rewound."""
         began = time.monotonic()
         if not self.config.staleness:
             self._untagged_before = self._untagged_requests()  # a validation's are not to be trained
         served = self.served
         taken = self._live.take(step, served.committed, served.check_still_served, served.is_newest)
-        ended = [it.ended for it in taken.tickets if it.ended is not None]
+        ended = [it.ended for it in taken.groups if it.ended is not None]
         finished = [run for it in ended for run in it.finished]
         grouped = reduce(GroupingResult.merged_with, (it.grouped for it in ended))
         self._count(step, taken, grouped)
@@ -188,27 +188,27 @@ class Rolling:
         self._report_untagged()
         served.check_runs(finished, self.runner.predictors)
         self.failures.crashed(finished)
-        return Rolled(
+        return StepBatch(
             step=step,
             groups=grouped.groups,
             rollouts=step_rollouts(finished, grouped, self._staleness_counts(finished)),
             first_failure=next((it.reason for it in finished if it.reason), None),
             seconds=time.monotonic() - began,
-            resampled=self._count_resampled(taken.tickets),
+            resampled=self._count_resampled(taken.groups),
             stale=len(taken.stale),
             outstanding=taken.outstanding,
         )
 
-    def _count_resampled(self, tickets: Iterable[Ticket]) -> int:
+    def _count_resampled(self, groups: Iterable[RolloutGroup]) -> int:
         """How many groups were rolled out besides the step's own."""
         per_step, report = self.config.num_dspy_examples_per_grpo_step, self.journal.report
-        resampled = [it.ended for it in tickets if it.ended and it.key[1] >= per_step]
-        groups = sum(len(it.grouped.groups) for it in resampled)
-        report.groups_again += groups
+        resampled = [it.ended for it in groups if it.ended and it.key[1] >= per_step]
+        count = sum(len(it.grouped.groups) for it in resampled)
+        report.groups_again += count
         report.rollouts_again += sum(len(it.finished) for it in resampled)
-        return groups
+        return count
 
-    def _count(self, step: int, taken: StepTickets, grouped: GroupingResult) -> None:
+    def _count(self, step: int, taken: ReadyGroups, grouped: GroupingResult) -> None:
         self.journal.report.add_rollouts(grouped)
         for kind, text in grouped.notes.items():
             self.journal.note_once(kind, text)
@@ -221,7 +221,7 @@ class Rolling:
                 f"for staleness={self.config.staleness}; others are rolled out instead",
             )
         short = sum(
-            it.ended is not None and it.ended.zero_variance and not it.replaced for it in taken.tickets
+            it.ended is not None and it.ended.zero_variance and not it.replaced for it in taken.groups
         )
         per_step, extra = self.config.num_dspy_examples_per_grpo_step, self.config.max_extra_rollouts
         if short and extra:
@@ -238,9 +238,9 @@ class Rolling:
             raise RuntimeError("begin() comes first")
         return self._pool
 
-    # ------------------------------------------------------------- tickets
+    # ------------------------------------------------------------- groups
 
-    def _ticket(self, key: Key) -> Ticket:
+    def _make_group(self, key: Key) -> RolloutGroup:
         """K runs of one example, each a rollout of its own: no cached answer, no two with one seed (C44)."""
         step, index = key
         sampler, own = self.data.sampler, self.config.num_dspy_examples_per_grpo_step
@@ -262,16 +262,16 @@ class Rolling:
         ]
         jobs = [self.runner.job(run, (*key, member)) for member, run in enumerate(runs)]
         prefix = f"{self._token}/s{step}"
-        return Ticket(key, runs, jobs, partial(self._judged, runs, jobs, prefix), self._trained)
+        return RolloutGroup(key, runs, jobs, partial(self._judged, runs, jobs, prefix), self._trained)
 
     def _judged(
         self, runs: Sequence[ProgramRun], jobs: Sequence[WorkerTask[FinishedRun]], prefix: str
     ) -> Ended:
         finished = [self.runner.finished_run(run, job) for run, job in zip(runs, jobs, strict=True)]
         grouped = build_groups(finished, self.config.reward_rules, prefix)
-        flat = zero_variance_examples(finished, grouped.groups, self.drops_truncated)
+        zero_variance = zero_variance_examples(finished, grouped.groups, self.drops_truncated)
         versions = [it for run in runs for it in run.rollout.versions_of(self._trained)]
-        return Ended(finished, grouped, bool(flat), min(versions, default=None))
+        return Ended(finished, grouped, bool(zero_variance), min(versions, default=None))
 
     def _staleness_counts(self, finished: Sequence[FinishedRun]) -> dict[int, int]:
         """The number of answers by their age in steps."""
@@ -283,14 +283,14 @@ class Rolling:
 
     def _report_untagged(self) -> None:
         now = self._untagged_requests()
-        astray, self._untagged_before = now - self._untagged_before, now
-        if astray:
+        untagged, self._untagged_before = now - self._untagged_before, now
+        if untagged:
             self.journal.note_once(
-                "astray",
-                f"{astray} calls came from threads the program started itself: they belong to no "
+                "untagged",
+                f"{untagged} calls came from threads the program started itself: they belong to no "
                 "rollout and are not trained. Start them with dspy.Parallel, or in copy_context()",
             )
-            self.journal.report.calls_outside_rollouts += astray
+            self.journal.report.calls_outside_rollouts += untagged
 
     def _untagged_requests(self) -> int:
         engines = {id(policy.policy): policy.policy for policy in self.runner.trained.policies}

@@ -19,7 +19,7 @@ from launcher.client.trajectories.trajectory_group import TrajectoryGroup, close
 
 
 @dataclass(eq=False)
-class BegunGroup:
+class InFlightGroup:
     """`key`: its number among those that were given. `since`: the version served when it began, if known.
 
     `has_ended` and `replaced` are the scheduler's: see `ScheduledGroup`. One that raised has not ended.

@@ -1,6 +1,6 @@
-"""A ticket: one example to roll out, its group's runs, and their result.
+"""One example's rollouts: the runs of its group, and their result.
 
-Neighbours: `rollout_pool.py` begins tickets and takes them out, `rolling.py` makes and judges them,
+Neighbours: `rollout_pool.py` begins groups and takes them out, `rollout_collector.py` makes and judges them,
 `step_keys.py` has their keys. Knows nothing of steps.
 """
 
@@ -17,7 +17,7 @@ from launcher.client.dspy.workers import WorkerTask
 
 @dataclass(frozen=True)
 class Ended:
-    """The result of a ticket. `zero_variance`: all its rewards are known and equal, so that it teaches
+    """The result of a group. `zero_variance`: all its rewards are known and equal, so that it teaches
     nothing.
 
     `oldest`: the oldest policy version that has answered in it, None if none has.
@@ -30,7 +30,7 @@ class Ended:
 
 
 @dataclass(eq=False)
-class Ticket:
+class RolloutGroup:
     """One example's runs. `judge` is called once they have all ended.
 
     `has_ended` and `replaced` are the scheduler's: see `ScheduledGroup`.
