@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -159,6 +160,32 @@ def test_c69_a_step_that_is_emptied_while_it_waits_has_no_version_and_keeps_its_
     drive(work, tmp_path)
 
 
+@pytest.mark.parametrize("lost", ["its outcome", "its withdrawal as well"])
+def test_c69_a_step_that_was_emptied_as_the_gateway_died_is_empty_for_the_next_one(
+    tmp_path: Path, lost: str
+) -> None:
+    """By its number as by its key, whatever was answered since."""
+
+    async def work(run: Run) -> None:
+        second = group(0.0, 1.0, name="second")
+        async with Running(run.queue(max_lag=0)) as queue:
+            await queue.submit(step(run, "k1", group(0.0, 1.0, name="first")))
+            asked = step(run, "k2", second)
+            await queue.submit(asked)
+            await run.commit(1)
+            empty = await queue.wait(2, SOON_SECONDS)
+            assert empty.state == "empty"
+        (tmp_path / "steps" / "queue" / "000002.outcome.json").unlink()
+        if lost != "its outcome":
+            shutil.rmtree(run.batch_folder(2))
+        async with Running(run.queue(max_lag=0)) as queue:
+            step(run, "late", second, version=1)
+            assert await queue.wait(2, SOON_SECONDS) == await queue.submit(asked) == empty
+            assert [it.name for it in run.batch_folder(2).iterdir()] == ["failed.json"]
+
+    drive(work, tmp_path)
+
+
 def test_c69_an_empty_step_that_the_disk_did_not_take_is_answered_when_it_is_sent_again(
     tmp_path: Path,
 ) -> None:
@@ -253,5 +280,19 @@ def test_c69_the_programs_place_goes_on_with_empty_steps_until_one_is_committed(
             await run.commit(2)
             assert (await queue.wait(2, SOON_SECONDS)).state == "published"
             assert queue.client_state == {"at": 3} and queue.last_metrics == {"loss": 0.5}
+
+    drive(work, tmp_path)
+
+
+def test_c69_an_empty_step_that_is_behind_open_ones_hides_no_place_before_it(tmp_path: Path) -> None:
+    async def work(run: Run) -> None:
+        async with Running(run.queue()) as queue:
+            for place, rewards in enumerate([(1.0, 1.0), (0.0, 1.0), (1.0, 1.0)], start=1):
+                made = group(*rewards, name=f"g{place}")
+                await queue.submit(step(run, f"k{place}", made, client_state={"at": place}))
+                assert queue.client_state == {"at": 1}, "what is behind step 1 waits for it"
+            await run.commit(1)
+            await queue.wait(1, SOON_SECONDS)
+            assert queue.client_state == {"at": 3}
 
     drive(work, tmp_path)

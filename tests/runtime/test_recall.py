@@ -327,6 +327,17 @@ def test_c55_a_number_that_a_lost_machine_gave_out_before_answers_by_its_weights
     assert rewound.ask("policy").headers["x-slipway-policy-version"] == str(AGAIN)
 
 
+def test_c55_a_version_that_only_a_lost_machine_had_published_answers_with_its_own_weights(
+    rewound: World,
+) -> None:
+    """Its publication has failed here, so that the last line of its number is of other weights."""
+    said_of(rewound.gateway.folder, 5, "0" * 64)
+    name = f"policy@v5+{sha256_of(rewound.checkpoints, 5)[:12]}"
+    assert name in rewound.names()
+    answer = rewound.ask(name)
+    assert (answer.status_code, answer.headers["x-slipway-policy-version"]) == (200, "5"), answer.text
+
+
 def test_c55_names_that_are_listed_mean_one_version_each_and_can_be_pinned(rewound: World) -> None:
     listed = rewound.names()
     assert {"policy", "base", "policy@v0", "policy@v3"} < listed and len(listed) == AGAIN + 3

@@ -252,6 +252,27 @@ def test_a_checkpoint_brought_from_elsewhere_is_a_step_whose_key_is_known(tmp_pa
     drive(work, tmp_path)
 
 
+def test_c40_a_checkpoint_brought_from_elsewhere_is_served_though_the_gateway_died_before_it_was(
+    tmp_path: Path,
+) -> None:
+    """Its batch was lost with its machine: what is on disk of the step looks like one that waits."""
+
+    async def work(run: Run) -> None:
+        async with Running(run.queue()) as queue:
+            request = run.request("k1", "a", "b", client_state={"at": 1})
+            await queue.submit(request)
+            await run.commit(1)
+            done = await queue.wait(1, SOON_SECONDS)
+        elsewhere = Run(run.folder / "elsewhere")
+        shutil.copytree(run.folder / "checkpoints", elsewhere.folder / "checkpoints")
+        elsewhere.queue()  # it dies as its engines load
+        async with Running(elsewhere.queue()) as queue:
+            assert await queue.wait(1, SOON_SECONDS) == await queue.submit(request) == done
+            assert elsewhere.published == [1] and queue.empty == 0
+
+    drive(work, tmp_path)
+
+
 def test_a_rewound_run_tells_a_program_that_rewards_what_was_lost(tmp_path: Path) -> None:
     async def work(run: Run) -> None:
         rewound = {"to_step": 1, "time": 0.0, "client_state": {"at": 1}}

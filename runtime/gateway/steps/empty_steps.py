@@ -74,8 +74,8 @@ class EmptySteps:
         if self._path.exists():
             json_files.replace_lines(self._path, found)
         self._by_key: dict[str, dict[str, Any]] = {}
-        # The newest that carries its program's state; of the others it is on the disk alone.
-        self._newest: dict[str, Any] | None = None
+        # By `after`, the newest that carries its program's state; of the others it is on the disk alone.
+        self._newest: dict[int, dict[str, Any]] = {}
         for line in found:
             self._remember(line)
 
@@ -91,15 +91,14 @@ class EmptySteps:
 
     def newest_after(self, committed: int, oldest_open: int | None) -> dict[str, Any] | None:
         """The newest with a `client_state`, if no step was committed since and those before it have ended."""
-        line = self._newest
-        if line is None or line["after"] < committed:
-            return None
-        return line if oldest_open is None or oldest_open > line["after"] else None
+        self._newest = {after: line for after, line in self._newest.items() if after >= committed}
+        ended = [after for after in self._newest if oldest_open is None or oldest_open > after]
+        return self._newest[max(ended)] if ended else None
 
     def _remember(self, line: dict[str, Any]) -> None:
         self._by_key[line["key"]] = line | {"client_state": None}
-        if line["client_state"] is not None and line["after"] >= (self._newest or line)["after"]:
-            self._newest = line
+        if line["client_state"] is not None:
+            self._newest[line["after"]] = line
 
     def add(
         self,

@@ -283,6 +283,10 @@ class StepQueue:
             self._fail(step, f"{type(error).__name__}: {error}")
 
     async def _drive(self, step: Step) -> None:
+        is_open = step.state in ("queued", "training")
+        if is_open and (found := self._empty.find(step.key, step.digest)) is not None:
+            self._end_empty(step, found)  # a process before this one had found it empty, and died
+            return
         try:
             if step.state == "queued":
                 if step.kind == "supervised" and step.client_state is None:
@@ -293,8 +297,7 @@ class StepQueue:
         except EmptiedError as error:
             empty, after = error.empty, step.id - 1
             found = self._empty.add(step.key, step.digest, empty, after, step.client_state, step.id)
-            step.counts, step.metrics = found.counts, found.metrics
-            self._give_up(step, "empty", str(error))
+            self._end_empty(step, found)
             return
         except NotTrainedError as error:
             self._fail(step, str(error))
@@ -345,6 +348,11 @@ class StepQueue:
         step.state, step.error = "failed", f"committed, but not published: {error}"
         self.trouble = f"step {step.id} is {step.error}"
         self._end(step)
+
+    def _end_empty(self, step: Step, found: StepStatus) -> None:
+        """The step has become empty: `found` is the answer to its key for good."""
+        step.counts, step.metrics = found.counts, found.metrics
+        self._give_up(step, "empty", found.error or "")
 
     def _give_up(self, step: Step, state: StepState, error: str) -> None:
         """The step is never trained: its samples are free again, and the trainer goes on with the next."""

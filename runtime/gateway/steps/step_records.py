@@ -176,11 +176,11 @@ class StepFolder:
         is_here = newest - 1 in kept and (self._queue / f"{newest - 1:06d}.json").exists()
         oldest_open = newest - 1 if is_here and not is_served else newest
         return [
-            self._read(number, oldest_open) or self._rebuild(number, kept, oldest_open)
+            self._read(number, kept, oldest_open) or self._rebuild(number, kept, oldest_open)
             for number in sorted(numbers - {0})
         ]
 
-    def _read(self, number: int, oldest_open: int) -> Step | None:
+    def _read(self, number: int, kept: Mapping[int, Any], oldest_open: int) -> Step | None:
         path = self._queue / f"{number:06d}.json"
         try:
             entry = json.loads(path.read_text())
@@ -196,7 +196,7 @@ class StepFolder:
                 _take_outcome(step, StepStatus.model_validate(outcome))
             elif number < oldest_open:
                 raise ValueError("how it ended is not written")
-            elif self.has_batch(number):
+            elif number in kept or self.has_batch(number):  # batches do not come from a lost machine
                 step.state = "training"
         except (OSError, ValueError, KeyError, TypeError) as error:
             log.warning("the queue's entry of step %d is made again: %s", number, error)

@@ -99,7 +99,10 @@ class OnDemandReload:
         except CheckpointError as error:
             why = f"was served once, but its saved weights are incomplete ({error})"
             raise self._versions.gone(version, why) from error
-        published = await asyncio.to_thread(_published_sha256, self._record, version)
+        published = None
+        # A reused number's name has its weights' hash, and the record's line may be of the lost machine's.
+        if not self._versions.is_reused(version):
+            published = await asyncio.to_thread(_published_sha256, self._record, version)
         if checkpoint.version != version or published not in (None, checkpoint.adapter_sha256):
             raise self._versions.gone(version, "was served once, but different weights are saved now")
         return checkpoint

@@ -148,6 +148,10 @@ class Versions:
         """Whether the engines have it."""
         return version in self.staged
 
+    def is_reused(self, version: int) -> bool:
+        """Whether a lost machine may have given out the number, for other weights."""
+        return self._reused_after is not None and version > self._reused_after
+
     def acquire(self, version: int) -> None:
         """A request uses the version: it stays loaded until as many `release`s."""
         self._held[version] += 1
@@ -245,17 +249,14 @@ class Versions:
     def _check_weights(self, name: str, version: int, weights: str | None) -> None:
         """Raise ApiError(409) unless the name can only ever have meant the weights it means now."""
         own = self._sha256(version)
-        if (weights is None and self._is_reused(version)) or (
+        if (weights is None and self.is_reused(version)) or (
             weights is not None and not (own or "").startswith(weights)
         ):
             raise reused_model(name, self._reused_after, own and self._full_name(version, own))
 
-    def _is_reused(self, version: int) -> bool:
-        return self._reused_after is not None and version > self._reused_after
-
     def _name_now(self, version: int) -> str:
         """The shortest name that means these weights alone."""
-        own = self._sha256(version) if self._is_reused(version) else None
+        own = self._sha256(version) if self.is_reused(version) else None
         return self._full_name(version, own) if own else self.named(version)
 
     def _full_name(self, version: int, sha256: str) -> str:
