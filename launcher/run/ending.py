@@ -159,6 +159,10 @@ class Ending:
         received = self._signals.received
         return lambda: self._by_name() or (received is None and self._signals.received == signal.SIGINT)
 
+    def ended_by_another(self) -> int | None:
+        """None: while a launch copies, the guardian waits for it and `launch down` gives up."""
+        return None
+
     def take_down(self) -> Proof:
         """Take it down and prove it, with progress; also if the progress cannot be shown."""
         machine = self._machine()

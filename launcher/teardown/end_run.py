@@ -22,6 +22,9 @@ class EndPolicy(Protocol[Result]):
     def bring_home(self, lock: LockHandle) -> None:
         """Copy the results; it remembers why they did not come. Raises to keep the machine for them."""
 
+    def ended_by_another(self) -> Result | None:
+        """The result, if another process has ended the run: its machine may be that of a next life by now."""
+
     def take_down(self) -> Proof:
         """Close the endpoint, so that no lease is renewed, no request sent and no token kept. Then end
         machine and program. The proof, or the lack of one: it raises no Exception."""
@@ -34,9 +37,12 @@ class EndPolicy(Protocol[Result]):
 
 def end_run(lock: LockHandle, policy: EndPolicy[Result]) -> Result:
     """End a run whose teardown lock is held. Only an unbroken copy, or one that is given up, ends a machine:
-    what `bring_home` raises leaves it as it is."""
+    what `bring_home` raises leaves it as it is. A process that stands still while it copies loses its turn,
+    and has nothing to end when it goes on."""
     lock.report(COPYING_RESULTS)
     policy.bring_home(lock)
+    if (ended := policy.ended_by_another()) is not None:
+        return ended
     lock.report("down")
     proof = policy.take_down()
     lock.report("saving the record")

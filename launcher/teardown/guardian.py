@@ -180,7 +180,7 @@ def _end_exclusively(
             if processes.end(lambda: process_inspection.with_variable(RUN_VARIABLE, run_id), _COMMAND_SECONDS)
             else 0
         )
-    if not record.live or (launch is not None and record.launch != launch):
+    if _ended_or_resumed(record, launch):
         return 0
     gone = f"the launcher (pid {record.launch.pid if record.launch else '?'}) ended unexpectedly"
     reason = record.reason or gone
@@ -188,6 +188,11 @@ def _end_exclusively(
     # From here on a full disk or a lost folder must not stop us: the machine matters, the record follows.
     _note(store, run_id, state="down", ended_by="guardian", reason=reason)
     return end_run(lock, _GuardiansEnd(store, record, standby, copying))
+
+
+def _ended_or_resumed(record: RunRecord, launch: ProcessId | None) -> bool:
+    """Whether the run is not that launch's any more. None: it is not known which that was."""
+    return not record.live or (launch is not None and record.launch != launch)
 
 
 class _GuardiansEnd:
@@ -211,6 +216,13 @@ class _GuardiansEnd:
     def bring_home(self, lock: LockHandle) -> None:
         """As long as bytes arrive."""
         self._copying.unpulled = _bring_home(self._store, self._record, self._copying)
+
+    def ended_by_another(self) -> int | None:
+        """0, if the record can be read and says so."""
+        with contextlib.suppress(Exception):
+            if _ended_or_resumed(self._store.load(self._record.id), self._record.launch):
+                return 0
+        return None
 
     def take_down(self) -> Proof:
         """Its launch is gone, and with it all of its endpoint but the token. The user's program may be left,

@@ -169,6 +169,15 @@ class _UnattendedEnd:
         progress = lock.reporting(COPYING_RESULTS, self._progress)
         self._outcome = _bring_home(self._store, self._record, self._note, progress, self._give_up)
 
+    def ended_by_another(self) -> RunRecord | None:
+        """The record, if it can be read and is of an ended run or of a next life."""
+        try:
+            now = self._store.load(self._record.id)
+        except Exception as error:  # noqa: BLE001 - after any error the machine must end
+            self._note(described(error))
+            return None
+        return None if now.live and now.launch == self._record.launch else now
+
     def take_down(self) -> Proof:
         """Its launch is gone, and with it all of its endpoint but the token."""
         try:

@@ -19,7 +19,7 @@ from launcher.base.processes import ProcessId
 from launcher.cli import teardown_verbs
 from launcher.records import teardown_lock
 from launcher.records.records import RecordStore, RunRecord
-from launcher.teardown import take_down
+from launcher.teardown import guardian, take_down
 from tests.support import recorded_machine
 from tests.support.environment import PROGRAMS
 from tests.support.left_alone import environ, left_alone, store, there, typed
@@ -107,6 +107,32 @@ def test_g28_a_full_disk_does_not_keep_anybody_from_waiting(
     shutil.rmtree(folder)
     with teardown_lock.exclusive(folder, "down", lambda line: pytest.fail(line)) as turn:
         turn.report("its folder is gone: nobody could be asked")
+
+
+@pytest.mark.parametrize("who", ["down", "guardian"])
+@pytest.mark.parametrize("resumed", [True, False])
+def test_g28_who_stood_still_while_it_copied_ends_no_later_life(
+    store: RecordStore, there: Path, monkeypatch: pytest.MonkeyPatch, resumed: bool, who: str
+) -> None:
+    """Another one did not wait for it, ended the run with proof, and the run was resumed."""
+    record = left_alone(store, there)
+    real = recorded_machine.RecordedMachine.pull
+
+    def pull(machine: Any, *args: Any) -> Any:
+        report = real(machine, *args)
+        proof = {"verified": True, "detail": "nothing is left"}
+        store.update(record.id, state="verified", ended=record.now(), ended_by="gc", proof=proof)
+        if resumed:
+            store.reopen(record.id)
+        return report
+
+    monkeypatch.setattr(recorded_machine.RecordedMachine, "pull", pull)
+    if who == "down":
+        assert take_down.take_down(store, record, "down").live == resumed
+    else:
+        assert guardian._end(store, record.id, record.launch) == 0
+    assert "down" not in recorded_machine.calls(there)
+    assert store.load(record.id).ended_by == (None if resumed else "gc")
 
 
 def test_g29_down_says_8_also_to_a_launch_that_began_its_end_late_and_keeps_the_machine(
