@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from launcher.base.home import Home
-from launcher.config.request_parsing import parse_request
+from launcher.config.request_validation import parse_request
 from launcher.config.setting_sources import load
 from launcher.types.settings import Settings
 
