@@ -91,11 +91,8 @@ class Ending:
             alone = teardown_lock.exclusive(self._folder, "launch", self._warn, insist=True)
             lock = self._try("waiting for its turn", lambda: stack.enter_context(alone))
             lock = lock or LockHandle(None, "launch")
-            proof = self._proven_by_another()
-            if proof is None:
-                return end_run(lock, self)
-            self._close_endpoint()
-            return self.write_record(proof)
+            code = self.ended_by_another()
+            return end_run(lock, self) if code is None else code
 
     # -------------------------------------------------------------- steps
 
@@ -160,8 +157,13 @@ class Ending:
         return lambda: self._by_name() or (received is None and self._signals.received == signal.SIGINT)
 
     def ended_by_another(self) -> int | None:
-        """None: while a launch copies, the guardian waits for it and `launch down` gives up."""
-        return None
+        """The exit code, if another process has ended the run: this launch stood still, or went on beside
+        one that did."""
+        proof = self._proven_by_another()
+        if proof is None:
+            return None
+        self._close_endpoint()
+        return self.write_record(proof)
 
     def take_down(self) -> Proof:
         """Take it down and prove it, with progress; also if the progress cannot be shown."""

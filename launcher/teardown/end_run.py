@@ -23,7 +23,8 @@ class EndPolicy(Protocol[Result]):
         """Copy the results; it remembers why they did not come. Raises to keep the machine for them."""
 
     def ended_by_another(self) -> Result | None:
-        """The result, if another process has ended the run: its machine may be that of a next life by now."""
+        """The result, if another process has ended the run: its machine may be that of a next life by now.
+        Raises to say that it is."""
 
     def take_down(self) -> Proof:
         """Close the endpoint, so that no lease is renewed, no request sent and no token kept. Then end
@@ -36,9 +37,9 @@ class EndPolicy(Protocol[Result]):
 
 
 def end_run(lock: LockHandle, policy: EndPolicy[Result]) -> Result:
-    """End a run whose teardown lock is held. Only an unbroken copy, or one that is given up, ends a machine:
-    what `bring_home` raises leaves it as it is. A process that stands still while it copies loses its turn,
-    and has nothing to end when it goes on."""
+    """End a run; its teardown lock is held, or could not be had. What `bring_home` raises keeps the machine.
+
+    A process that stands still while it copies loses its turn, and has nothing to end when it goes on."""
     lock.report(COPYING_RESULTS)
     policy.bring_home(lock)
     if (ended := policy.ended_by_another()) is not None:

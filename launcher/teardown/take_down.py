@@ -136,8 +136,8 @@ def take_down(
         raise _unreachable(record)
     keeping = ResultsWait(store, record.id, TRIES_SECONDS)
     with teardown_lock.exclusive(store.folder(record.id), ended_by, note, look=keeping.check) as lock:
-        record = store.load(record.id)
-        if not record.live:
+        expected, record = record, store.load(record.id)
+        if _ended_by_another(expected, record):
             return record
         return end_run(lock, _UnattendedEnd(store, record, ended_by, note, progress, give_up))
 
@@ -170,13 +170,13 @@ class _UnattendedEnd:
         self._outcome = _bring_home(self._store, self._record, self._note, progress, self._give_up)
 
     def ended_by_another(self) -> RunRecord | None:
-        """The record, if it can be read and is of an ended run or of a next life."""
+        """The record, if it can be read and says so. Raises TeardownUnverified if the run was resumed."""
         try:
             now = self._store.load(self._record.id)
         except Exception as error:  # noqa: BLE001 - after any error the machine must end
             self._note(described(error))
             return None
-        return None if now.live and now.launch == self._record.launch else now
+        return now if _ended_by_another(self._record, now) else None
 
     def take_down(self) -> Proof:
         """Its launch is gone, and with it all of its endpoint but the token."""
@@ -261,6 +261,15 @@ def _missing(record: RunRecord, report: PullReport, note: Note) -> _PullOutcome:
     for missing in report.missing:
         note(f"not copied: {missing}")
     return _PullOutcome(report.lost if record.may_have_results else None, gone=report.lost is not None)
+
+
+def _ended_by_another(expected: RunRecord, now: RunRecord) -> bool:
+    """Whether the run is over. Raises TeardownUnverified if it is in a next life: that is not ours."""
+    if now.live and now.launch != expected.launch:
+        label = now.name or now.id
+        why = "another process ended it meanwhile, and it was resumed"
+        raise TeardownUnverified(f"{label} is live again", why, f"launch down {label}")
+    return not now.live
 
 
 def _unreachable(record: RunRecord) -> TeardownUnverified:

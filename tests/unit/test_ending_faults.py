@@ -53,7 +53,7 @@ MADE: dict[str, dict[str, str]] = {
         "machine.serve",
         "connect": "record.update machine.kind token.keep machine.make_durable",
         "work": "record.update machine.make_durable record.load",
-        "pull": "record.update machine.kind machine.close_wandb machine.pull",
+        "pull": "record.update machine.kind machine.close_wandb machine.pull record.load",
         "down": "record.update machine.kind machine.down machine.proof token.drop",
         "writing": "record.update machine.price_per_hour machine.committed machine.unarmed_seconds",
     },
@@ -163,7 +163,7 @@ def test_g27_a_call_that_raises_skips_nothing_of_the_end(
         assert seen.record.exit_code == (None if ended_it else 0), "the program did what it should"
     if not ended_it and (phase not in WAY_UP or call == "record.load"):
         assert troubles(seen) or seen.end["unpulled"] or code == UNPROVEN, "it is said"
-    if phase == "pull" and call in ("machine.pull", "record.load"):
+    if phase == "pull" and (call == "machine.pull" or (life, call) == ("troubled", "record.load")):
         assert seen.asked.count("pull") == 2, "the machine was kept for its results"
     return None
 
@@ -179,7 +179,8 @@ def test_g27_a_record_that_cannot_be_read_at_an_early_end_changes_nothing_of_it(
         "machine.describe" if phase == "created" else "machine.kind", (phase,), lambda: JobFailed("it failed")
     )
     seen = PretendLife(tmp_path)("plain", first, Fault("record.load", (phase,), ERRORS[error][0]))
-    assert seen.struck == 2
+    # It looks before the copy and after it, which is in another phase where there is something to copy.
+    assert seen.struck == (2 if after(phase, "serve") else 3)
     ended(seen, FAILED, with_results=after(phase, "serve"))
     assert troubles(seen) and seen.end["reason"] == "it failed"
 

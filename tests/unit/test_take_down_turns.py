@@ -127,12 +127,27 @@ def test_g28_who_stood_still_while_it_copied_ends_no_later_life(
         return report
 
     monkeypatch.setattr(recorded_machine.RecordedMachine, "pull", pull)
-    if who == "down":
-        assert take_down.take_down(store, record, "down").live == resumed
-    else:
+    if who == "guardian":
         assert guardian._end(store, record.id, record.launch) == 0
+    elif resumed:
+        with pytest.raises(TeardownUnverified, match=r"^dev is live again"):
+            take_down.take_down(store, record, "down")
+    else:
+        assert take_down.take_down(store, record, "down").ended_by == "gc"
     assert "down" not in recorded_machine.calls(there)
     assert store.load(record.id).ended_by == (None if resumed else "gc")
+
+
+def test_g28_a_run_that_was_resumed_while_its_end_waited_for_its_turn_goes_on(
+    store: RecordStore, there: Path
+) -> None:
+    record = left_alone(store, there)
+    proof = {"verified": True, "detail": "nothing is left"}
+    store.update(record.id, state="verified", ended=record.now(), ended_by="gc", proof=proof)
+    store.reopen(record.id)
+    with pytest.raises(TeardownUnverified, match=r"^dev is live again"):
+        take_down.take_down(store, record, "down")
+    assert recorded_machine.calls(there) == [] and store.load(record.id).live
 
 
 def test_g29_down_says_8_also_to_a_launch_that_began_its_end_late_and_keeps_the_machine(
