@@ -154,7 +154,11 @@ def plan(
 def doctor(
     context: typer.Context,
     ask: Annotated[
-        bool, typer.Option("--ask", help="Ask every cloud with an account here whether it lets you in.")
+        bool,
+        typer.Option(
+            "--ask",
+            help="Ask the clouds with an account here whether they let you in; AWS, to rent.",
+        ),
     ] = False,
     as_json: Json = False,
     debug: Debug = False,

@@ -150,7 +150,7 @@ def gradients(
     history: PolicyHistory | None = None,
     old: OldLogprobs | None = None,
 ) -> dict[str, float]:
-    """Fill the master_weights' gradients with the loss's, and return the metrics over the step's tokens.
+    """Fill the master weights' gradients with the loss's, and return the metrics over the step's tokens.
 
     Every rank packs the same sequences the same way and takes every size-th pack. A token's weight was
     settled for the whole step, so ranks, packs and their order change nothing but rounding. `old` is computed

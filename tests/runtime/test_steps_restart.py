@@ -21,6 +21,7 @@ from runtime.gateway.steps.step_records import StepFolder
 from runtime.shared.batch import read_batch
 from runtime.shared.json_files import write_json
 from runtime.shared.schema import Group, Member, StepRequest, StepSettings
+from runtime.shared.statuses import StepStatus
 from tests.runtime.recorded import sampled
 from tests.runtime.steps_run import SOON_SECONDS, Run, Running, drive, write_weights
 from tests.support.waiting import wait_until_async
@@ -235,15 +236,21 @@ def test_a_step_that_is_made_again_is_known_to_be_trained(tmp_path: Path) -> Non
     assert all(step.trained.is_set() for step in found) and not found[-1].ended.is_set()
 
 
+async def brought_elsewhere(run: Run) -> tuple[StepRequest, StepStatus, Run]:
+    """A step, how it ended, and another machine that has its checkpoint and nothing else."""
+    async with Running(run.queue()) as queue:
+        request = run.request("k1", "a", "b", client_state={"at": 1})
+        await queue.submit(request)
+        await run.commit(1)
+        done = await queue.wait(1, SOON_SECONDS)
+    elsewhere = Run(run.folder / "elsewhere")
+    shutil.copytree(run.folder / "checkpoints", elsewhere.folder / "checkpoints")
+    return request, done, elsewhere
+
+
 def test_a_checkpoint_brought_from_elsewhere_is_a_step_whose_key_is_known(tmp_path: Path) -> None:
     async def work(run: Run) -> None:
-        async with Running(run.queue()) as queue:
-            request = run.request("k1", "a", "b", client_state={"at": 1})
-            await queue.submit(request)
-            await run.commit(1)
-            done = await queue.wait(1, SOON_SECONDS)
-        elsewhere = Run(run.folder / "elsewhere")
-        shutil.copytree(run.folder / "checkpoints", elsewhere.folder / "checkpoints")
+        request, done, elsewhere = await brought_elsewhere(run)
         async with Running(elsewhere.queue()) as queue:
             again = await queue.wait((await queue.submit(request)).id, SOON_SECONDS)
             assert again == done and elsewhere.published == [1]
@@ -258,13 +265,7 @@ def test_c40_a_checkpoint_brought_from_elsewhere_is_served_though_the_gateway_di
     """Its batch was lost with its machine: what is on disk of the step looks like one that waits."""
 
     async def work(run: Run) -> None:
-        async with Running(run.queue()) as queue:
-            request = run.request("k1", "a", "b", client_state={"at": 1})
-            await queue.submit(request)
-            await run.commit(1)
-            done = await queue.wait(1, SOON_SECONDS)
-        elsewhere = Run(run.folder / "elsewhere")
-        shutil.copytree(run.folder / "checkpoints", elsewhere.folder / "checkpoints")
+        request, done, elsewhere = await brought_elsewhere(run)
         elsewhere.queue()  # it dies as its engines load
         async with Running(elsewhere.queue()) as queue:
             assert await queue.wait(1, SOON_SECONDS) == await queue.submit(request) == done

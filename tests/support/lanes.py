@@ -112,7 +112,7 @@ def pytest_runtestloop(session: pytest.Session) -> None:
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_runtest_protocol(item: pytest.Item) -> bool | None:
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
     """Show what a lane of this environment said of a test, in place of running it."""
     name = _lane_for(item)
     if name is None or _is_the_runtimes(name):
@@ -121,6 +121,8 @@ def pytest_runtest_protocol(item: pytest.Item) -> bool | None:
     for report in _reports_or_failure(item):
         item.ihook.pytest_runtest_logreport(report=report)
     item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
+    # As pytest's runner does after each test: what a test of this process left up for its next one ends here.
+    item.session._setupstate.teardown_exact(nextitem)
     return True
 
 

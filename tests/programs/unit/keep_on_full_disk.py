@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import multiprocessing
 import os
 import shutil
 import signal
@@ -16,7 +17,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -78,16 +80,15 @@ def _fill(folder: Path) -> None:
 
 
 def _stage(folder: Path) -> bool:
-    """Whether staging said that the checkpoint may be fetched. Its exit status tells nothing: the keeper in
-    this process takes the status of any child that ends."""
+    """Whether staging exited with 0 and said that the checkpoint may be fetched."""
     script = Path(remote_staging.__file__).read_text()
     request = json.dumps({"newest": 1, "journals": {}})
     words = [sys.executable, "-", request]
     done = subprocess.run(words, input=script, text=True, cwd=folder, capture_output=True, check=False)
-    return "checkpoints/step-000001/adapter" in done.stdout
+    return not done.returncode and "checkpoints/step-000001/adapter" in done.stdout
 
 
-def _life(folder: Path, stages: bool) -> dict[str, Any]:
+def _life(folder: Path, stage: Callable[[Path], bool] | None) -> dict[str, Any]:
     """One keeper's. What filled the disk takes the room that was given back, too."""
     database = folder / "skylet_config.db"
     seen: dict[str, Any] = {"resets": 0, "staged": None}
@@ -115,7 +116,7 @@ def _life(folder: Path, stages: bool) -> dict[str, Any]:
             reset_on_full_disk()
             with liveness.held():
                 _fill(folder)
-                seen["staged"] = _stage(folder) if stages else None
+                seen["staged"] = None if stage is None else stage(folder)
         finally:
             os.kill(os.getpid(), signal.SIGTERM)
 
@@ -126,11 +127,32 @@ def _life(folder: Path, stages: bool) -> dict[str, Any]:
     return {**seen, "code": code, "end": [record["state"], record["reason"]]}
 
 
-def main(small: Path) -> None:
+def _lives(small: Path, stager: Connection) -> None:
+    """Both, in a process of their own."""
+
+    def stage(folder: Path) -> bool:
+        stager.send(folder)
+        return bool(stager.recv())
+
     autodown.RENEW_EVERY_SECONDS = 0.1
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])  # the keeper waits for it, in its own thread
-    print(json.dumps([_life(small / "ended", False), _life(small / "copied", True)]))
+    print(json.dumps([_life(small / "ended", None), _life(small / "copied", stage)]), flush=True)
+
+
+def main(small: Path) -> int:
+    """Staging is this process's child, as on a machine it is sshd's: a keeper kills the children of its own
+    that it does not know."""
+    context = multiprocessing.get_context("fork")
+    ours, theirs = context.Pipe()
+    lives = context.Process(target=_lives, args=(small, theirs))
+    lives.start()
+    theirs.close()
+    with contextlib.suppress(EOFError):
+        while True:
+            ours.send(_stage(ours.recv()))
+    lives.join()
+    return lives.exitcode or 0
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    sys.exit(main(Path(sys.argv[1])))
