@@ -36,7 +36,7 @@ from launcher.types.offers import plan_command
 from launcher.types.plan import refuse_rental_options, split_local_gpus
 from launcher.types.settings import Settings
 from runtime.shared import model_shape
-from runtime.shared.architectures import PolicyError, check_on_cpu, checked_context
+from runtime.shared.architectures import PolicyError, check_dtype_on_cpu, check_on_cpu, checked_context
 from runtime.shared.peft_format import Lora
 
 _LAYERS = "train.lora.target_modules"
@@ -165,18 +165,24 @@ def _check_model_fits_settings(settings: Settings, found: FoundConfig | None) ->
         lora = Lora(chosen.rank, chosen.alpha, chosen.use_rslora, chosen.target_modules or ())
         adapter_folder.check(settings.adapter, lora, config)
     if settings.gpus is None:
-        _check_on_cpu(settings, config or {})
+        _check_on_cpu(settings, config or {}, values.dtype)
     _check_context(config or {}, values.engine.max_model_len)
     _check_layers(settings, config or {}, values.train.lora.target_modules or ())
 
 
-def _check_on_cpu(settings: Settings, config: Mapping[str, Any]) -> None:
+def _check_on_cpu(settings: Settings, config: Mapping[str, Any], dtype: str) -> None:
     """Raises PreflightError for a model on which the CPU engine would fail at its first request."""
     try:
         check_on_cpu(config)
     except PolicyError as error:
         hint = f"{plan_command(settings, 'H100:1')}  # GPUs take other widths"
         what = f"the model {settings.model} cannot be served on a CPU"
+        raise PreflightError(what, str(error), hint) from None
+    try:
+        check_dtype_on_cpu(config, dtype)
+    except PolicyError as error:
+        hint = f"launch --model {settings.model} --set dtype=bfloat16"
+        what = f"the model {settings.model} cannot be served on a CPU in {dtype}"
         raise PreflightError(what, str(error), hint) from None
 
 

@@ -7,17 +7,19 @@ Neighbours: `memory_fit.py` plans memory by it, `hub.py` looks at downloads and 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from launcher.models import hub, known_models, model_folder
 from launcher.types.settings import TINY_MODEL
+from runtime.shared.language_model import language_model
 
 
 @dataclass(frozen=True)
 class FoundConfig:
-    """`table_date`: the day (ISO) of the table that it is from; None if it is the model's own file."""
+    """The language model's config. `table_date`: the day (ISO) of the table that it is from; None if it is
+    the model's own file."""
 
     config: dict[str, Any]
     table_date: str | None = None
@@ -26,7 +28,14 @@ class FoundConfig:
 def find_config(
     model: str, environ: Mapping[str, str], token: str | None = None, *, asks: bool = True
 ) -> FoundConfig | None:
-    """The config.json of `--model MODEL`; None if it cannot be had. `asks`: the hub as well."""
+    """The config.json of `--model MODEL`, of a multimodal one the language model's; None if it cannot be had.
+    `asks`: the hub as well.
+    """
+    found = _find(model, environ, token, asks)
+    return None if found is None else replace(found, config=language_model(found.config))
+
+
+def _find(model: str, environ: Mapping[str, str], token: str | None, asks: bool) -> FoundConfig | None:
     folder = model_folder.tiny_folder() if model == TINY_MODEL else Path(model).expanduser()
     if folder.is_dir():
         return _of_folder(folder)

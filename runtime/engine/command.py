@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from runtime.engine.parsers import Parsers, select_parsers
-from runtime.shared.architectures import check_on_cpu, checked_context
+from runtime.shared.architectures import check_dtype_on_cpu, check_on_cpu, checked_context
+from runtime.shared.language_model import is_multimodal, language_model
 from runtime.shared.memory.engine import cache_bytes
 from runtime.shared.model_shape import shape
 from runtime.shared.peft_format import engine_rank
@@ -57,6 +58,7 @@ def arguments(config: RuntimeConfig, index: int) -> list[str]:
     """vLLM's command line for engine `index`. Raises PolicyError for a model that it cannot serve."""
     if config.device == "cpu":
         check_on_cpu(_language_model(config.model_path))
+        check_dtype_on_cpu(_language_model(config.model_path), config.dtype)
     engine = config.engine
     words = ["--model", config.model_path, "--served-model-name", BASE_NAME]
     words += ["--uds", str(socket_path(config, index))]
@@ -74,6 +76,8 @@ def arguments(config: RuntimeConfig, index: int) -> list[str]:
     # The model's own top-p and penalties would change the support (C9).
     words += ["--generation-config", "vllm"]
     words += ["--disable-uvicorn-access-log"]
+    if is_multimodal(model_description(config.model_path)):
+        words += ["--language-model-only"]
     # A chat request's prompt in ids, without an answer: by that later turns go on from earlier ones.
     words += ["--enable-scale-out"]
     # By default vLLM takes the backend of the first grammar, and later grammars that need another one fail.
@@ -139,8 +143,7 @@ def context_length(config: RuntimeConfig) -> int:
 
 
 def _language_model(model: str) -> dict[str, Any]:
-    described = model_description(model)
-    return described.get("text_config", described)
+    return language_model(model_description(model))
 
 
 def max_sequences_of_programs(config: RuntimeConfig) -> int:
@@ -160,13 +163,13 @@ def _lora_modules(config: RuntimeConfig) -> tuple[str, ...]:
     By default vLLM wraps head and embeddings of a Llama as well, and then its CPU engine crashes at the first
     request for prompt logprobs: a publication's probe.
     """
-    return lora_targets(model_description(config.model_path), config.train.lora.target_modules)
+    return lora_targets(_language_model(config.model_path), config.train.lora.target_modules)
 
 
 def _kv_cache_bytes(config: RuntimeConfig) -> int:
     """The configured size, but no more than two full batches of the longest sequences could ever fill."""
     configured = int((config.engine.kv_cache_gib or _CPU_CACHE_GIB) * 2**30)
-    known, places = shape(model_description(config.model_path)), _max_num_seqs(config)
+    known, places = shape(_language_model(config.model_path)), _max_num_seqs(config)
     if known is None or places is None:
         return configured
     one = cache_bytes(known, context_length(config), 4 if config.dtype == "float32" else 2)

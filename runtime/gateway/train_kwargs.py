@@ -11,6 +11,7 @@ from pathlib import Path
 
 from fastapi import APIRouter
 
+from runtime.shared.language_model import language_model
 from runtime.shared.projections import lora_targets
 from runtime.shared.runtime_config import RuntimeConfig
 from runtime.shared.train_kwargs import RunContext, TrainKwargsRequest, TrainKwargsResponse, read
@@ -40,6 +41,6 @@ def _layers(model_path: str) -> tuple[str, ...] | None:
             return None
         found = Path(cached)
     try:
-        return lora_targets(json.loads(found.read_text()))
+        return lora_targets(language_model(json.loads(found.read_text())))
     except (OSError, ValueError):
         return None

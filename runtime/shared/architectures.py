@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from runtime.shared.language_model import MULTIMODAL, is_multimodal, language_model
+
 # How wide a head may be for vLLM 0.32's attention on a CPU (CPUAttentionBackend.get_supported_head_sizes).
 CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 
@@ -29,7 +31,9 @@ _STATE_KEYS = (
     "sequence_kernel",
 )
 # Hybrids of both whose adapters an engine was seen to serve as they were trained; others are refused by name.
-_SERVED_HYBRIDS = {"falcon_h1", "granitemoehybrid", "qwen3_next", "qwen3_5_text"}
+# `GATED_DELTA`: of them those with the gated delta rule, and attention with a gate.
+GATED_DELTA = {"qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"}
+_SERVED_HYBRIDS = {"falcon_h1", "granitemoehybrid", *GATED_DELTA}
 # Quantized formats that the trainer reads as the plain weights they stand for.
 _READABLE_QUANTIZATIONS = {"mxfp4"}
 
@@ -55,6 +59,7 @@ class PolicyError(Exception):
 
 def check_trainable(config: Mapping[str, Any]) -> None:
     """Raise PolicyError, with the reason, for the config.json of a model that is not trained here."""
+    config = language_model(config)
     kinds = config.get("architectures") or []
     name = kinds[0] if len(kinds) == 1 else f"{config.get('model_type') or 'model without a type'}"
     for why in _reasons(config, kinds):
@@ -65,8 +70,11 @@ def _reasons(config: Mapping[str, Any], kinds: list[str]) -> Iterator[str]:
     if not isinstance(kinds, list) or len(kinds) != 1:
         yield "its config.json does not name exactly one architecture"
     elif "text_config" in config:
-        yield "it holds other parts beside the language model (text_config); text-only models are trained"
-    elif not kinds[0].endswith(("ForCausalLM", "LMHeadModel")):
+        trained = ", ".join(sorted(MULTIMODAL))
+        yield f"it holds other parts beside the language model (text_config); of such models {trained} can be"
+    elif is_multimodal(config) and config.get("model_type") != MULTIMODAL[kinds[0]]:
+        yield f"its language model is a {config.get('model_type')}, not a {MULTIMODAL[kinds[0]]}"
+    elif not is_multimodal(config) and not kinds[0].endswith(("ForCausalLM", "LMHeadModel")):
         yield f"{kinds[0]} is not a causal language model"
     if config.get("auto_map") and config.get("model_type") not in _NATIVE:
         yield "it needs its own code (auto_map), which is never run"
@@ -89,6 +97,14 @@ def check_on_cpu(config: Mapping[str, Any]) -> None:
     if size is not None and size not in CPU_HEAD_SIZES:
         served = ", ".join(map(str, CPU_HEAD_SIZES))
         raise PolicyError(f"its heads are {size} wide, and attention on a CPU is computed for {served}")
+
+
+def check_dtype_on_cpu(config: Mapping[str, Any], dtype: str) -> None:
+    """Raise PolicyError for a model that vLLM's CPU build computes in bfloat16 alone, in another dtype."""
+    if config.get("model_type") in GATED_DELTA and dtype != "bfloat16":
+        raise PolicyError(
+            f"its layers with a gated delta rule are computed in bfloat16 on a CPU, not in {dtype}"
+        )
 
 
 def head_size(config: Mapping[str, Any]) -> int | None:

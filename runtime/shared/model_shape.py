@@ -12,7 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from runtime.shared.architectures import head_size, positions, rotation, state_of
+from runtime.shared.architectures import GATED_DELTA, head_size, positions, rotation, state_of
+from runtime.shared.language_model import is_multimodal
 from runtime.shared.projections import ATTENTION, FEED_FORWARD, LISTED, has_experts, lora_targets
 
 # By model_type: which families normalise queries and keys, and which have four norms in a layer.
@@ -25,7 +26,9 @@ _QUERY_KEY_NORMS = {
     "olmoe",
     "exaone4",
     "hunyuan_v1_dense",
+    *GATED_DELTA,
 }
+_ATTENTION_INTERVAL = 4
 _FOUR_NORMS = {"gemma2", "gemma3_text", "glm4"}
 _NORMS_AFTER = {"olmo2", "olmo3", "exaone4"}
 # Families whose key for a window has no effect unless another key enables it.
@@ -63,13 +66,51 @@ class Experts:
 
 
 @dataclass(frozen=True)
+class StateLayers:
+    """The layers of a hybrid that pass a state along their tokens in place of attention (gated delta rule).
+
+    `layers`: their indices. `key_heads` of width `key_width` for queries and keys, `value_heads` of width
+    `value_width`. `kernel`: tokens under the convolution.
+    """
+
+    layers: frozenset[int]
+    key_heads: int
+    key_width: int
+    value_heads: int
+    value_width: int
+    kernel: int
+
+    @property
+    def mixed(self) -> int:
+        """The width of queries, keys and values together, which the convolution passes over."""
+        return 2 * self.key_heads * self.key_width + self.value
+
+    @property
+    def value(self) -> int:
+        """The width of all heads' values."""
+        return self.value_heads * self.value_width
+
+    def weights(self, hidden: int) -> int:
+        """The number of weights of one such layer's mixer."""
+        inward = hidden * (self.mixed + self.value + 2 * self.value_heads)
+        return inward + self.mixed * self.kernel + self.value * hidden
+
+    def state_bytes(self, number_bytes: int) -> int:
+        """A sequence in one such layer of an engine, in bytes: state in fp32, tokens of the convolution."""
+        state = self.value_heads * self.key_width * self.value_width * 4
+        return state + self.mixed * (self.kernel - 1) * number_bytes
+
+
+@dataclass(frozen=True)
 class ModelShape:
-    """`windows`: of each layer, None if it sees all. `linears`: the linear layers of a block without experts.
-    If `experts` has the layers of blocks with experts, only the blocks of `dense` (by index) are without.
-    `positions`: None if unknown. `query_key_norms`: whether heads are normalised; `norms`: how many others a
-    layer has; `norms_after`: they stand behind attention and feed-forward, not before. `rotates_in_parts`:
-    the rotated and the other part of a query are put together anew, with another memory layout, so
-    attention's output is kept twice. `stored_bits`: of an expert's weight in a quantized model.
+    """`windows`: of each layer with attention, None if it sees all. `linears`: the linear layers of a block
+    without experts. If `experts` has the layers of blocks with experts, only the blocks of `dense` (by index)
+    are without. `positions`: None if unknown. `query_key_norms`: whether heads are normalised; `norms`: how
+    many others a layer has; `norms_after`: they stand behind attention and feed-forward, not before.
+    `rotates_in_parts`: the rotated and the other part of a query are put together anew, with another memory
+    layout, so attention's output is kept twice. `stored_bits`: of an expert's weight in a quantized model.
+    `multimodal`: it is the language model of a checkpoint that holds more. `gated`: attention's output has a
+    gate, which the queries' layer computes. `states`: of a hybrid, its layers without attention.
     """
 
     layers: int
@@ -91,6 +132,9 @@ class ModelShape:
     experts: Experts | None = None
     dense: frozenset[int] = frozenset()
     stored_bits: float | None = None
+    multimodal: bool = False
+    gated: bool = False
+    states: StateLayers | None = None
 
     @property
     def query(self) -> int:
@@ -108,10 +152,18 @@ class ModelShape:
         return self.linears[0].name == "qkv_proj"
 
     def of_layer(self, layer: int) -> tuple[Linear, ...]:
-        """The linear layers of a block; of one with experts those of attention."""
-        if self.experts is None or layer in self.dense:
-            return self.linears
-        return tuple(linear for linear in self.linears if linear.place.startswith("self_attn."))
+        """The linear layers of a block: of one with experts those of attention, of one that passes a state
+        those of the feed-forward."""
+        found = self.linears
+        if self.experts is not None and layer not in self.dense:
+            found = tuple(linear for linear in found if linear.place.startswith("self_attn."))
+        if self.passes_state(layer):
+            found = tuple(linear for linear in found if not linear.place.startswith("self_attn."))
+        return found
+
+    def passes_state(self, layer: int) -> bool:
+        """Whether a layer passes a state along its tokens in place of attention."""
+        return self.states is not None and layer in self.states.layers
 
     def with_lora(self, chosen: Sequence[str] | None = None) -> Iterator[tuple[int, Linear]]:
         """Layer and linear layer of every A and B: those of these names, or the default ones with LoRA."""
@@ -142,15 +194,17 @@ class ModelShape:
         if self.experts is not None:
             router_and_shared = self.hidden * (self.experts.count + 3 * self.experts.shared_width)
             beside = (self.layers - len(self.dense)) * router_and_shared
+        if self.states is not None:
+            beside += len(self.states.layers) * self.states.weights(self.hidden)
         return blocks + around + beside + self.expert_weights
 
 
 def shape(config: Mapping[str, Any]) -> ModelShape | None:
     """The shape that a config.json describes; None if a key without a default is missing.
 
-    None for a hybrid as well: its layers are of several kinds, with sizes that depend on the family.
+    None for a hybrid as well, but for those with the gated delta rule: of others sizes are not known.
     """
-    if state_of(config):
+    if state_of(config) and config.get("model_type") not in GATED_DELTA:
         return None
     try:
         return _shape(config)
@@ -175,8 +229,9 @@ def _shape(config: Mapping[str, Any]) -> ModelShape:
     names = lora_targets(config)
     quantized = (config.get("quantization_config") or {}).get("quant_method")
     experts = _experts(config)
-    intermediate = int(config["intermediate_size"])
-    fused = "qkv_proj" in names
+    intermediate = int(config.get("intermediate_size") or 0) if experts else int(config["intermediate_size"])
+    fused, gated = "qkv_proj" in names, kind in GATED_DELTA
+    states = _states(config, layers) if gated else None
     return ModelShape(
         layers=layers,
         hidden=hidden,
@@ -187,8 +242,8 @@ def _shape(config: Mapping[str, Any]) -> ModelShape:
         vocabulary=int(config["vocab_size"]),
         tied=bool(config.get("tie_word_embeddings", kind.startswith("gemma") or kind == "smollm3")),
         positions=positions(config),
-        windows=_windows(config, layers),
-        linears=_linears(hidden, heads * head, key_heads * head, intermediate, fused=fused),
+        windows=_windows(config, layers - (len(states.layers) if states else 0)),
+        linears=_linears(hidden, heads * head, key_heads * head, intermediate, fused=fused, gated=gated),
         lora_names=names,
         norms=4 if kind in _FOUR_NORMS else 2,
         norms_after=kind in _NORMS_AFTER,
@@ -197,11 +252,14 @@ def _shape(config: Mapping[str, Any]) -> ModelShape:
         experts=experts,
         dense=_dense(config, layers) if experts else frozenset(),
         stored_bits=_STORED_BITS.get(str(quantized)),
+        multimodal=is_multimodal(config),
+        gated=gated,
+        states=states,
     )
 
 
 def _linears(
-    hidden: int, query: int, key_value: int, intermediate: int, *, fused: bool
+    hidden: int, query: int, key_value: int, intermediate: int, *, fused: bool, gated: bool
 ) -> tuple[Linear, ...]:
     q, k, v, o = (f"self_attn.{name}" for name in ATTENTION)
     gate, up, down = (f"mlp.{name}" for name in FEED_FORWARD)
@@ -213,13 +271,28 @@ def _linears(
         )
         return starts[0], ends[0], starts[1], ends[1]
     return (
-        Linear(q, hidden, query),
+        Linear(q, hidden, 2 * query if gated else query),
         Linear(k, hidden, key_value),
         Linear(v, hidden, key_value),
         ends[0],
         Linear(gate, hidden, intermediate),
         Linear(up, hidden, intermediate),
         ends[1],
+    )
+
+
+def _states(config: Mapping[str, Any], layers: int) -> StateLayers:
+    kinds = config.get("layer_types")
+    if not kinds:
+        every = int(config.get("full_attention_interval") or _ATTENTION_INTERVAL)
+        kinds = ["full_attention" if (layer + 1) % every == 0 else "linear" for layer in range(layers)]
+    return StateLayers(
+        layers=frozenset(layer for layer, kind in enumerate(kinds) if kind != "full_attention"),
+        key_heads=int(config["linear_num_key_heads"]),
+        key_width=int(config["linear_key_head_dim"]),
+        value_heads=int(config["linear_num_value_heads"]),
+        value_width=int(config["linear_value_head_dim"]),
+        kernel=int(config.get("linear_conv_kernel_dim") or 4),
     )
 
 

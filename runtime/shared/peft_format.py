@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from runtime.shared.architectures import PolicyError
+from runtime.shared.language_model import published_module
 from runtime.shared.model_shape import ModelShape
 from runtime.shared.start_adapter_layout import FILES
 
@@ -69,7 +70,8 @@ def tensor_shapes(shape: ModelShape, rank: int, targets: Sequence[str] | None = 
     """
     found: dict[str, list[int]] = {}
     for layer, linear in shape.with_lora(targets):
-        name = f"{PREFIX}model.layers.{layer}.{linear.place}"
+        module = f"model.layers.{layer}.{linear.place}"
+        name = PREFIX + published_module(module, multimodal=shape.multimodal)
         found |= {f"{name}.lora_A.weight": [rank, linear.into], f"{name}.lora_B.weight": [linear.out, rank]}
     return found
 

@@ -23,6 +23,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from runtime.shared.architectures import PolicyError
+from runtime.shared.language_model import own_name
 from runtime.shared.peft_format import CONFIG, PREFIX, WEIGHTS, Lora, check_adapter_config
 from runtime.trainer.policy import resolve
 
@@ -71,7 +72,7 @@ def merge(base: Path, adapter: Path, to: Path, dtype: str | None = None) -> Merg
 
 
 def _changes(adapter: Path) -> dict[str, tuple[Tensor, Tensor, float]]:
-    """A, B and the scale, by the name of the weights they change."""
+    """A, B and the scale, by the language model's own name of the weights they change."""
     config = json.loads((adapter / CONFIG).read_text())
     lora = Lora(
         config["r"], float(config["lora_alpha"]), bool(config.get("use_rslora")),
@@ -83,7 +84,7 @@ def _changes(adapter: Path) -> dict[str, tuple[Tensor, Tensor, float]]:
     for name, down in tensors.items():
         if name.endswith(".lora_A.weight"):
             layer = name.removesuffix(".lora_A.weight")
-            weight = f"{layer.removeprefix(PREFIX)}.weight"
+            weight = own_name(f"{layer.removeprefix(PREFIX)}.weight")
             found[weight] = (down.float(), tensors[f"{layer}.lora_B.weight"].float(), lora.scale)
     return found
 
@@ -96,10 +97,11 @@ def _merged_tensors(
         for name in file.keys():  # noqa: SIM118 - no dict
             weight = file.get_tensor(name)
             wanted = DTYPES[dtype] if dtype and weight.is_floating_point() else weight.dtype
-            if name not in left:
+            own = own_name(name)
+            if own not in left:
                 yield name, weight.to(wanted)
                 continue
-            down, up, scale = left.pop(name)
+            down, up, scale = left.pop(own)
             if weight.shape != (up.shape[0], down.shape[1]):
                 raise PolicyError(
                     f"{name} is {list(weight.shape)} in the base: the adapter is another model's"

@@ -22,11 +22,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 from torchtune.modules.peft import LoRALinear, disable_adapter
-from transformers import AttentionInterface, AutoModelForCausalLM, Mxfp4Config, logging
+from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM, Mxfp4Config, logging
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from runtime.shared.architectures import PolicyError
+from runtime.shared.language_model import file_name_mapping, is_multimodal, is_own
 from runtime.trainer.attention import AttentionPattern, attend
 from runtime.trainer.compiling import Compiled
 
@@ -38,16 +39,21 @@ _ATTENTION = "slipway"
 def load_model(folder: Path, config: Mapping[str, Any], dtype: torch.dtype, device: str) -> nn.Module:
     """The frozen base of a folder. Raises PolicyError unless its weights are this model's, all of them.
 
-    `config`: its config.json, which names one architecture.
+    `config`: the language model's config.json, which names one architecture. Of a multimodal checkpoint the
+    language model alone is loaded.
     """
-    kind, architecture = config.get("model_type"), config["architectures"][0]
+    kind = str(config.get("model_type"))
     if kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
         raise PolicyError(
             f"transformers {transformers.__version__} has no language model of the type {kind!r}"
         )
+    multimodal = is_multimodal(config)
+    architecture = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[kind] if multimodal else config["architectures"][0]
     AttentionInterface.register(_ATTENTION, attend)
     logging.disable_progress_bar()
     quantized = config.get("quantization_config")
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()  # of tensors that are not this model's: they are refused below, or not read
     try:
         model, found = AutoModelForCausalLM.from_pretrained(
             folder,
@@ -61,12 +67,17 @@ def load_model(folder: Path, config: Mapping[str, Any], dtype: torch.dtype, devi
             ignore_mismatched_sizes=True,  # they are refused below, with their shapes
             # A model with quantized weights is trained as the plain weights that they stand for.
             **({"quantization_config": Mxfp4Config(dequantize=True)} if quantized else {}),
+            **(_language_model_of(folder, config) if multimodal else {}),
         )
     except (OSError, ValueError, KeyError, TypeError, RuntimeError, ImportError, AttributeError) as error:
         why = " ".join(str(error).split())
         raise PolicyError(f"transformers cannot load {folder.name}: {why}") from error
+    finally:
+        logging.set_verbosity(verbosity)
     if type(model).__name__ != architecture:
         raise PolicyError(f"its model_type is a {type(model).__name__}'s, its architecture {architecture}")
+    if multimodal:
+        found["unexpected_keys"] = [name for name in found["unexpected_keys"] if is_own(name)]
     _refuse_other_weights(found)
     _tie(model)
     for weight in model.parameters():
@@ -75,6 +86,15 @@ def load_model(folder: Path, config: Mapping[str, Any], dtype: torch.dtype, devi
         if isinstance(module, nn.Dropout):
             module.p = 0.0  # C29
     return model.eval()
+
+
+def _language_model_of(folder: Path, config: Mapping[str, Any]) -> dict[str, Any]:
+    """from_pretrained's arguments for the language model of a multimodal checkpoint."""
+    published = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    own = published.get_text_config()
+    if "tie_word_embeddings" in config:
+        own.tie_word_embeddings = config["tie_word_embeddings"]
+    return {"config": own, "key_mapping": file_name_mapping()}
 
 
 def _refuse_other_weights(found: dict[str, Any]) -> None:

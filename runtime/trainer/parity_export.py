@@ -22,6 +22,7 @@ from torch import Tensor
 
 from runtime.shared import parity_check as on_disk
 from runtime.shared.architectures import positions
+from runtime.shared.language_model import language_model
 from runtime.shared.probe_file import PROBE_FILE
 from runtime.trainer.forward import next_logits, sequence_logprobs
 from runtime.trainer.packing_check import check_packing
@@ -58,7 +59,7 @@ def write_parity_check(policy: Policy, folder: Path, model: Path, base_model: st
 
     Raises PolicyError for a model that cannot be trained in packed rows.
     """
-    sequences = _sequences(policy, json.loads((model / "config.json").read_text()))
+    sequences = _sequences(policy, language_model(json.loads((model / "config.json").read_text())))
     with policy.reference():
         check_packing(policy, sequences, _COMPLETION_TOKENS)
     with policy.reference():

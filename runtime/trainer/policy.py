@@ -10,7 +10,7 @@ are the masters' with a prefix, and no tensor is permuted or scaled on its way i
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from runtime.shared.architectures import PolicyError, check_trainable, positions, state_of
+from runtime.shared.language_model import OTHER_MODULES, is_multimodal, language_model, published_module
 from runtime.shared.peft_format import CONFIG, PREFIX, WEIGHTS, Lora, check_adapter_config
 from runtime.shared.projections import lora_targets
 from runtime.trainer.attention import AttentionPattern, DenseMask
@@ -55,24 +56,17 @@ class Policy:
 
     The model multiplies with the working copy, which equals the engine's copy of the exported fp32 file. Both
     round A and B to the model's precision and then fold the scale into B, which rounds B once more (C31).
-    `positions`: the longest sequence with one and the same computation; None if it is unbounded.
-    `one_sequence_per_row`: a row holds one sequence, because the model passes a state along it.
+    `config`: the language model's config.json. `one_sequence_per_row`: a row holds one sequence, because the
+    model passes a state along it.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        lora: Lora,
-        device: torch.device,
-        positions: int | None = None,
-        one_sequence_per_row: bool = False,
-    ) -> None:
+    def __init__(self, model: nn.Module, lora: Lora, device: torch.device, config: Mapping[str, Any]) -> None:
         self.model = model
         self.lora = lora
         self.device = device
         self.output: Callable[[Tensor], Tensor] = lm_head_of(model)  # hidden [T, D] to logits [T, V]
-        self.one_sequence_per_row = one_sequence_per_row
-        self._positions = positions
+        self.one_sequence_per_row = bool(state_of(config))
+        self._positions = positions(config)
         self._windows = windows_of(model)
         self._working = {name: weight for name, weight in model.named_parameters() if ".lora_" in name}
         self._scale = {name: lora.scale if ".lora_b." in name else 1.0 for name in self._working}
@@ -81,6 +75,10 @@ class Policy:
             for name, weight in sorted(self._working.items())
         }
         self._rounded = [name for name in self.master_weights if not self._is_master(name)]
+        self._multimodal = is_multimodal(config)
+        self._peft_names = {
+            name: _peft_name(name, multimodal=self._multimodal) for name in self.master_weights
+        }
 
     def _is_master(self, name: str) -> bool:
         return self._working[name].dtype == torch.float32 and self._scale[name] == 1
@@ -175,7 +173,7 @@ class Policy:
         """
         folder.mkdir(parents=True, exist_ok=True)
         tensors = {
-            _peft_name(name): weight.detach().cpu().contiguous()
+            self._peft_names[name]: weight.detach().cpu().contiguous()
             for name, weight in self.master_weights.items()
         }
         save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
@@ -187,6 +185,8 @@ class Policy:
             "lora_alpha": self.lora.alpha,
             "lora_dropout": 0.0,
             "target_modules": sorted(self.lora.target_modules),
+            # Its encoder of images has layers of the same names.
+            **({"exclude_modules": OTHER_MODULES} if self._multimodal else {}),
             "bias": "none",
             "use_dora": False,
             "use_rslora": self.lora.use_rslora,
@@ -214,7 +214,7 @@ class Policy:
             tensors = load_file(folder / WEIGHTS)
         except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
             raise PolicyError(f"the adapter {folder.name} cannot be read: {error!r}") from error
-        wanted = {_peft_name(name): name for name in self.master_weights}
+        wanted = {peft_name: name for name, peft_name in self._peft_names.items()}
         if set(tensors) != set(wanted):
             odd = sorted(set(tensors) ^ set(wanted))
             raise PolicyError(f"the adapter's tensors are not this model's: {odd[:3]} and {len(odd)} in all")
@@ -231,7 +231,7 @@ def build(folder: Path, lora: Lora, *, dtype: str, device: str, seed: int, recom
     A `lora` without target modules takes the model's own. `recompute`: layers keep their inputs alone for the
     backward pass. On a GPU layers are compiled, if no state passes along them. Raises PolicyError.
     """
-    config = _read_config(folder)
+    config = language_model(_read_config(folder))
     check_trainable(config)
     lora = lora.with_target_modules(lora_targets(config, lora.target_modules))
     model = load_model(folder, config, DTYPES[dtype], device)
@@ -240,7 +240,7 @@ def build(folder: Path, lora: Lora, *, dtype: str, device: str, seed: int, recom
         compile_layers(model)
     if recompute:
         enable_gradient_checkpointing(model)
-    return Policy(model, lora, torch.device(device), positions(config), bool(state_of(config)))
+    return Policy(model, lora, torch.device(device), config)
 
 
 def _read_config(folder: Path) -> dict[str, Any]:
@@ -255,6 +255,7 @@ def _gradient(weight: Tensor) -> Tensor:
     return weight.grad
 
 
-def _peft_name(name: str) -> str:
-    """`model.layers.0.self_attn.q_proj.lora_a.weight` -> `base_model.model.<the same, lora_A>`."""
+def _peft_name(name: str, *, multimodal: bool) -> str:
+    """`model.layers.0.self_attn.q_proj.lora_a.weight` -> `base_model.model.<as published, lora_A>`."""
+    name = published_module(name, multimodal=multimodal)
     return PREFIX + name.replace(".lora_a.", ".lora_A.").replace(".lora_b.", ".lora_B.")

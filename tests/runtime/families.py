@@ -12,7 +12,7 @@ import functools
 import shutil
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +50,8 @@ class Family:
     """transformers' names of its classes, its shape, and what is said of it in tests.
 
     `tied`: as its best known models are. `windowed`: it has layers that do not see a whole row. `targets`:
-    the layers with LoRA, where they are not the seven of most.
+    the layers with LoRA, where they are not the seven of most. `vision`: of a multimodal checkpoint, the
+    shape of the encoder of images beside it.
     """
 
     prefix: str
@@ -59,6 +60,7 @@ class Family:
     windowed: bool = False
     targets: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
     config: str = field(default="")
+    vision: dict[str, Any] = field(default_factory=dict)
 
 
 _ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
@@ -198,6 +200,29 @@ HYBRIDS: dict[str, Family] = {
         targets=_ATTENTION,
     ),
 }
+_SEES: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 32}
+_SIGLIP = {**_SEES, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 28, "patch_size": 14}
+_PIXTRAL = {**_SEES, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 28, "patch_size": 14}
+_QWEN_VISION = {**_SEES, "depth": 1, "num_heads": 2, "out_hidden_size": 64, "patch_size": 4}
+_QWEN3_5 = {**_HYBRID, **_GATED, "layer_types": ["linear_attention", "full_attention"] * 2}
+# As published: an encoder of images stands beside the language model.
+MULTIMODAL_FAMILIES: dict[str, Family] = {
+    "gemma3-4b": replace(FAMILIES["gemma3"], config="", vision=_SIGLIP),
+    "mistral3": Family("Mistral3", _WIDE, vision=_PIXTRAL),
+    "qwen3.5": Family("Qwen3_5", _QWEN3_5, tied=True, vision=_QWEN_VISION),
+    "qwen3.5-moe": Family(
+        "Qwen3_5Moe",
+        {
+            **_QWEN3_5,
+            **_EXPERTS,
+            "num_experts": 4,
+            "moe_intermediate_size": 32,
+            "shared_expert_intermediate_size": 32,
+        },
+        targets=_ATTENTION,
+        vision=_QWEN_VISION,
+    ),
+}
 
 
 @functools.cache
@@ -220,16 +245,19 @@ def family_folder(name: str, *, tied: bool | None = None, **changes: Any) -> Pat
 
 def made(name: str, folder: Path, vocabulary: int, *, tied: bool | None = None, **changes: Any) -> Path:
     """Write a family's random model."""
-    family = (FAMILIES | HYBRIDS)[name]
-    described = {
-        **_SHAPE,
-        "vocab_size": vocabulary,
-        "tie_word_embeddings": family.tied if tied is None else tied,
-    }
+    family = (FAMILIES | HYBRIDS | MULTIMODAL_FAMILIES)[name]
+    tied = family.tied if tied is None else tied
+    described = {**_SHAPE, "vocab_size": vocabulary, "tie_word_embeddings": tied} | family.shape | changes
     config: type[Any] = getattr(transformers, family.config or f"{family.prefix}Config")
-    model: Callable[[Any], Any] = getattr(transformers, f"{family.prefix}ForCausalLM")
+    kind = "ForCausalLM"
+    if family.vision:
+        kind = "ForConditionalGeneration"
+        described = {
+            "text_config": described, "vision_config": family.vision, "tie_word_embeddings": tied
+        }  # fmt: skip
+    model: Callable[[Any], Any] = getattr(transformers, f"{family.prefix}{kind}")
     torch.manual_seed(0)
-    random = model(config(**described | family.shape | changes))
+    random = model(config(**described))
     _unsettle(random)
     random.save_pretrained(folder)
     return folder

@@ -23,7 +23,7 @@ from runtime.trainer.policy import Policy
 from runtime.trainer.probe_logprobs import compute_probe_logprobs
 from runtime.trainer.update import update
 from tests.runtime.engines import Engine
-from tests.runtime.families import FAMILIES, HYBRIDS, WINDOW, served_folder
+from tests.runtime.families import FAMILIES, HYBRIDS, MULTIMODAL_FAMILIES, WINDOW, served_folder
 from tests.runtime.trainer_fixtures import (
     ALONE,
     Sample,
@@ -41,18 +41,24 @@ TEXT = "the red house and the black cat, the old man and the sea, " * 4
 SETTINGS = settings_of("dapo", overlong="keep", scale_rewards=False)
 ALWAYS: list[tuple[str, Dtype]] = [
     ("qwen3", "float32"),
-    ("qwen3", "bfloat16"),
-    ("mistral", "float32"),
     ("llama", "float32"),
     ("llama", "bfloat16"),
+    ("gemma3-4b", "float32"),
+    ("qwen3.5", "bfloat16"),
 ]
 # What vLLM says of a shape that it does not serve.
 UNSERVED = {"qwen2-window": "AssertionError: Sliding window for some but all layers is not supported"}
 SERVED = [name for name in FAMILIES if name not in UNSERVED]
 DTYPES: tuple[Dtype, ...] = ("float32", "bfloat16")
 REST = [(name, dtype) for name in SERVED for dtype in DTYPES if (name, dtype) not in ALWAYS]
-# Of a qwen3-next vLLM has no fp32 without a GPU: "CPU GDN attention requires BF16".
-REST += [(name, dtype) for name in HYBRIDS for dtype in DTYPES if (name, dtype) != ("qwen3-next", "float32")]
+# Of these vLLM has no fp32 without a GPU: "CPU GDN attention requires BF16".
+_ONLY_BF16 = ("qwen3-next", "qwen3.5", "qwen3.5-moe")
+REST += [
+    (name, dtype)
+    for name in (*HYBRIDS, *MULTIMODAL_FAMILIES)
+    for dtype in DTYPES
+    if (name, dtype) not in ALWAYS and not (dtype == "float32" and name in _ONLY_BF16)
+]
 # In bf16 a near tie sends a token to another expert here than there, and random experts have nothing in
 # common: with all of them chosen there is no tie.
 ALL_EXPERTS = {"num_experts_per_tok": 4}
@@ -107,7 +113,7 @@ def test_what_the_engine_cannot_serve_it_says_at_its_start(name: str, warm: Engi
 
 def assert_served_as_trained(warm: Engine, name: str, dtype: Dtype, scratch: Path) -> None:
     """Two versions of a policy, each trained on what the one before it sampled, each proven."""
-    experts = name in ("qwen3-moe", "gpt-oss", "qwen3-next")
+    experts = name in ("qwen3-moe", "gpt-oss", "qwen3-next", "qwen3.5-moe")
     changes = ALL_EXPERTS if dtype == "bfloat16" and experts else {}
     model = served_folder(name, scratch / "model", **changes)
     policy = fresh_policy(dtype, model=model)

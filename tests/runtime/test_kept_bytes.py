@@ -1,7 +1,7 @@
 """runtime/shared/memory/activations.py against what a forward pass of the real policy keeps, counted.
 
 The formula was written from other shapes than these: of Qwen2, Qwen3, Llama, Mistral, Phi-3, Gemma 3, OLMo 2,
-Granite and SmolLM3, four layers each.
+Granite and SmolLM3, four layers each; the gated delta rule's from other Qwen3.5s.
 """
 
 from __future__ import annotations
@@ -36,6 +36,14 @@ SHAPES: dict[str, dict[str, Any]] = {
     "qwen3_moe": {"hidden_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 48,
                   "intermediate_size": 256, "moe_intermediate_size": 80, "num_experts": 6,
                   "num_experts_per_tok": 3, "num_hidden_layers": 3},
+    "qwen3_5_text": {"hidden_size": 112, "num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 24,
+                     "intermediate_size": 264, "num_hidden_layers": 4, "linear_key_head_dim": 24,
+                     "linear_value_head_dim": 40, "linear_num_key_heads": 3, "linear_num_value_heads": 6},
+    "qwen3_next": {"hidden_size": 96, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32,
+                   "intermediate_size": 200, "moe_intermediate_size": 56, "num_experts": 4,
+                   "num_experts_per_tok": 2, "shared_expert_intermediate_size": 72, "num_hidden_layers": 4,
+                   "linear_key_head_dim": 32, "linear_value_head_dim": 32, "linear_num_key_heads": 2,
+                   "linear_num_value_heads": 2},
 }  # fmt: skip
 
 

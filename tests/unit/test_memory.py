@@ -12,6 +12,7 @@ import pytest
 from launcher.models import known_models
 from runtime.engine import command
 from runtime.shared import gpu_memory
+from runtime.shared.language_model import language_model
 from runtime.shared.memory import assumptions, engine, planning, suggestions, trainer
 from runtime.shared.memory.activations import ActivationModel
 from runtime.shared.memory.memory_item import total
@@ -33,13 +34,16 @@ PARAMETERS = {
     "microsoft/phi-4": 14.7, "microsoft/Phi-4-mini-instruct": 3.84, "google/gemma-3-1b-it": 1.0,
     "allenai/OLMo-2-1124-7B-Instruct": 7.3, "ibm-granite/granite-3.3-8b-instruct": 8.17,
     "HuggingFaceTB/SmolLM3-3B": 3.08, "openai/gpt-oss-20b": 20.9,
+    # Without what sees: Google's report lists it apart, Qwen's cards count the rest.
+    "google/gemma-3-4b-it": 3.88, "google/gemma-3-12b-it": 11.77, "google/gemma-3-27b-it": 27.0,
+    "Qwen/Qwen3.5-9B": 9.0, "Qwen/Qwen3.5-27B": 27.0, "Qwen/Qwen3.5-35B-A3B": 35.0,
 }  # fmt: skip
 ONE = MachineGpus("H100", 1, 1, 1)
 FOUR = MachineGpus("H100", 4, 1, 3)
 
 
 def known(model: str) -> ModelShape:
-    found = shape(known_models.config_of(model) or {})
+    found = shape(language_model(known_models.config_of(model) or {}))
     assert found is not None
     return found
 
@@ -51,6 +55,17 @@ def planned(model: str, machine: MachineGpus = ONE, **wishes: Any) -> MemoryPlan
 
 
 # ------------------------------------------------------------------ shapes
+
+
+def test_layers_that_pass_a_state_keep_it_in_place_of_keys_and_values() -> None:
+    """Qwen3.5-9B: every fourth layer has attention, the others a state of 32 × 128 × 128 in fp32."""
+    found = known("Qwen/Qwen3.5-9B")
+    keys_and_values = 8 * 2 * 4 * 256 * 2
+    states = 24 * (32 * 128 * 128 * 4 + (2 * 16 * 128 + 32 * 128) * 3 * 2)
+    assert engine.cache_bytes(found, 1000, 2) == 1000 * keys_and_values + states
+    adapted = {(layer % 4 == 3, linear.name) for layer, linear in found.with_lora()}
+    assert {name for attends, name in adapted if not attends} == {"gate_proj", "up_proj", "down_proj"}
+    assert len(adapted) == 10 and found.of_layer(3)[0].out == 2 * 16 * 256, "queries and their gate"
 
 
 @pytest.mark.parametrize("model", sorted(KNOWN))

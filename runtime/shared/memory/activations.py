@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from runtime.shared.model_shape import ModelShape
 
 _FP32 = 4
+# The gated delta rule: tokens of a chunk, and matrices of a chunk's tokens that each head keeps.
+_CHUNK, _CHUNK_MATRICES = 64, 5
 
 
 @dataclass(frozen=True)
@@ -33,10 +35,17 @@ class ActivationModel:
         last_norm = tokens * _FP32 * (self.shape.hidden + 1)
         if checkpointing:
             return last_norm + self.shape.layers * tokens * self.shape.hidden * self.number_bytes
-        inside = sum(self._of_layer(layer) for layer in range(self.shape.layers)) + self._rotations()
-        # The first layer's input has no gradient: a norm that stands first keeps nothing.
+        begin = self._first_with_lora()
+        inside = sum(self._of_layer(layer) for layer in range(begin, self.shape.layers)) + self._rotations()
+        # Nothing before the first LoRA has a gradient: of its layer neither a norm that stands first nor what
+        # passes a state keeps anything.
         first = 0 if self.shape.norms_after else self.shape.hidden * _FP32
-        return last_norm + tokens * (inside - first) + self._masks(tokens, self.shape.layers)
+        first += self._states() if self.shape.passes_state(begin) else 0
+        return last_norm + tokens * (inside - first) + self._masks(tokens, self.shape.layers - begin)
+
+    def _first_with_lora(self) -> int:
+        """The first layer that has LoRA at all."""
+        return next((layer for layer, _ in self.shape.with_lora(self.names)), 0)
 
     def largest_layer(self, tokens: int) -> int:
         """The bytes kept within the largest layer: with checkpointing they are computed again."""
@@ -50,21 +59,24 @@ class ActivationModel:
         if shape.experts is not None:
             wide = shape.experts.per_token * (shape.experts.width + shape.hidden)
         widest = max(4 * wide, 2 * (shape.query + 2 * shape.key_value)) * size
+        if shape.states is not None:
+            widest = max(widest, 2 * (2 * self._repeated_keys() + shape.states.value) * _FP32)
         return tokens * (widest + 3 * shape.hidden * _FP32)
 
     def _of_layer(self, layer: int) -> int:
-        return self._normalised() + self._attention() + self._feed_forward(layer) + self._lora(layer)
+        mixed = self._states() if self.shape.passes_state(layer) else self._attention()
+        return self._normalised(layer) + mixed + self._feed_forward(layer) + self._lora(layer)
 
     def _rotations(self) -> int:
         """Cosines and sines, which all layers share; Gemma 3 has others for the layers with a window."""
         kinds = len(set(self.shape.windows)) if self.shape.norms == 4 else 1
         return 2 * self.shape.head_width * self.number_bytes * kinds
 
-    def _normalised(self) -> int:
+    def _normalised(self, layer: int) -> int:
         """Norms compute in fp32 and keep their input so, with one scale a token, or one a head."""
         shape = self.shape
         found = shape.norms * (shape.hidden + 1)
-        if shape.query_key_norms:
+        if shape.query_key_norms and not shape.passes_state(layer):
             found += shape.query + shape.key_value + shape.heads + shape.key_heads
         return found * _FP32
 
@@ -79,7 +91,27 @@ class ActivationModel:
         found = shape.query + keys + values + answers
         if self._has("q_proj", "k_proj", "v_proj", "qkv_proj"):
             found += shape.hidden
+        if shape.gated:  # the gate, and what it is multiplied with; in fp32 the norm's input is both products
+            found += shape.query * (3 if self.number_bytes == _FP32 else 2)
         return found * self.number_bytes + shape.heads * _FP32
+
+    def _states(self) -> int:
+        """The gated delta rule in transformers' own torch code, by what it was seen to keep.
+
+        It computes in fp32, by chunks: of each head some matrices of a chunk's tokens, and one state a chunk.
+        """
+        states, size = self.shape.states, self.number_bytes
+        if states is None:
+            return 0
+        state = states.value_heads * states.key_width * states.value_width * _FP32 // _CHUNK
+        matrices = states.value_heads * (_CHUNK_MATRICES * _CHUNK + 8) * _FP32
+        keys = self._repeated_keys() * (4 * _FP32 + 8 * size)
+        return states.value * (6 * _FP32 + size) + keys + states.mixed * 2 * size + matrices + state
+
+    def _repeated_keys(self) -> int:
+        """The width of the keys of layers that pass a state, repeated for each head of values."""
+        states = self.shape.states
+        return 0 if states is None else states.value_heads * states.key_width
 
     def _repeats(self) -> bool:
         """Whether keys and values are repeated for each head (`runtime/trainer/attention.py`)."""

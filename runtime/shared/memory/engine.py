@@ -81,6 +81,9 @@ def _overheads() -> list[MemoryLine]:
 
 
 def cache_bytes(shape: ModelShape, tokens: int, number_bytes: int) -> int:
-    """Keys and values of one sequence of so many tokens; a layer with a window keeps no more than that."""
+    """Keys and values of one sequence of so many tokens; a layer with a window keeps no more than that, and
+    one that passes a state the state alone."""
     each = 2 * shape.key_value * number_bytes
-    return sum(each * min(tokens, window or tokens) for window in shape.windows)
+    states = shape.states
+    passed = len(states.layers) * states.state_bytes(number_bytes) if states else 0
+    return passed + sum(each * min(tokens, window or tokens) for window in shape.windows)
