@@ -33,10 +33,10 @@ _FILES = "/v1/files"
 _WRITING = frozenset({"POST", "PUT", "PATCH"})
 # Headers that only a browser sends (Fetch metadata), beside Origin.
 _BROWSER_HEADER_PREFIX = "sec-fetch-"
-# Azure's header for the key, which counts where there is no Authorization.
-_AZURE_KEY = "Api-Key"
+# Azure's and Anthropic's headers for the key, which count where there is no Authorization.
+_OTHER_KEYS = ("Api-Key", "X-Api-Key")
 # Headers in which a client shows its own keys for other services; the run's token replaces them.
-_KEYS = ("Authorization", "Cookie", _AZURE_KEY, "X-Api-Key", "OpenAI-Organization", "OpenAI-Project")
+_KEYS = ("Authorization", "Cookie", *_OTHER_KEYS, "OpenAI-Organization", "OpenAI-Project")
 
 
 def refusal(headers: Mapping[str, str], target: str) -> str | None:
@@ -97,16 +97,18 @@ def browser_refusal(method: str, target: str, headers: Mapping[str, str], has_bo
 
 
 def _authorization(headers: Mapping[str, str]) -> str | None:
-    """The Authorization header, or Azure's key in that form."""
-    given, key = headers.get("Authorization"), headers.get(_AZURE_KEY)
+    """The Authorization header, or another vendor's key in that form."""
+    given = headers.get("Authorization")
+    key = next((headers[name] for name in _OTHER_KEYS if name in headers), None)
     return f"Bearer {key}" if given is None and key is not None else given
 
 
 def with_authorization(headers: CIMultiDict[str]) -> None:
-    """Write Azure's key as the Authorization header, which the receipts repeat."""
+    """Write another vendor's key as the Authorization header, which the receipts repeat."""
     given = _authorization(headers)
     if given is not None and "Authorization" not in headers:
-        headers.popall(_AZURE_KEY)
+        for name in _OTHER_KEYS:
+            headers.popall(name, None)
         headers["Authorization"] = given
 
 

@@ -28,6 +28,10 @@ from starlette.routing import Route
 
 from runtime.gateway.completions.proxy import Completions
 from runtime.gateway.completions.request_parsing import Kind
+from runtime.gateway.dialects.errors import DialectErrors
+from runtime.gateway.dialects.messages import Messages
+from runtime.gateway.dialects.response_store import ResponseStore
+from runtime.gateway.dialects.responses import Responses
 from runtime.gateway.engines.engine_client import EngineClient
 from runtime.gateway.engines.engine_pool import EnginePool
 from runtime.gateway.engines.version_check import AdapterVerifier
@@ -238,6 +242,8 @@ def _openai_routes(parts: Components) -> list[Route]:
     async def model(request: Request) -> Response:
         return JSONResponse(parts.versions.model(request.path_params["model"]))
 
+    responses = Responses(parts.completions.serve, ResponseStore(parts.state_dir / "responses"))
+    messages = Messages(parts.completions.serve, parts.completions.prompt_tokens)
     routes = [Route("/healthz", health, methods=["GET"])]
     for prefix in ("/v1", "/rollouts/{rollout}/v1"):
         routes += [
@@ -245,6 +251,8 @@ def _openai_routes(parts: Components) -> list[Route]:
             Route(f"{prefix}/models/{{model:path}}", model, methods=["GET"]),
             Route(f"{prefix}/chat/completions", parts.completions.endpoint("chat"), methods=["POST"]),
             Route(f"{prefix}/completions", parts.completions.endpoint("completion"), methods=["POST"]),
+            *responses.routes(prefix),
+            *messages.routes(prefix),
         ]
     return routes
 
@@ -285,7 +293,7 @@ def main(arguments: list[str]) -> int:
     if why := parts.steps.start_failure:
         log.error("the run cannot begin with its adapter: %s", why)
         return 2
-    app = BearerAuth(build_app(parts), token)
+    app = DialectErrors(BearerAuth(build_app(parts), token))
     server = uvicorn.Server(
         uvicorn.Config(
             app,

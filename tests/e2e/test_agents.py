@@ -80,10 +80,29 @@ def test_r01_openai_agents_that_call_one_tool_at_a_time_train_on_what_was_sample
     assert not any("parallel_tool_calls" in it.asked for turns in heard for it in turns)
 
 
-def test_b04_pydantic_ai_as_it_is_installed_trains(world: AgentWorld) -> None:
-    said = world.said_by(PYDANTIC_AI, "pydantic_ai_rollouts.py")
+@pytest.mark.parametrize("form", ["responses", "stored"])
+def test_b04_openai_agents_by_the_responses_api_train_on_what_was_sampled(
+    world: AgentWorld, openai_agents: dict[str, Any], form: str
+) -> None:
+    said = openai_agents[form]
+    assert said["requests"] == [TURNS] * len(said["rollouts"])
+    counts = check(world, form, said)
+    assert counts["turns_joined"] == (TURNS - 1) * len(said["rollouts"]) and not counts["sealed"]
+
+
+@pytest.fixture(scope="module")
+def pydantic_ai(world: AgentWorld) -> dict[str, Any]:
+    """What a pydantic-ai program says of its agents, by the API that they use."""
+    return world.said_by(PYDANTIC_AI, "pydantic_ai_rollouts.py")
+
+
+@pytest.mark.parametrize("form", ["pydantic_ai", "responses_ai", "anthropic_ai"])
+def test_b04_pydantic_ai_as_it_is_installed_trains_by_each_api(
+    world: AgentWorld, pydantic_ai: dict[str, Any], form: str
+) -> None:
+    said = pydantic_ai[form]
     assert said["requests"] == [TURNS] * len(said["rollouts"]) and said["astray"] == 0
-    check(world, "pydantic_ai", said)
+    check(world, form, said)
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +111,7 @@ def langgraph(world: AgentWorld) -> dict[str, Any]:
     return world.said_by(LANGGRAPH, "langgraph_rollouts.py")
 
 
-@pytest.mark.parametrize(("form", "tagged"), [("url", 0), ("block", TURNS)])
+@pytest.mark.parametrize(("form", "tagged"), [("url", 0), ("block", TURNS), ("responses_api", TURNS)])
 def test_b05_the_turns_of_a_langgraph_agent_are_one_sequence(
     world: AgentWorld, langgraph: dict[str, Any], form: str, tagged: int
 ) -> None:

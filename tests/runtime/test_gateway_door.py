@@ -40,7 +40,7 @@ def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
 # What vLLM itself serves: none of it may be reachable.
 OF_VLLM = [
     "/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/collective_rpc", "/tokenize", "/detokenize",
-    "/inference/v1/generate", "/metrics", "/health", "/server_info", "/sleep", "/wake_up", "/v1/responses",
+    "/inference/v1/generate", "/metrics", "/health", "/server_info", "/sleep", "/wake_up",
     "/v1/embeddings", "/docs", "/openapi.json", "/version", "/pause", "/rollouts/r/slipway/status",
 ]  # fmt: skip
 
@@ -48,7 +48,7 @@ OF_VLLM = [
 # In the place of what a route's path leaves open.
 PARTS = {
     "rollout": "r", "step": 1, "name": "step-000001", "model": "policy", "file_id": "file-1",
-    "job_id": "ftjob-1",
+    "job_id": "ftjob-1", "response": "resp_1",
 }  # fmt: skip
 
 
@@ -62,7 +62,7 @@ def test_g13_every_route_but_health_asks_for_the_token(gateway: Gateway, tmp_pat
         if isinstance(route, Route)
         for method in route.methods or ()
     ]
-    assert len(routes) >= 15
+    assert len(routes) >= 20
     wrong = [
         "",
         "Bearer",
@@ -81,6 +81,7 @@ def test_g13_every_route_but_health_asks_for_the_token(gateway: Gateway, tmp_pat
             assert answer.status_code == 401, (method, path, authorization)
             if method != "HEAD":
                 assert answer.json()["error"]["code"] == "invalid_api_key"
+            assert gateway.http.request(method, path, headers={"x-api-key": "wrong"}).status_code == 401
 
 
 # Files that other processes, or the clock alone, write.

@@ -237,11 +237,3 @@ def test_b06_what_cannot_be_trained_is_said_at_the_first_such_request(gateway: G
     whole = gateway.chat("untrainable", headers={"x-slipway-untrainable": "refuse"}, tools=[TOOL])
     assert (whole.status_code, "x-slipway-untrainable" in whole.headers) == (200, False)
     assert len(exchanges(gateway, "untrainable")) == 4 * 4 + 1
-
-
-@pytest.mark.slow
-def test_b04_the_responses_route_names_what_an_agent_is_told_instead(gateway: Gateway) -> None:
-    for prefix in ("", "/rollouts/r"):
-        answer = gateway.http.post(f"{prefix}/v1/responses", json={"model": "policy", "input": "hello"})
-        assert answer.status_code == 404
-        assert 'set_default_openai_api("chat_completions")' in answer.json()["error"]["message"]

@@ -38,7 +38,8 @@ class ToolingEngine(PretendEngine):
         asked = await request.json()
         if asked["model"] not in ("base", *self.adapters):
             return web.json_response({"error": {"message": "no such model"}}, status=404)
-        message = _answer(asked["messages"], asked.get("tools") or [], next(self._numbers))
+        number = next(self._numbers)
+        message = _answer(asked["messages"], asked.get("tools") or [], number)
         prompt, ids = rendered(asked["messages"]), _said(message)
         logprobs = [{"token": "?", "logprob": -0.5 - place / 8, "bytes": []} for place in range(len(ids))]
         choice = {
@@ -51,7 +52,12 @@ class ToolingEngine(PretendEngine):
         self._keep(asked, prompt, ids, [one["logprob"] for one in logprobs])
         usage = {"prompt_tokens": len(prompt), "completion_tokens": len(ids)}
         usage["total_tokens"] = sum(usage.values())
-        body = {"id": "c", "object": "chat.completion", "created": 0, "model": asked["model"]}
+        body = {
+            "id": f"chatcmpl-{number}",
+            "object": "chat.completion",
+            "created": 0,
+            "model": asked["model"],
+        }
         return web.json_response(body | {"choices": [choice], "prompt_token_ids": prompt, "usage": usage})
 
     def _keep(self, asked: Message, prompt: list[int], ids: list[int], logprobs: list[float]) -> None:

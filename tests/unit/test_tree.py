@@ -64,7 +64,7 @@ FLOORS = {
         "runtime/gateway/http", "runtime/gateway/requests", "runtime/gateway/samples",
         "runtime/gateway/engines", "runtime/gateway/versions", "runtime/gateway/steps",
         "runtime/gateway/fine_tuning",
-        "runtime/gateway/completions",
+        "runtime/gateway/completions", "runtime/gateway/dialects",
         "runtime/gateway", "runtime/trainer", "runtime/recipes", "runtime",
     ),
     "tiny": ("runtime/tiny",),
@@ -244,6 +244,7 @@ def test_the_two_halves_share_only_the_light_modules() -> None:
         "runtime.shared.peft_format",
         "runtime.shared.start_adapter_layout",
         "runtime.shared.architectures",
+        "runtime.shared.language_model",
     }
     shared |= {"runtime.shared.runtime_config", "runtime.shared.statuses", "runtime.shared.imports"}
     shared |= {"runtime.shared.model_shape", "runtime.shared.gpu_memory", "runtime.shared.open_files"}

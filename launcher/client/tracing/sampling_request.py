@@ -12,8 +12,9 @@ from urllib.parse import urlsplit
 from launcher.client.tracing.http_patch import DEFAULT_PORTS, HttpRequest, Url
 
 _LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
-# `/v1/responses` is none that is served: its refusal is the rollout's too.
-_PATH = re.compile(r"(?:/rollouts/(?P<rollout>[^/]+))?/v1/(?:chat/completions|completions|responses)")
+_PATH = re.compile(
+    r"(?:/rollouts/(?P<rollout>[^/]+))?/v1/(?:chat/completions|completions|responses|messages)"
+)
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ from runtime.gateway.completions.prefix_continuation import ChatTurn, PrefixCont
 from runtime.gateway.completions.request_parsing import Kind, ParsedRequest
 from runtime.gateway.completions.routing_key import routing_key_of
 from runtime.gateway.engines.engine import Engine
+from runtime.gateway.engines.engine_client import EngineError
 from runtime.gateway.engines.engine_pool import EnginePool
 from runtime.gateway.http import openai_errors
 from runtime.gateway.http.openai_errors import ApiError, not_ready
@@ -106,6 +107,16 @@ class Completions:
         await flight.deliver(receive, send, grace_seconds)
         if flight.recorded and not (flight.received or flight.has_listeners or request.receipt_follows):
             self._mark_undelivered(request)
+
+    async def prompt_tokens(self, chat: dict[str, Any]) -> int:
+        """How many tokens the prompt of a chat request has; nothing is sampled. Raises ApiError."""
+        request = request_parsing.parse_request("chat", {}, None, msgspec.json.encode(chat))
+        served = self._versions.resolve(request.model)
+        engine = await self._pool.pick(served.version)
+        try:
+            return len(await engine.client.render(self._check("chat", request.body)))
+        except EngineError as error:
+            raise ApiError(400, str(error), param="messages") from error
 
     def _in_flight(self, request: ParsedRequest) -> InFlightRequest:
         """A new flight, the one already on its way under this id, or the stored answer."""

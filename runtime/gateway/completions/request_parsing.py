@@ -105,7 +105,7 @@ def parse_request(
     kind: Kind, headers: Mapping[str, str], path_rollout: str | None, content: bytes
 ) -> ParsedRequest:
     """Check one request's form. Raises ApiError(400) naming the parameter."""
-    body = _decode(content)
+    body = decode_object(content)
     _check_form(kind, body)
     tags = read_tags(headers, path_rollout)
     body, ignored = (body, ()) if tags.rollout is None else tools.without_tool_grammar(body)
@@ -148,7 +148,7 @@ def read_tags(headers: Mapping[str, str], path_rollout: str | None) -> Tags:
     return Tags(rollout, predictor, None if call is None else int(call), purpose)
 
 
-def _decode(content: bytes) -> dict[str, Any]:
+def decode_object(content: bytes) -> dict[str, Any]:
     try:
         body = msgspec.json.decode(content)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

@@ -1,6 +1,6 @@
 """One token on every route but `/healthz`, checked before anything else.
 
-It comes in `Authorization`, or in the `api-key` of Azure's clients.
+It comes in `Authorization`, in the `api-key` of Azure's clients, or in the `x-api-key` of Anthropic's.
 
 Neighbours: gateway.py wraps its whole application in it, so that an unlisted route is refused too.
 """
@@ -14,6 +14,7 @@ from typing import Any
 from runtime.gateway.http.openai_errors import ApiError
 
 OPEN_PATHS = frozenset({"/healthz"})
+_KEY_HEADERS = (b"api-key", b"x-api-key")
 _PARTS = re.compile(rb"[/?&=]")
 _MISPLACED = "the API key is in the URL, where logs would show it: send it only in the Authorization header"
 
@@ -56,10 +57,11 @@ class BearerAuth:
 
 def _authorization(scope: dict[str, Any]) -> bytes:
     """The header, its scheme spelled as we do: the case of it means nothing (RFC 9110, 11.1). Where there is
-    none, Azure's `api-key` in that form."""
+    none, another vendor's in that form."""
     headers = dict(reversed(scope["headers"]))
     if (value := headers.get(b"authorization")) is None:
-        return b"Bearer " + headers[b"api-key"] if b"api-key" in headers else b""
+        key = next((headers[name] for name in _KEY_HEADERS if name in headers), None)
+        return b"" if key is None else b"Bearer " + key
     scheme, _, credentials = value.partition(b" ")
     return b"Bearer " + credentials.strip() if scheme.lower() == b"bearer" else value
 

@@ -40,8 +40,7 @@ _MAX_SHOWN_LENGTH = 100
 _NAMED = 20
 # Routes of OpenAI's that clients try first, and the way out.
 _UNSERVED_ROUTES = {
-    "/v1/responses": "the Responses API is not served: use /v1/chat/completions. In the OpenAI Agents SDK "
-    'that is set_default_openai_api("chat_completions"), in LangChain use_responses_api=False',
+    "/v1/v1/messages": "the path has /v1 twice: the base URL of Anthropic's clients ends without it",
     "/v1/embeddings": "the policy writes text and has no embeddings: get them from another endpoint",
 }
 # Those that a client without a route is told.

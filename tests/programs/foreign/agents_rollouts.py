@@ -1,7 +1,8 @@
 """OpenAI Agents SDK programs as their users write them, in rollouts of a run. Prints one JSON object.
 
-The tool is `@function_tool` as it comes, with `strict: true`. One agent calls as it likes, the other calls
-one tool after the other.
+The tool is `@function_tool` as it comes, with `strict: true`. One agent calls as it likes, another calls one
+tool after the other; a third uses the Responses API, which the SDK does by itself, and a fourth goes on there
+by `previous_response_id`.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from agents import (
     Agent,
     ModelSettings,
     OpenAIChatCompletionsModel,
+    OpenAIResponsesModel,
     Runner,
     function_tool,
     set_tracing_disabled,
@@ -39,17 +41,21 @@ def add(first: int, second: int) -> int:
 client = AsyncOpenAI(base_url=run.base_url, api_key=run.api_key)
 model = OpenAIChatCompletionsModel(model=run.model, openai_client=client)
 instructions = "Add what you are given."
+responses = OpenAIResponsesModel(model=run.model, openai_client=client)
 one_call = ModelSettings(parallel_tool_calls=False)
 AGENTS = {
     "agents": Agent(name="adder", instructions=instructions, tools=[add], model=model),
     "one": Agent(name="adder", instructions=instructions, tools=[add], model=model, model_settings=one_call),
+    "responses": Agent(name="adder", instructions=instructions, tools=[add], model=responses),
+    "stored": Agent(name="adder", instructions=instructions, tools=[add], model=responses),
 }
 
 
 async def roll_out(name: str, number: int) -> tuple[Rollout, list[int]]:
     """A rollout, and how many calls each answer made that its agent was given."""
     async with run.rollout() as rollout:
-        done = await Runner.run(AGENTS[name], f"{name} {number}: what is the sum?")
+        question, stored = f"{name} {number}: what is the sum?", name == "stored"
+        done = await Runner.run(AGENTS[name], question, auto_previous_response_id=stored)
     rollout.reward = float(number % 2)  # whatever a tiny model says, there is something to learn
     calls = [sum(it.type == "function_call" for it in answer.output) for answer in done.raw_responses]
     return rollout, calls

@@ -2,6 +2,7 @@
 
 "url": each rollout has a `ChatOpenAI` of its own at its address. "block": one for all, in the rollouts'
 blocks. "forgetful": the same with other instructions at every turn, so that no turn goes on from the last.
+"responses_api": one for all by the Responses API.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ def other_each_time(state: Any) -> list[Any]:
     return [("system", f"Turn {next(turns)}. {INSTRUCTIONS}"), *state["messages"]]
 
 
-def agent_at(base_url: str, prompt: Any = INSTRUCTIONS) -> Any:
-    model = ChatOpenAI(model=run.model, base_url=base_url, api_key=run.api_key)  # type: ignore[arg-type]
+def agent_at(base_url: str, prompt: Any = INSTRUCTIONS, **settings: Any) -> Any:
+    model = ChatOpenAI(model=run.model, base_url=base_url, api_key=run.api_key, **settings)  # type: ignore[arg-type]
     return create_react_agent(model, [add], prompt=prompt)
 
 
@@ -45,7 +46,11 @@ def ask(agent: Any, form: str, number: int) -> str:
     return agent.invoke(question)["messages"][-1].content
 
 
-agents = {"block": agent_at(run.base_url), "forgetful": agent_at(run.base_url, other_each_time)}
+agents = {
+    "block": agent_at(run.base_url),
+    "forgetful": agent_at(run.base_url, other_each_time),
+    "responses_api": agent_at(run.base_url, use_responses_api=True),
+}
 
 
 def roll_out(form: str, number: int) -> Any:
@@ -70,4 +75,4 @@ def trained(form: str) -> dict[str, Any]:
     }
 
 
-print(json.dumps({form: trained(form) for form in ("url", "block", "forgetful")}))
+print(json.dumps({form: trained(form) for form in ("url", *agents)}))

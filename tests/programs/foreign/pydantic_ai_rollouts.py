@@ -1,12 +1,15 @@
-"""A pydantic-ai program as its users write it, in rollouts of its run. Prints one JSON object."""
+"""A pydantic-ai program as its users write it, in rollouts of its run, by three APIs. Prints JSON."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+from typing import Any
 
 from pydantic_ai import Agent
-from pydantic_ai.models.openai import OpenAIChatModel
+from pydantic_ai.models.anthropic import AnthropicModel
+from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
+from pydantic_ai.providers.anthropic import AnthropicProvider
 from pydantic_ai.providers.openai import OpenAIProvider
 
 from launcher.client import connect, group
@@ -14,33 +17,40 @@ from launcher.client.tracing import Rollout
 
 ROLLOUTS = 4
 run = connect()
-provider = OpenAIProvider(base_url=run.base_url, api_key=run.api_key)
-adder = Agent(OpenAIChatModel(run.model, provider=provider), instructions="Add what you are given.")
+openai = OpenAIProvider(base_url=run.base_url, api_key=run.api_key)
+anthropic = AnthropicProvider(base_url=run.base_url.removesuffix("/v1"), api_key=run.api_key)
+MODELS: dict[str, Any] = {
+    "pydantic_ai": OpenAIChatModel(run.model, provider=openai),
+    "responses_ai": OpenAIResponsesModel(run.model, provider=openai),
+    "anthropic_ai": AnthropicModel(run.model, provider=anthropic),
+}
 
 
-@adder.tool_plain
 def add(first: int, second: int) -> int:
     """Add two numbers."""
     return first + second
 
 
-async def roll_out(number: int) -> Rollout:
+async def roll_out(form: str, number: int) -> Rollout:
+    adder = Agent(MODELS[form], instructions="Add what you are given.", tools=[add])
     async with run.rollout() as rollout:
-        result = await adder.run(f"pydantic_ai {number}: what is the sum?")
+        result = await adder.run(f"{form} {number}: what is the sum?")
     rollout.reward = number % 2 if result.output else 0.0
     return rollout
 
 
-async def main() -> None:
-    rollouts = await asyncio.gather(*(roll_out(number) for number in range(ROLLOUTS)))
-    status = run.step([group("sums", rollouts)])
-    said = {
+async def trained(form: str) -> dict[str, Any]:
+    rollouts = await asyncio.gather(*(roll_out(form, number) for number in range(ROLLOUTS)))
+    return {
         "rollouts": [it.id for it in rollouts],
         "requests": [it.requests for it in rollouts],
         "astray": run.astray,
-        "counts": status.counts.model_dump(),
+        "counts": run.step([group("sums", rollouts)]).counts.model_dump(),
     }
-    print(json.dumps(said))
+
+
+async def main() -> None:
+    print(json.dumps({form: await trained(form) for form in MODELS}))
 
 
 asyncio.run(main())

@@ -1,0 +1,68 @@
+"""Anthropic's Messages API: `POST /v1/messages` and `POST /v1/messages/count_tokens`.
+
+Neighbours: gateway.py mounts the routes, endpoint.py asks for each request's translation,
+messages_request.py and messages_answer.py translate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.routing import Route
+
+from runtime.gateway.completions import request_parsing
+from runtime.gateway.dialects import messages_answer, messages_request
+from runtime.gateway.dialects.chat_answer import ChatAnswer
+from runtime.gateway.dialects.endpoint import DialectEndpoint, Serve
+from runtime.gateway.dialects.messages_answer import MessageEvents
+from runtime.gateway.dialects.messages_request import Body, MessagesRequest
+
+# A chat request's number of prompt tokens.
+CountTokens = Callable[[Body], Awaitable[int]]
+
+
+class MessagesExchange:
+    """One request and its answer."""
+
+    def __init__(self, request: MessagesRequest) -> None:
+        self.chat = request.chat
+        self.ignored = request.ignored
+
+    def whole(self, answer: Body) -> Body:
+        """The message of a whole chat answer."""
+        collected = ChatAnswer()
+        for _ in collected.take(answer):
+            pass
+        return messages_answer.message(collected)
+
+    def events(self) -> MessageEvents:
+        """Those of a streamed one."""
+        return MessageEvents()
+
+
+class Messages:
+    """The routes."""
+
+    def __init__(self, serve: Serve, count_tokens: CountTokens) -> None:
+        self._endpoint = DialectEndpoint(serve, _begin)
+        self._count_tokens = count_tokens
+
+    def routes(self, prefix: str) -> list[Route]:
+        """Its routes below a prefix that ends with /v1."""
+        return [
+            Route(f"{prefix}/messages", self._endpoint, methods=["POST"]),
+            Route(f"{prefix}/messages/count_tokens", self._count, methods=["POST"]),
+        ]
+
+    async def _count(self, request: Request) -> JSONResponse:
+        body = request_parsing.decode_object(await request.body())
+        chat = messages_request.translate(body, counts=True).chat
+        answer: dict[str, Any] = {"input_tokens": await self._count_tokens(chat)}
+        return JSONResponse(answer)
+
+
+def _begin(body: Body) -> MessagesExchange:
+    return MessagesExchange(messages_request.translate(body))

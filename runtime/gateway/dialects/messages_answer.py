@@ -1,0 +1,149 @@
+"""Writes a chat answer as a message of Anthropic's Messages API: whole, or as its events.
+
+Neighbours: endpoint.py gives it what the chat route answers. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from runtime.gateway.dialects.chat_answer import ChatAnswer, Part
+
+Body = dict[str, Any]
+
+_ENDS = {"length": "max_tokens", "tool_calls": "tool_use"}
+_DELTAS = {
+    "reasoning": ("thinking_delta", "thinking"),
+    "text": ("text_delta", "text"),
+    "call": ("input_json_delta", "partial_json"),
+}
+# Status → Anthropic's name of the error.
+_ERROR_TYPES = {
+    400: "invalid_request_error", 401: "authentication_error", 403: "permission_error",
+    404: "not_found_error", 413: "request_too_large", 429: "rate_limit_error", 503: "overloaded_error",
+}  # fmt: skip
+
+
+def message(answer: ChatAnswer) -> Body:
+    """The whole message."""
+    found = _head(answer) | {
+        "content": [_block(part, whole=True) for part in answer.parts],
+        "stop_reason": _stop_reason(answer),
+        "stop_sequence": _stop_sequence(answer),
+    }
+    return found if answer.slipway is None else found | {"slipway": answer.slipway}
+
+
+def in_anthropics_form(status: int, given: Body) -> Body:
+    """An error in Anthropic's form, from one in OpenAI's; beside its message all that was said of it."""
+    kind = _ERROR_TYPES.get(status, "api_error" if status >= 500 else "invalid_request_error")
+    rest = {name: value for name, value in given.items() if name != "type" and value is not None}
+    return {"type": "error", "error": {"type": kind, **rest}}
+
+
+def _head(answer: ChatAnswer) -> Body:
+    return {
+        "id": f"msg_{answer.name}",
+        "type": "message",
+        "role": "assistant",
+        "model": answer.model,
+        "content": [],
+        "stop_reason": None,
+        "stop_sequence": None,
+        "usage": _usage(answer),
+    }
+
+
+def _block(part: Part, *, whole: bool) -> Body:
+    """A content block; at its begin it is empty."""
+    text = part.text if whole else ""
+    if part.kind == "reasoning":
+        return {"type": "thinking", "thinking": text, "signature": ""}
+    if part.kind == "text":
+        return {"type": "text", "text": text}
+    return {"type": "tool_use", "id": part.call_id, "name": part.name, "input": _input(text)}
+
+
+def _input(arguments: str) -> Body:
+    """A call's arguments; {} of one that was cut off, which nobody may run."""
+    try:
+        found = msgspec.json.decode(arguments)
+    except (msgspec.DecodeError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _stop_sequence(answer: ChatAnswer) -> str | None:
+    ended = answer.finish_reason == "stop" and isinstance(answer.stop_reason, str)
+    return answer.stop_reason if ended else None
+
+
+def _stop_reason(answer: ChatAnswer) -> str:
+    if _stop_sequence(answer) is not None:
+        return "stop_sequence"
+    called = answer.finish_reason == "stop" and any(part.kind == "call" for part in answer.parts)
+    return "tool_use" if called else _ENDS.get(answer.finish_reason or "", "end_turn")
+
+
+def _usage(answer: ChatAnswer) -> Body:
+    given = answer.usage
+    cached = (given.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+    return {
+        "input_tokens": (given.get("prompt_tokens") or 0) - cached,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": cached,
+        "output_tokens": given.get("completion_tokens") or 0,
+    }
+
+
+class MessageEvents:
+    """A streamed message, event by event."""
+
+    def __init__(self) -> None:
+        self.answer = ChatAnswer()
+        self._open: Part | None = None
+
+    def feed(self, chunk: Body) -> Iterator[bytes]:
+        """The events of one chunk of the chat answer."""
+        first = not self.answer.name
+        grown = list(self.answer.take(chunk))
+        if first:
+            yield _event("message_start", message=_head(self.answer))
+        for part, text in grown:
+            if part is not self._open:
+                yield from self._close()
+                yield from self._begin(part)
+            if text:
+                kind, field = _DELTAS[part.kind]
+                yield _event("content_block_delta", index=part.place, delta={"type": kind, field: text})
+
+    def end(self) -> Iterator[bytes]:
+        """The events after the last chunk."""
+        yield from self._close()
+        answer = self.answer
+        delta: Body = {"stop_reason": _stop_reason(answer), "stop_sequence": _stop_sequence(answer)}
+        named = {} if answer.slipway is None else {"slipway": answer.slipway}
+        yield _event("message_delta", delta=delta, usage=_usage(answer), **named)
+        yield _event("message_stop")
+
+    def failed(self, error: Body) -> Iterator[bytes]:
+        """The events of an answer that broke off."""
+        body = in_anthropics_form(500, error)
+        yield b"event: error\ndata: " + msgspec.json.encode(body) + b"\n\n"
+
+    def _begin(self, part: Part) -> Iterator[bytes]:
+        self._open = part
+        yield _event("content_block_start", index=part.place, content_block=_block(part, whole=False))
+
+    def _close(self) -> Iterator[bytes]:
+        part, self._open = self._open, None
+        if part is not None:
+            yield _event("content_block_stop", index=part.place)
+
+
+def _event(event: str, **fields: Any) -> bytes:
+    body = {"type": event, **fields}
+    return b"event: " + event.encode() + b"\ndata: " + msgspec.json.encode(body) + b"\n\n"

@@ -1,0 +1,81 @@
+"""Keeps responses, so that a later request may go on from one by `previous_response_id`.
+
+    STATE/responses/ID.json     {"response", "given", "answer", "previous"}
+
+A conversation is a chain of such files: each has the messages of its own request and answer. The oldest are
+removed once there are too many. Neighbours: responses.py writes and reads them. Knows nothing of HTTP.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+_ID = re.compile(r"resp_[\w-]{1,160}", re.ASCII)
+_MOST = 50_000
+
+
+class StoredResponse(msgspec.Struct):
+    """One response with the messages of its own turn."""
+
+    response: dict[str, Any]
+    given: list[dict[str, Any]]
+    answer: dict[str, Any]
+    previous: str | None = None
+
+
+class ResponseStore:
+    """Use it from one thread."""
+
+    def __init__(self, folder: Path, most: int = _MOST) -> None:
+        self._folder = folder
+        self._most = most
+        folder.mkdir(parents=True, exist_ok=True)
+        found = sorted(folder.glob("resp_*.json"), key=lambda path: path.stat().st_mtime_ns)
+        self._ids = OrderedDict.fromkeys(path.stem for path in found)
+
+    def put(self, name: str, stored: StoredResponse) -> None:
+        """Keep one; the same again changes nothing. Raises OSError."""
+        path = self._folder / f"{name}.json"
+        partial = path.with_suffix(".partial")
+        partial.write_bytes(msgspec.json.encode(stored))
+        partial.rename(path)
+        self._ids[name] = None
+        while len(self._ids) > self._most:
+            self.delete(next(iter(self._ids)))
+
+    def get(self, name: str) -> StoredResponse | None:
+        """One by its id; None if it is not, or no longer, there."""
+        if not _ID.fullmatch(name):
+            return None
+        try:
+            return msgspec.json.decode((self._folder / f"{name}.json").read_bytes(), type=StoredResponse)
+        except (OSError, msgspec.MsgspecError):
+            return None
+
+    def delete(self, name: str) -> bool:
+        """Forget one; False if there is none."""
+        known = self._ids.pop(name, self) is None
+        with contextlib.suppress(OSError):
+            if known:
+                (self._folder / f"{name}.json").unlink()
+        return known
+
+    def conversation(self, name: str) -> list[dict[str, Any]] | None:
+        """The messages up to and with a response's answer; None if one of its chain is not there."""
+        turns: list[StoredResponse] = []
+        seen: set[str] = set()
+        at: str | None = name
+        while at is not None:
+            found = None if at in seen else self.get(at)
+            if found is None:
+                return None
+            seen.add(at)
+            turns.append(found)
+            at = found.previous
+        return [message for turn in reversed(turns) for message in (*turn.given, turn.answer)]

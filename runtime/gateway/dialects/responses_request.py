@@ -1,0 +1,271 @@
+"""Translates a request of OpenAI's Responses API into a chat request.
+
+Neighbours: endpoint.py sends the result to the chat route, responses_answer.py translates the answer,
+response_store.py has the conversation behind a `previous_response_id`. Pure. What only OpenAI's servers can
+do is refused by name; fields that chat has too are passed on, and checked there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from runtime.gateway.http.openai_errors import ApiError
+
+Body = dict[str, Any]
+Message = dict[str, Any]
+
+_TEXT_PARTS = ("input_text", "output_text", "text")
+_SYSTEM = ("system", "developer")
+# Of one answer; they become one message.
+_ANSWER_ITEMS = ("reasoning", "message", "function_call")
+_INCLUDED_LOGPROBS = "message.output_text.logprobs"
+# Fields of this API alone: read below, repeated in the answer, or without an effect here.
+_OWN = frozenset(
+    {
+        "input", "instructions", "previous_response_id", "max_output_tokens", "text", "reasoning", "include",
+        "tools", "tool_choice", "truncation", "background", "conversation", "prompt", "max_tool_calls",
+        "stream_options", "top_logprobs", "store", "context_management",
+    }
+)  # fmt: skip
+_REFUSED = {
+    "background": "ask without it, and wait for the answer",
+    "conversation": "continue a response by previous_response_id, or send the whole conversation as input",
+    "prompt": "templates are kept by OpenAI's servers: send the text as input",
+}
+
+
+@dataclass(frozen=True)
+class ResponsesRequest:
+    """One request. `body`: as it came. `chat`: the chat request. `given`: the messages of its own input."""
+
+    body: Body
+    chat: Body
+    given: list[Message]
+
+    @property
+    def previous(self) -> str | None:
+        """The response that it goes on from."""
+        return self.body.get("previous_response_id")
+
+    @property
+    def stored(self) -> bool:
+        """Whether later requests may name its response."""
+        return self.body.get("store") is not False
+
+
+def previous_response(body: Body) -> str | None:
+    """The name of the response that a request goes on from. Raises ApiError."""
+    name = body.get("previous_response_id")
+    if name is not None and not isinstance(name, str):
+        _refuse("previous_response_id", "is the id of a response")
+    return name
+
+
+def translate(body: Body, earlier: Sequence[Message] = ()) -> ResponsesRequest:
+    """The chat request. `earlier`: the messages of the responses that it goes on from. Raises ApiError."""
+    for name, way_out in _REFUSED.items():
+        if body.get(name):
+            _refuse(name, f"is not served: {way_out}")
+    given = _messages(body.get("input"))
+    chat: Body = {name: value for name, value in body.items() if name not in _OWN}
+    chat["messages"] = _with_system(body.get("instructions"), [*earlier, *given])
+    chat |= _limits(body) | _tools(body) | _text(body) | _reasoning(body) | _logprobs(body)
+    if body.get("stream"):
+        chat["stream_options"] = {"include_usage": True}
+    return ResponsesRequest(body, chat, given)
+
+
+# ------------------------------------------------------------------ input
+
+
+def _messages(given: Any) -> list[Message]:
+    if isinstance(given, str):
+        return [{"role": "user", "content": given}]
+    if not isinstance(given, list):
+        _refuse("input", "is a text or a list of items")
+    found: list[Message] = []
+    for place, item in enumerate(given):
+        if not isinstance(item, dict):
+            _refuse(f"input[{place}]", "is not an item")
+        kind = item.get("type") or ("message" if "role" in item else None)
+        if kind == "function_call_output":
+            found.append(_tool_result(item, place))
+        elif kind not in _ANSWER_ITEMS:
+            _refuse_item(kind, place)
+        elif kind == "message" and item.get("role") != "assistant":
+            found.append(_message(item, place))
+        else:
+            _add_to_answer(found, kind, item, place)
+    if not found:
+        _refuse("input", "has no item")
+    return found
+
+
+def _message(item: Body, place: int) -> Message:
+    role = item.get("role")
+    if role not in ("user", *_SYSTEM):
+        _refuse(f"input[{place}].role", "is user, assistant, system or developer")
+    return {
+        "role": "system" if role in _SYSTEM else role,
+        "content": _content(item.get("content"), f"input[{place}].content"),
+    }
+
+
+def _tool_result(item: Body, place: int) -> Message:
+    output = item.get("output")
+    text = _content(output, f"input[{place}].output")
+    return {"role": "tool", "tool_call_id": _text_of(item, "call_id", place), "content": text}
+
+
+def _add_to_answer(found: list[Message], kind: str, item: Body, place: int) -> None:
+    """Add an item of an answer to the assistant's message that the items before it are, or begin one."""
+    if not found or found[-1]["role"] != "assistant" or (kind != "function_call" and _is_whole(found[-1])):
+        found.append({"role": "assistant", "content": None})
+    message = found[-1]
+    if kind == "reasoning":
+        message["reasoning"] = _thought(item, place)
+    elif kind == "message":
+        message["content"] = _content(item.get("content"), f"input[{place}].content")
+    else:
+        call = {"name": _text_of(item, "name", place), "arguments": _text_of(item, "arguments", place)}
+        calls = message.setdefault("tool_calls", [])
+        calls.append({"id": _text_of(item, "call_id", place), "type": "function", "function": call})
+
+
+def _is_whole(message: Message) -> bool:
+    """Whether an assistant's message has its text or a call, so that another text is another message."""
+    return message["content"] is not None or "tool_calls" in message
+
+
+def _thought(item: Body, place: int) -> str:
+    """A reasoning item's text; without its content the summary says it."""
+    parts = item.get("content") or item.get("summary") or ()
+    texts = [part.get("text") for part in parts if isinstance(part, dict)] if isinstance(parts, list) else []
+    if item.get("encrypted_content") and not texts:
+        _refuse(f"input[{place}].encrypted_content", "is of another server: only it can read it")
+    return "".join(text for text in texts if isinstance(text, str))
+
+
+def _content(content: Any, place: str) -> str:
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        _refuse(place, "is a text or a list of parts")
+    texts = []
+    for index, part in enumerate(content):
+        kind = part.get("type") if isinstance(part, dict) else None
+        text = part.get("refusal" if kind == "refusal" else "text") if isinstance(part, dict) else None
+        if kind not in (*_TEXT_PARTS, "refusal"):
+            what = f"of type {kind[:40]!r}" if isinstance(kind, str) else "no part"
+            reason = "the policy reads text only, so remove it or describe it in words"
+            raise ApiError(
+                400, f"{place}[{index}] is {what}: {reason}", param="input", code="unsupported_content"
+            )
+        if not isinstance(text, str):
+            _refuse(f"{place}[{index}]", "has no text")
+        texts.append(text)
+    return "".join(texts)
+
+
+def _with_system(instructions: Any, messages: list[Message]) -> list[Message]:
+    """The conversation with its instructions. Templates take one system message, at the beginning."""
+    if not isinstance(instructions, str | None):
+        _refuse("instructions", "is a text")
+    leading = 0
+    while leading < len(messages) and messages[leading]["role"] == "system":
+        leading += 1
+    texts = [instructions or "", *(message["content"] for message in messages[:leading])]
+    said = "\n\n".join(text for text in texts if text)
+    return [{"role": "system", "content": said}, *messages[leading:]] if said else messages[leading:]
+
+
+# ------------------------------------------------------------------ settings
+
+
+def _limits(body: Body) -> Body:
+    most = body.get("max_output_tokens")
+    return {} if most is None else {"max_completion_tokens": most}
+
+
+def _tools(body: Body) -> Body:
+    tools = body.get("tools")
+    if not tools:
+        return {}
+    if not isinstance(tools, list):
+        _refuse("tools", "is a list")
+    found: Body = {"tools": [_tool(tool, place) for place, tool in enumerate(tools)]}
+    choice = body.get("tool_choice")
+    if isinstance(choice, dict):
+        if choice.get("type") != "function" or not isinstance(choice.get("name"), str):
+            _refuse("tool_choice", 'is "auto", "none", "required" or one function by its name')
+        choice = {"type": "function", "function": {"name": choice["name"]}}
+    return found if choice is None else found | {"tool_choice": choice}
+
+
+def _tool(tool: Any, place: int) -> Body:
+    kind = tool.get("type") if isinstance(tool, dict) else None
+    if kind != "function":
+        what = f"{kind[:40]!r}" if isinstance(kind, str) else "no tool"
+        _refuse(f"tools[{place}]", f"is {what}: functions are served, which your program calls itself")
+    wanted = ("name", "description", "parameters", "strict")
+    function = {name: tool[name] for name in wanted if tool.get(name) is not None}
+    return {"type": "function", "function": function}
+
+
+def _text(body: Body) -> Body:
+    """`text.format` is chat's response_format, with the schema's fields a level higher."""
+    text = body.get("text")
+    if text is not None and not isinstance(text, dict):
+        _refuse("text", "is an object")
+    form = (text or {}).get("format")
+    if form is None:
+        return {}
+    if not isinstance(form, dict) or form.get("type") not in ("text", "json_object", "json_schema"):
+        _refuse("text.format", "is of type text, json_object or json_schema")
+    if form["type"] != "json_schema":
+        return {"response_format": {"type": form["type"]}}
+    schema = {name: value for name, value in form.items() if name != "type"}
+    return {"response_format": {"type": "json_schema", "json_schema": schema}}
+
+
+def _reasoning(body: Body) -> Body:
+    reasoning = body.get("reasoning")
+    if reasoning is not None and not isinstance(reasoning, dict):
+        _refuse("reasoning", "is an object")
+    effort = (reasoning or {}).get("effort")
+    return {} if effort is None else {"reasoning_effort": effort}
+
+
+def _logprobs(body: Body) -> Body:
+    include = body.get("include")
+    if include is not None and not isinstance(include, list):
+        _refuse("include", "is a list")
+    top = body.get("top_logprobs")
+    if _INCLUDED_LOGPROBS not in (include or ()) and not top:
+        return {}
+    return {"logprobs": True, "top_logprobs": top or 0}
+
+
+def _text_of(item: Body, name: str, place: int) -> str:
+    value = item.get(name)
+    if not isinstance(value, str):
+        _refuse(f"input[{place}].{name}", "is a text")
+    return value
+
+
+def _refuse_item(kind: Any, place: int) -> NoReturn:
+    if kind == "item_reference":
+        way_out = (
+            "is a reference to an item: send the item itself, or name its response as previous_response_id"
+        )
+        _refuse(f"input[{place}]", way_out)
+    shown = f"of type {kind[:40]!r}" if isinstance(kind, str) else "without a type"
+    _refuse(
+        f"input[{place}]", f"is {shown}: messages, reasoning, function calls and their outputs are served"
+    )
+
+
+def _refuse(param: str, what: str) -> NoReturn:
+    raise ApiError(400, f"{param} {what}", param=param.partition("[")[0])
