@@ -30,7 +30,7 @@ class Events(Protocol):
     def failed(self, error: Body) -> Iterator[bytes]: ...
 
 
-class Exchange(Protocol):
+class Translation(Protocol):
     """One request, and the way back for its answer. `ignored`: its fields without an effect here."""
 
     @property
@@ -44,19 +44,19 @@ class Exchange(Protocol):
 class DialectEndpoint:
     """ASGI endpoint of one dialect. `begin` reads a request's body; it raises ApiError."""
 
-    def __init__(self, serve: Serve, begin: Callable[[Body], Exchange]) -> None:
+    def __init__(self, serve: Serve, begin: Callable[[Body], Translation]) -> None:
         self._serve = serve
         self._begin = begin
 
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
         try:
             content = await request_parsing.read_body(receive)
-            exchange = self._begin(request_parsing.decode_object(content))
-            chat = msgspec.json.encode(exchange.chat)
+            translation = self._begin(request_parsing.decode_object(content))
+            chat = msgspec.json.encode(translation.chat)
         except ApiError as error:
             await error.send(send)
             return
-        await self._serve("chat", scope, _first(chat, receive), _Translation(exchange, send))
+        await self._serve("chat", scope, _first(chat, receive), _TranslatedSend(translation, send))
 
 
 def _first(content: bytes, receive: Any) -> Any:
@@ -69,11 +69,11 @@ def _first(content: bytes, receive: Any) -> Any:
     return whole
 
 
-class _Translation:
+class _TranslatedSend:
     """ASGI's `send` for the chat route: passes its answer on in the dialect's form."""
 
-    def __init__(self, exchange: Exchange, send: Any) -> None:
-        self._exchange = exchange
+    def __init__(self, translation: Translation, send: Any) -> None:
+        self._translation = translation
         self._send = send
         self._start: dict[str, Any] | None = None
         self._length = -1
@@ -98,13 +98,13 @@ class _Translation:
         if message["status"] != 200:
             await self._send(message)
             return
-        if ignored := self._exchange.ignored:
+        if ignored := self._translation.ignored:
             before = headers.get(IGNORED_HEADER.encode(), b"")
             headers[IGNORED_HEADER.encode()] = b", ".join(filter(None, (before, ", ".join(ignored).encode())))
         self._length = int(headers.pop(b"content-length", b"-1"))
         started = message | {"headers": list(headers.items())}
         if headers.get(b"content-type", b"").startswith(b"text/event-stream"):
-            self._events = self._exchange.events()
+            self._events = self._translation.events()
             await self._send(started)
         else:
             self._start = started
@@ -115,7 +115,7 @@ class _Translation:
         if self._start is None or len(self._content) < self._length:
             return
         start, self._start = self._start, None
-        body = msgspec.json.encode(self._exchange.whole(msgspec.json.decode(self._content)))
+        body = msgspec.json.encode(self._translation.whole(msgspec.json.decode(self._content)))
         length = (b"content-length", str(len(body)).encode())
         await self._send(start | {"headers": [*start["headers"], length]})
         await self._send(message | {"body": body})

@@ -24,7 +24,7 @@ from runtime.gateway.dialects.messages_request import Body, MessagesRequest
 CountTokens = Callable[[Body], Awaitable[int]]
 
 
-class MessagesExchange:
+class MessagesTranslation:
     """One request and its answer."""
 
     def __init__(self, request: MessagesRequest) -> None:
@@ -64,5 +64,5 @@ class Messages:
         return JSONResponse(answer)
 
 
-def _begin(body: Body) -> MessagesExchange:
-    return MessagesExchange(messages_request.translate(body))
+def _begin(body: Body) -> MessagesTranslation:
+    return MessagesTranslation(messages_request.translate(body))

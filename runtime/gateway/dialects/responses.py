@@ -25,7 +25,7 @@ from runtime.gateway.http.openai_errors import ApiError
 log = logging.getLogger(__name__)
 
 
-class ResponsesExchange:
+class ResponsesTranslation:
     """One request and its answer."""
 
     ignored: tuple[str, ...] = ()
@@ -66,13 +66,13 @@ class ResponsesExchange:
 class StoredEvents(ResponseEvents):
     """The events of a response that is kept before its client has all of it."""
 
-    def __init__(self, request: ResponsesRequest, exchange: ResponsesExchange) -> None:
+    def __init__(self, request: ResponsesRequest, translation: ResponsesTranslation) -> None:
         super().__init__(request)
-        self._exchange = exchange
+        self._translation = translation
 
     def end(self) -> Iterator[bytes]:
         """The last events."""
-        self._exchange.keep(self.answer)
+        self._translation.keep(self.answer)
         yield from super().end()
 
 
@@ -83,14 +83,14 @@ class Responses:
         self._store = store
         self._endpoint = DialectEndpoint(serve, self._begin)
 
-    def _begin(self, body: Body) -> ResponsesExchange:
+    def _begin(self, body: Body) -> ResponsesTranslation:
         name = responses_request.previous_response(body)
         earlier = None if name is None else self._store.conversation(name)
         if name is not None and earlier is None:
             message = f"Previous response with id '{name[:100]}' not found."
             code = "previous_response_not_found"
             raise ApiError(400, message, param="previous_response_id", code=code)
-        return ResponsesExchange(responses_request.translate(body, earlier or ()), self._store)
+        return ResponsesTranslation(responses_request.translate(body, earlier or ()), self._store)
 
     def routes(self, prefix: str) -> list[Route]:
         """Its routes below a prefix that ends with /v1."""
