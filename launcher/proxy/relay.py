@@ -198,6 +198,10 @@ class Relay:
     # ------------------------------------------------------------- one request
 
     async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
+        """One request's answer, a refusal in the form of its route."""
+        return relay_rules.in_form_of(request.raw_path, await self._answer_in_ours(request))
+
+    async def _answer_in_ours(self, request: web.BaseRequest) -> web.StreamResponse:
         """Everything that happens to one request."""
         connection = request.protocol
         assert isinstance(connection, RelayConnection)

@@ -7,6 +7,8 @@ repeat nothing of the request: a token may stand anywhere in it.
 from __future__ import annotations
 
 import hmac
+import json
+import re
 from collections.abc import Mapping
 from urllib.parse import unquote, urlsplit
 
@@ -30,6 +32,9 @@ _STEPS = "/slipway/steps"
 _LOOKUP = "/slipway/samples/lookup"
 # The one route that OpenAI's SDK posts a form to.
 _FILES = "/v1/files"
+# Anthropic's routes, whose clients read errors of another form.
+_MESSAGES = re.compile(r"(?:/rollouts/[^/]+)?/v1/messages(?:/count_tokens)?")
+_MESSAGES_ERRORS = {401: "authentication_error", 403: "permission_error", 413: "request_too_large"}
 _WRITING = frozenset({"POST", "PUT", "PATCH"})
 # Headers that only a browser sends (Fetch metadata), beside Origin.
 _BROWSER_HEADER_PREFIX = "sec-fetch-"
@@ -152,4 +157,18 @@ def error(
     )
     if closes:
         answer.force_close()
+    return answer
+
+
+def in_form_of(target: str, answer: web.StreamResponse) -> web.StreamResponse:
+    """A refusal of the relay's own in the form that clients of this route read."""
+    is_ours = isinstance(answer, web.Response) and not answer.prepared and answer.status >= 400
+    if not is_ours or not _MESSAGES.fullmatch(unquote(target.partition("?")[0])):
+        return answer
+    assert isinstance(answer, web.Response)
+    said = json.loads(answer.text or "{}")
+    if "error" in said and said.get("type") != "error":
+        usual = "api_error" if answer.status >= 500 else "invalid_request_error"
+        kind = _MESSAGES_ERRORS.get(answer.status, usual)
+        answer.text = json.dumps({"type": "error", "error": said["error"] | {"type": kind}})
     return answer

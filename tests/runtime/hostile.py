@@ -204,6 +204,47 @@ def drawn(kind: st.SearchStrategy[Ask], count: int, number: int) -> list[Ask]:
     return found[:count]
 
 
+# A chat request's field in the dialects' words.
+_RESPONSES_WORDS = {"messages": "input", "max_tokens": "max_output_tokens"}
+_MESSAGES_WORDS = {"stop": "stop_sequences"}
+
+
+def in_other_dialects(ask: Ask) -> Iterator[Ask]:
+    """A chat request's fields, as they are, in a request of each other dialect."""
+    if ask.path != CHAT_PATH:
+        return
+    for path, words in (("/v1/responses", _RESPONSES_WORDS), ("/v1/messages", _MESSAGES_WORDS)):
+        try:
+            body = json.loads(ask.content)
+            content = encoded({words.get(name, name): value for name, value in body.items()})
+        except (ValueError, AttributeError, RecursionError):
+            content = ask.content
+        yield Ask(path, content, ask.headers, cut=ask.cut)
+
+
+def of_other_dialects() -> Iterator[Ask]:
+    """Every field that a dialect has of its own, with what stands in such fields and what does not."""
+    for path, fields in values.DIALECTS.items():
+        usual_fields = {"model": "policy", "max_tokens": values.TOKENS} if "messages" in path else {
+            "model": "policy", "max_output_tokens": values.TOKENS, "input": "a black cat"
+        }  # fmt: skip
+        if "messages" in path:
+            usual_fields["messages"] = values.user("a black cat")
+        for name, own in fields.items():
+            for value in [*own, *values.TYPES]:
+                yield Ask(path, encoded(usual_fields | {name: value}))
+
+
+def dialect_asks(count: int, number: int) -> list[Ask]:
+    """`count` requests of the other dialects: each value once, the rest drawn; in a drawn order."""
+    found = [*of_other_dialects()]
+    found += [other for ask in each_value() for other in in_other_dialects(ask)]
+    drawn_ones = drawn(combinations(), max(count - len(found), 1), number)
+    found += [other for ask in drawn_ones for other in in_other_dialects(ask)]
+    random.Random(number).shuffle(found)
+    return found[:count]
+
+
 def asks(count: int, number: int) -> list[Ask]:
     """`count` completion requests: each value once, the rest drawn; in a drawn order."""
     each = list(each_value())

@@ -422,3 +422,65 @@ STATES: list[Any] = [
     {"\ud800": 1}, {"a": float("nan")}, {"a": float("-inf")}, {"": {}}, {"a": 2**64},
     {"a": nested(900, "dict")},
 ]
+
+
+def _message(content: Any, role: str = "user") -> list[dict[str, Any]]:
+    return [{"role": role, "content": content}]
+
+
+# The fields that other dialects have of their own.
+_FUNCTION = {"type": "function", "name": "add", "parameters": {"type": "object", "properties": {}}}
+_TOOL = {"name": "add", "input_schema": {"type": "object", "properties": {}}}
+_USE = {"type": "tool_use", "id": "c", "name": "n", "input": {}}
+DIALECTS: dict[str, dict[str, list[Any]]] = {
+    "/v1/responses": {
+        "input": [
+            "a", _message("a"), _message([{"type": "input_text", "text": "a"}]), _message("a", "developer"),
+            [*_message("a"), *_message([{"type": "output_text", "text": "b"}], "assistant"), *_message("c")],
+            [*_message("a"), {"type": "function_call", "call_id": "c", "name": "n", "arguments": "{}"},
+             {"type": "function_call_output", "call_id": "c", "output": "3"}],
+            [*_message("a"), {"type": "function_call", "call_id": "c", "name": "n", "arguments": "{"}],
+            [*_message("a"), {"type": "reasoning", "summary": [], "content": None}],
+            [{"type": "item_reference", "id": "x"}], [{"type": nested(40)}], _message(nested(40)),
+        ],
+        "instructions": ["Be.", "", "\ud800", "a" * BEYOND],
+        "previous_response_id": ["resp_x", "", "../..", "resp_" + "9" * 400],
+        "tools": [[_FUNCTION], [_FUNCTION | {"strict": True}], [{"type": "web_search"}], [_FUNCTION] * 3],
+        "tool_choice": ["auto", "none", "required", {"type": "function", "name": "add"}],
+        "text": [{"format": {"type": "text"}}, {"format": {"type": "json_object"}}, {"verbosity": "low"},
+                 {"format": {"type": "json_schema", "name": "n", "schema": {"type": "object"}}}],
+        "reasoning": [{"effort": "low"}, {"effort": 3}, {"summary": "auto"}],
+        "include": [["message.output_text.logprobs"], ["reasoning.encrypted_content"]],
+        "top_logprobs": [0, 3, 10**20],
+        "max_output_tokens": [1, 0, -1, 10**9],
+        "metadata": [{"a": "b"}, {"a": 10**30}],
+        "max_tool_calls": [1, 10**30],
+        "truncation": ["auto", "disabled"],
+        "store": [False],
+        "stream": [True, False],
+        "background": [True, False],
+        "conversation": ["conv_1"],
+        "prompt": [{"id": "p"}],
+    },
+    "/v1/messages": {
+        "messages": [
+            _message("a"), _message([{"type": "text", "text": "a"}]), _message("a", "system"),
+            [*_message("a"), *_message([_USE], "assistant"),
+             *_message([{"type": "tool_result", "tool_use_id": "c", "content": "3"}])],
+            [*_message("a"), *_message([{"type": "thinking", "thinking": "x", "signature": ""}], "assistant"),
+             *_message("b")],
+            _message([{"type": "image", "source": {"type": "url", "url": "http://x"}}]), _message(nested(40)),
+        ],
+        "system": ["Be.", [{"type": "text", "text": "Be.", "cache_control": {"type": "ephemeral"}}]],
+        "max_tokens": [1, 0, -1, 10**9],
+        "stop_sequences": [["]]"], [""], ["a"] * 100],
+        "tools": [[_TOOL], [_TOOL | {"type": "custom"}], [{"type": "bash_20250124", "name": "bash"}]],
+        "tool_choice": [{"type": "auto"}, {"type": "any"}, {"type": "none"}, {"type": "tool", "name": "add"},
+                        {"type": "auto", "disable_parallel_tool_use": True}],
+        "thinking": [{"type": "enabled", "budget_tokens": 1024}, {"type": "disabled"}, {"type": "adaptive"}],
+        "output_config": [{"effort": "low"}, {"format": {"type": "json_schema", "schema": OBJECT}}],
+        "metadata": [{"user_id": "x"}],
+        "stream": [True, False],
+        "mcp_servers": [[{"url": "x"}]],
+    },
+}  # fmt: skip

@@ -24,7 +24,7 @@ from runtime.shared import process_table
 from tests.runtime.adapters import commit, write_adapter
 from tests.runtime.conftest import RunningEngine, forget
 from tests.runtime.gateway_process import TOKEN, Gateway
-from tests.runtime.hostile import Ask, asks, combinations, drawn, training_calls
+from tests.runtime.hostile import Ask, asks, combinations, dialect_asks, drawn, training_calls
 from tests.runtime.recorded import sampled
 from tests.support.waiting import wait_until
 
@@ -56,6 +56,8 @@ def verdict(ask: Ask, status: int, body: bytes) -> str | None:
     if ask.cut != "no":
         return None
     try:
+        if status == 200 and ask.path in ("/v1/responses", "/v1/messages"):
+            return _wrong_in_dialect(ask.path, body)
         if status == 200 and ask.path.endswith("completions"):
             return (
                 _wrong_with_stream(body) if body.startswith(b"data: ") else _wrong_with(ask, json.loads(body))
@@ -87,6 +89,18 @@ def _wrong_with(ask: Ask, answer: dict[str, Any]) -> str | None:
         if choice["finish_reason"] not in FINISHED:
             return f"finished by {choice['finish_reason']!r}"
     return None if answer["usage"]["completion_tokens"] > 0 else "no token"
+
+
+def _wrong_in_dialect(path: str, body: bytes) -> str | None:
+    """A whole answer, or events that end as this dialect's do."""
+    if body.startswith(b"event: "):
+        last = json.loads(body.split(b"\n\n")[-2].split(b"data: ", 1)[1])
+        ended = ("response.completed", "response.incomplete", "message_stop")
+        return None if last["type"] in ended else f"a stream that ends with {last['type']}"
+    said = json.loads(body)
+    if path == "/v1/messages":
+        return None if said["stop_reason"] and said["usage"]["output_tokens"] > 0 else "no message"
+    return None if said["output"] and said["usage"]["output_tokens"] > 0 else "no output"
 
 
 def _wrong_with_stream(body: bytes) -> str | None:
@@ -226,6 +240,17 @@ def fuzz(fuzzed: Fuzzed, requests: list[Ask]) -> Seen:
 @pytest.mark.slow
 def test_two_thousand_requests_of_any_kind_hurt_nothing(fuzzed: Fuzzed) -> None:
     fuzz(fuzzed, asks(2000, 3))
+
+
+@pytest.mark.slow
+def test_three_hundred_requests_of_other_dialects_hurt_nothing(fuzzed: Fuzzed) -> None:
+    fuzz(fuzzed, dialect_asks(300, 3))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("number", range(200, 203))
+def test_many_more_requests_of_other_dialects_hurt_nothing(fuzzed: Fuzzed, number: int) -> None:
+    fuzz(fuzzed, dialect_asks(4000, number))
 
 
 @pytest.mark.long

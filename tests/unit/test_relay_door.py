@@ -187,16 +187,26 @@ def test_g30_a_token_is_known_in_any_spelling_of_bearer(shared: tuple[RelayProce
         assert got.startswith(b"HTTP/1.1 200"), shown
 
 
-def test_r08_azures_header_shows_the_token_as_well_and_goes_on_as_authorization(
-    shared: tuple[RelayProcess, Upstream],
+@pytest.mark.parametrize("name", ["api-key", "x-api-key"])
+def test_r08_other_vendors_headers_show_the_token_as_well_and_go_on_as_authorization(
+    shared: tuple[RelayProcess, Upstream], name: str
 ) -> None:
     door, upstream = shared
     get = f"GET /v1/models HTTP/1.1\r\n{HOST}Connection: close\r\n"
-    for shown in (f"api-key: {TOKEN}x", f"api-key: {TOKEN}\r\nAuthorization: Bearer {TOKEN}x", "api-key:"):
+    for shown in (f"{name}: {TOKEN}x", f"{name}: {TOKEN}\r\nAuthorization: Bearer {TOKEN}x", f"{name}:"):
         assert answer_to(door, f"{get}{shown}\r\n\r\n".encode()).startswith(b"HTTP/1.1 401"), shown
-    assert answer_to(door, f"{get}API-Key: {TOKEN}\r\n\r\n".encode()).startswith(b"HTTP/1.1 200")
+    assert answer_to(door, f"{get}{name.upper()}: {TOKEN}\r\n\r\n".encode()).startswith(b"HTTP/1.1 200")
     passed = CIMultiDict(upstream.headers[-1])
-    assert passed["Authorization"] == f"Bearer {TOKEN}" and "api-key" not in passed
+    assert passed["Authorization"] == f"Bearer {TOKEN}" and name not in passed
+
+
+def test_a_refusal_on_anthropics_routes_has_anthropics_form(shared: tuple[RelayProcess, Upstream]) -> None:
+    for path in ("/v1/messages?beta=true", "/rollouts/r/v1/messages/count_tokens", "/v1/messages/batches"):
+        got = answer_to(shared[0], f"GET {path} HTTP/1.1\r\n{HOST}Connection: close\r\n\r\n".encode())
+        said = json.loads(got.split(b"\r\n\r\n", 1)[1])
+        assert got.startswith(b"HTTP/1.1 401") and said["error"]["code"] == "invalid_api_key"
+        in_its_form = (said.get("type"), said["error"]["type"]) == ("error", "authentication_error")
+        assert in_its_form == (not path.endswith("batches"))
 
 
 def post_without_end(door: RelayProcess) -> socket.socket:

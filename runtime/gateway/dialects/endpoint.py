@@ -51,12 +51,22 @@ class DialectEndpoint:
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
         try:
             content = await request_parsing.read_body(receive)
-            translation = self._begin(request_parsing.decode_object(content))
-            chat = msgspec.json.encode(translation.chat)
+            body = request_parsing.decode_object(content)
+            _encode(body)  # the answer repeats some of it
+            translation = self._begin(body)
+            chat = _encode(translation.chat)
         except ApiError as error:
             await error.send(send)
             return
         await self._serve("chat", scope, _first(chat, receive), _TranslatedSend(translation, send))
+
+
+def _encode(body: Body) -> bytes:
+    """Raises ApiError for what JSON can say and no answer can: numbers past 64 bits, nesting without end."""
+    try:
+        return msgspec.json.encode(body)
+    except (OverflowError, ValueError, RecursionError) as error:
+        raise ApiError(400, f"The body cannot be passed on: {error}") from error
 
 
 def _first(content: bytes, receive: Any) -> Any:

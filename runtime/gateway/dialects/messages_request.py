@@ -24,7 +24,12 @@ _OWN = frozenset(
         "cache_control", "inference_geo", "speed",
     }
 )  # fmt: skip
-_REFUSED = ("mcp_servers", "container", "context_management")
+_REFUSED = {
+    "mcp_servers": "it needs Anthropic's servers",
+    "container": "it needs Anthropic's servers",
+    "context_management": "it needs Anthropic's servers",
+    "n": "a message is one answer: ask several times",
+}
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 # A line of Claude Code's that differs in each request: no conversation would go on from an earlier one.
 _BILLING = "x-anthropic-billing-header"
@@ -40,9 +45,9 @@ class MessagesRequest:
 
 def translate(body: Body, *, counts: bool = False) -> MessagesRequest:
     """The chat request; `counts`: its tokens are counted alone, and no limit is needed. Raises ApiError."""
-    for name in _REFUSED:
-        if body.get(name):
-            _refuse(name, "is not served: it needs Anthropic's servers")
+    for name, why in _REFUSED.items():
+        if body.get(name) and not (name == "n" and body[name] == 1):
+            _refuse(name, f"is not served: {why}")
     chat: Body = {name: value for name, value in body.items() if name not in _OWN}
     chat["messages"] = [*_system(body.get("system")), *_messages(body.get("messages"))]
     most = body.get("max_tokens")
@@ -104,7 +109,7 @@ def _question(blocks: list[Any], where: str) -> list[Message]:
         else:
             said.append(_text(block, f"{where}[{index}]"))
     if said or not results:
-        results.append({"role": "user", "content": "".join(said)})
+        results.append({"role": "user", "content": "\n".join(said)})
     return results
 
 

@@ -35,7 +35,6 @@ class ResponseStore:
     def __init__(self, folder: Path, most: int = _MOST) -> None:
         self._folder = folder
         self._most = most
-        folder.mkdir(parents=True, exist_ok=True)
         found = sorted(folder.glob("resp_*.json"), key=lambda path: path.stat().st_mtime_ns)
         self._ids = OrderedDict.fromkeys(path.stem for path in found)
 
@@ -43,6 +42,7 @@ class ResponseStore:
         """Keep one; the same again changes nothing. Raises OSError."""
         path = self._folder / f"{name}.json"
         partial = path.with_suffix(".partial")
+        self._folder.mkdir(exist_ok=True)
         partial.write_bytes(msgspec.json.encode(stored))
         partial.rename(path)
         self._ids[name] = None

@@ -33,6 +33,7 @@ _REFUSED = {
     "background": "ask without it, and wait for the answer",
     "conversation": "continue a response by previous_response_id, or send the whole conversation as input",
     "prompt": "templates are kept by OpenAI's servers: send the text as input",
+    "n": "a response has one answer: ask several times",
 }
 
 
@@ -66,7 +67,7 @@ def previous_response(body: Body) -> str | None:
 def translate(body: Body, earlier: Sequence[Message] = ()) -> ResponsesRequest:
     """The chat request. `earlier`: the messages of the responses that it goes on from. Raises ApiError."""
     for name, way_out in _REFUSED.items():
-        if body.get(name):
+        if body.get(name) and not (name == "n" and body[name] == 1):
             _refuse(name, f"is not served: {way_out}")
     given = _messages(body.get("input"))
     chat: Body = {name: value for name, value in body.items() if name not in _OWN}
@@ -127,7 +128,7 @@ def _add_to_answer(found: list[Message], kind: str, item: Body, place: int) -> N
     if kind == "reasoning":
         message["reasoning"] = _thought(item, place)
     elif kind == "message":
-        message["content"] = _content(item.get("content"), f"input[{place}].content")
+        message["content"] = _content(item.get("content"), f"input[{place}].content", between="")
     else:
         call = {"name": _text_of(item, "name", place), "arguments": _text_of(item, "arguments", place)}
         calls = message.setdefault("tool_calls", [])
@@ -148,7 +149,8 @@ def _thought(item: Body, place: int) -> str:
     return "".join(text for text in texts if isinstance(text, str))
 
 
-def _content(content: Any, place: str) -> str:
+def _content(content: Any, place: str, between: str = "\n") -> str:
+    """The text of all parts. What a client says in several is joined as vLLM joins a chat's."""
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
@@ -166,7 +168,7 @@ def _content(content: Any, place: str) -> str:
         if not isinstance(text, str):
             _refuse(f"{place}[{index}]", "has no text")
         texts.append(text)
-    return "".join(texts)
+    return between.join(texts)
 
 
 def _with_system(instructions: Any, messages: list[Message]) -> list[Message]:
