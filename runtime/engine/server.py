@@ -21,6 +21,7 @@ import signal
 import sys
 from argparse import Namespace
 from collections.abc import AsyncIterator
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -35,6 +36,7 @@ from runtime.engine.command import (
     socket_path,
 )
 from runtime.shared import failpoints, imports, processes
+from runtime.shared.language_model import is_multimodal
 from runtime.shared.runtime_config import RuntimeConfig
 
 if TYPE_CHECKING:
@@ -48,6 +50,10 @@ ENVIRONMENT_MARK = "SLIPWAY_ENGINE_ENVIRONMENT"
 _UNUSED_PACKAGES = ("torchao", "opentelemetry")
 # Mends torch's compiler, for which it imports all of it. Nothing is compiled on a CPU.
 _COMPILER_MENDED = "vllm.env_override"
+_TORCHVISION = (
+    "torchvision", "torchvision.transforms", "torchvision.transforms.v2",
+    "torchvision.transforms.v2.functional",
+)  # fmt: skip
 # vLLM's own: how its engine core comes to be.
 _START_METHOD = "VLLM_WORKER_MULTIPROC_METHOD"
 
@@ -75,6 +81,8 @@ def prepare(config: RuntimeConfig, index: int) -> Namespace:
     # take 2 s less.
     with imports.collecting_nothing():
         _skip_imports(config.device)
+        if is_multimodal(model_description(config.model_path)):
+            _stand_in_for_torchvision()
         args = _parse(arguments(config, index))
         if config.device == "cpu":
             _preload_model_class(config.model_path)
@@ -119,6 +127,24 @@ def _skip_imports(device: str) -> None:
         sys.modules[name] = None  # pyrefly: ignore[unsupported-operation] - the import system's own word
     if device == "cpu":
         sys.modules[_COMPILER_MENDED] = ModuleType(_COMPILER_MENDED)
+
+
+def _stand_in_for_torchvision() -> None:
+    """Where it is not installed, as there is none for a CPU, have its modules found empty.
+
+    vLLM's multimodal models import it for images. Of their language model alone none is ever asked.
+    """
+    from transformers.utils.import_utils import is_torchvision_available
+
+    if is_torchvision_available():  # the answer is kept: transformers goes on to know that it is not there
+        return
+    for name in _TORCHVISION:
+        module = sys.modules[name] = ModuleType(name)
+        module.__spec__ = ModuleSpec(name, None)
+        module.__path__ = []
+        parent, _, last = name.rpartition(".")
+        if parent:
+            setattr(sys.modules[parent], last, module)
 
 
 def _parse(words: list[str]) -> Namespace:

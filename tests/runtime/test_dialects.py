@@ -22,7 +22,7 @@ pytestmark = pytest.mark.slow
 QUESTION = "[[ ## english ## ]]\nthe black cat"
 ADD: dict[str, Any] = {
     "type": "object",
-    "properties": {"first": {"type": "integer"}, "second": {"type": "integer"}},
+    "properties": {"first": {"enum": [1, 2]}, "second": {"enum": [3, 4]}},
     "required": ["first", "second"],
 }
 FUNCTION: dict[str, Any] = {"type": "function", "name": "add", "parameters": ADD, "strict": False}
@@ -35,6 +35,14 @@ def gateway(engine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gatewa
     running = Gateway(tmp_path_factory.mktemp("gateway"), engine.socket, engine.model).until_ready()
     yield running
     running.stop()
+
+
+@pytest.fixture(scope="module")
+def no_blanks(engine) -> dict[str, Any]:
+    """The tiny model has never seen a brace: left to itself it fills what is valid with white space."""
+    vocabulary = json.loads((engine.model / "tokenizer.json").read_text())["model"]["vocab"]
+    white = [number for token, number in vocabulary.items() if not token.strip("ĠĊĉč")]
+    return {"logit_bias": {str(number): -100 for number in white}}
 
 
 def transport(gateway: Gateway) -> Any:
@@ -146,9 +154,10 @@ def test_the_events_of_a_response_make_the_whole_one(responses: Any, gateway: Ga
     assert final.usage.output_tokens > 0
 
 
-def test_a_forced_call_comes_whole_and_in_events(responses: Any) -> None:
-    asked: dict[str, Any] = {"model": "policy", "input": QUESTION, "tools": [FUNCTION], "temperature": 1.0}
+def test_a_forced_call_comes_whole_and_in_events(responses: Any, no_blanks: dict[str, Any]) -> None:
+    asked: dict[str, Any] = {"model": "policy", "input": QUESTION, "tools": [FUNCTION]}
     asked |= {"tool_choice": {"type": "function", "name": "add"}, "max_output_tokens": 200}
+    asked |= {"temperature": 1.0, "extra_body": no_blanks}
     for item in responses.create(**asked).output:
         assert (item.type, item.name) == ("function_call", "add")
         assert {*json.loads(item.arguments)} == {"first", "second"}
@@ -195,7 +204,7 @@ def test_what_is_not_served_is_refused_by_name(gateway: Gateway, param: str, fie
 def test_a_message_is_a_sample_and_the_next_goes_on_from_it(
     messages: Any, gateway: Gateway, request: pytest.FixtureRequest
 ) -> None:
-    asked: dict[str, Any] = {"model": "policy", "system": "Translate.", "temperature": 1.0}
+    asked: dict[str, Any] = {"model": "policy", "system": "Translate."}
     turns: list[Any] = [{"role": "user", "content": QUESTION}]
     first = messages.create(messages=turns, max_tokens=200, **asked)
     assert (first.role, first.stop_reason, first.model) == ("assistant", "end_turn", "policy@v0")
@@ -214,7 +223,7 @@ def test_why_a_message_ended_is_said_as_anthropic_says_it(messages: Any) -> None
     asked: dict[str, Any] = {"model": "policy", "messages": [{"role": "user", "content": QUESTION}]}
     cut = messages.create(max_tokens=1, extra_body={"ignore_eos": True}, **asked)
     assert cut.stop_reason == "max_tokens"
-    stopped = messages.create(max_tokens=200, stop_sequences=["]]"], temperature=1.0, **asked)
+    stopped = messages.create(max_tokens=200, stop_sequences=["]]"], **asked)
     assert (stopped.stop_reason, stopped.stop_sequence) == ("stop_sequence", "]]")
 
 
@@ -228,9 +237,9 @@ def test_the_events_of_a_message_make_the_whole_one(messages: Any) -> None:
     assert final.usage.input_tokens > 0 and final.usage.output_tokens > 0
 
 
-def test_a_forced_tool_is_used_whole_and_in_events(messages: Any) -> None:
+def test_a_forced_tool_is_used_whole_and_in_events(messages: Any, no_blanks: dict[str, Any]) -> None:
     asked: dict[str, Any] = {
-        "model": "policy", "max_tokens": 200, "tools": [TOOL], "temperature": 1.0,
+        "model": "policy", "max_tokens": 200, "tools": [TOOL], "extra_body": no_blanks,
         "tool_choice": {"type": "tool", "name": "add"}, "messages": [{"role": "user", "content": QUESTION}],
     }  # fmt: skip
     whole = messages.create(**asked)
