@@ -71,7 +71,7 @@ def verdict(ask: Ask, status: int, body: bytes) -> str | None:
         return "neither an answer nor the client's mistake"
     if not (said["error"]["message"] and said["error"]["type"]):
         return "an error that says nothing"
-    return "a failure nobody has a rule for" if said["error"]["code"] == "request_failed" else None
+    return "a failure nobody has a rule for" if said["error"].get("code") == "request_failed" else None
 
 
 def _wrong_with(ask: Ask, answer: dict[str, Any]) -> str | None:
