@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.support.agent_world import AgentWorld
-from tests.support.foreign_environments import AGENTS, LANGGRAPH, PYDANTIC_AI
+from tests.support.foreign_environments import AGENTS, LANGGRAPH, LITELLM, PYDANTIC_AI
 
 pytestmark = pytest.mark.slow
 
@@ -103,6 +103,22 @@ def test_b04_pydantic_ai_as_it_is_installed_trains_by_each_api(
     said = pydantic_ai[form]
     assert said["requests"] == [TURNS] * len(said["rollouts"]) and said["astray"] == 0
     check(world, form, said)
+
+
+@pytest.fixture(scope="module")
+def by_litellm(world: AgentWorld) -> dict[str, Any]:
+    """What a program says that asks by LiteLLM, by the API that it uses."""
+    return world.said_by(LITELLM, "litellm_rollouts.py")
+
+
+@pytest.mark.parametrize("form", ["litellm_responses", "litellm_messages"])
+def test_b04_litellm_trains_by_the_apis_that_it_has_beside_chat(
+    world: AgentWorld, by_litellm: dict[str, Any], form: str
+) -> None:
+    said = by_litellm[form]
+    assert said["requests"] == [TURNS] * len(said["rollouts"]) and said["astray"] == 0
+    counts = check(world, form, said)
+    assert counts["turns_joined"] == (TURNS - 1) * len(said["rollouts"]) and not counts["sealed"]
 
 
 @pytest.fixture(scope="module")

@@ -73,15 +73,17 @@ def test_g13_every_route_but_health_asks_for_the_token(gateway: Gateway, tmp_pat
         "bearer",
         "bearertoken-of-the-tests",
     ]
+    stranger = httpx.Client(transport=httpx.HTTPTransport(uds=str(gateway.socket)), base_url="http://x")
     for method, path in [*routes, *(("POST", path) for path in OF_VLLM)]:
         if path == "/healthz":
             continue
+        for name in ("api-key", "x-api-key"):
+            assert stranger.request(method, path, headers={name: "wrong"}).status_code == 401, (method, path)
         for authorization in wrong:
             answer = gateway.http.request(method, path, headers={"Authorization": authorization})
             assert answer.status_code == 401, (method, path, authorization)
             if method != "HEAD":
                 assert answer.json()["error"]["code"] == "invalid_api_key"
-            assert gateway.http.request(method, path, headers={"x-api-key": "wrong"}).status_code == 401
 
 
 # Files that other processes, or the clock alone, write.

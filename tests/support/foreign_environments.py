@@ -18,6 +18,7 @@ from pathlib import Path
 # httpx is what our own client has with it, and all that it needs beside pydantic.
 AGENTS = ("openai-agents==0.24.0", "httpx==0.28.1")
 PYDANTIC_AI = ("pydantic-ai-slim[openai,anthropic]==2.62.0", "httpx==0.28.1")
+LITELLM = ("litellm==1.106.2", "mcp", "httpx==0.28.1")
 LANGGRAPH = ("langgraph==1.2.22", "langchain-openai==1.7.3")
 # With openai 3 its own client fails at the first request, as it gives httpx's time-outs to what is httpx2
 # there; with polars 2 its delete_checkpoints(), as it takes a mean of a column of times.

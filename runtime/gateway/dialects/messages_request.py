@@ -7,10 +7,9 @@ there.
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from typing import Any, NoReturn
-
-import msgspec
 
 from runtime.gateway.http.openai_errors import ApiError
 
@@ -144,7 +143,7 @@ def _call(block: Body, where: str) -> Body:
     name, given = block.get("name"), block.get("input")
     if not isinstance(name, str) or not isinstance(block.get("id"), str) or not isinstance(given, dict):
         _refuse(where, "has an id, a name and an input")
-    arguments = msgspec.json.encode(given).decode()
+    arguments = json.dumps(given, ensure_ascii=False)  # with blanks, as models write it
     return {"id": block["id"], "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
