@@ -123,6 +123,16 @@ def test_a_response_is_a_sample_and_the_next_goes_on_from_it(
         assert line["conversation"]["continues"] == sample["id"]
         assert line["prompts"][0][: len(lines[0]["prompts"][0])] == lines[0]["prompts"][0]
     assert lines[1]["prompts"] == lines[2]["prompts"]
+    responses.create(  # as the ai-sdk goes on
+        input=[
+            {"role": "system", "content": "Translate."},
+            {"role": "user", "content": QUESTION},
+            *({"type": "item_reference", "id": item.id} for item in first.output),
+            {"role": "user", "content": "and the dog"},
+        ],
+        max_output_tokens=SHORT, **settings,
+    )  # fmt: skip
+    assert recorded(gateway, request.node.name)[3]["prompts"] == lines[1]["prompts"]
     assert responses.retrieve(first.id) == first
     responses.delete(first.id)
     for name in (first.id, again.id):  # the one is deleted, the other was never kept

@@ -17,6 +17,8 @@ from typing import Any
 import msgspec
 
 _ID = re.compile(r"resp_[\w-]{1,160}", re.ASCII)
+# As responses_answer.py makes them.
+_ITEM_ID = re.compile(r"(?:rs|msg|fc)_([\w-]{1,160})_\d+", re.ASCII)
 _MOST = 50_000
 
 
@@ -57,6 +59,13 @@ class ResponseStore:
             return msgspec.json.decode((self._folder / f"{name}.json").read_bytes(), type=StoredResponse)
         except (OSError, msgspec.MsgspecError):
             return None
+
+    def item(self, name: str) -> dict[str, Any] | None:
+        """An item of a kept response's output by its id, which is made of the response's."""
+        found = _ITEM_ID.fullmatch(name)
+        stored = None if found is None else self.get(f"resp_{found[1]}")
+        items = () if stored is None else stored.response["output"]
+        return next((item for item in items if item["id"] == name), None)
 
     def delete(self, name: str) -> bool:
         """Forget one; False if there is none."""

@@ -90,7 +90,9 @@ class Responses:
             message = f"Previous response with id '{name[:100]}' not found."
             code = "previous_response_not_found"
             raise ApiError(400, message, param="previous_response_id", code=code)
-        return ResponsesTranslation(responses_request.translate(body, earlier or ()), self._store)
+        return ResponsesTranslation(
+            responses_request.translate(body, earlier or (), self._store.item), self._store
+        )
 
     def routes(self, prefix: str) -> list[Route]:
         """Its routes below a prefix that ends with /v1."""

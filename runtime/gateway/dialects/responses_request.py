@@ -7,7 +7,7 @@ do is refused by name; fields that chat has too are passed on, and checked there
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -64,12 +64,19 @@ def previous_response(body: Body) -> str | None:
     return name
 
 
-def translate(body: Body, earlier: Sequence[Message] = ()) -> ResponsesRequest:
-    """The chat request. `earlier`: the messages of the responses that it goes on from. Raises ApiError."""
+def _unknown(name: str) -> None:
+    """Where nothing is kept, a reference means nothing."""
+
+
+def translate(
+    body: Body, earlier: Sequence[Message] = (), item: Callable[[str], Body | None] = _unknown
+) -> ResponsesRequest:
+    """The chat request. `earlier`: the messages of the responses that it goes on from; `item`: an item of a
+    kept response by its id. Raises ApiError."""
     for name, way_out in _REFUSED.items():
         if body.get(name) and not (name == "n" and body[name] == 1):
             _refuse(name, f"is not served: {way_out}")
-    given = _messages(body.get("input"))
+    given = _messages(_whole_items(body.get("input"), item))
     chat: Body = {name: value for name, value in body.items() if name not in _OWN}
     chat["messages"] = _with_system(body.get("instructions"), [*earlier, *given])
     chat |= _limits(body) | _tools(body) | _text(body) | _reasoning(body) | _logprobs(body)
@@ -79,6 +86,25 @@ def translate(body: Body, earlier: Sequence[Message] = ()) -> ResponsesRequest:
 
 
 # ------------------------------------------------------------------ input
+
+
+def _whole_items(given: Any, item: Callable[[str], Body | None]) -> Any:
+    """The input with the items in place of references to them; clients of kept responses send those."""
+    if not isinstance(given, list):
+        return given
+    return [
+        _referred(one, place, item) if isinstance(one, dict) and one.get("type") == "item_reference" else one
+        for place, one in enumerate(given)
+    ]
+
+
+def _referred(reference: Body, place: int, item: Callable[[str], Body | None]) -> Body:
+    name = reference.get("id")
+    found = item(name) if isinstance(name, str) else None
+    if found is None:
+        way_out = "send the item itself"
+        _refuse(f"input[{place}]", f"refers to an item that is not, or no longer, kept: {way_out}")
+    return found
 
 
 def _messages(given: Any) -> list[Message]:
