@@ -166,6 +166,9 @@ def _merge_error(weights: RunWeights, base: str, stderr_text: str) -> LaunchErro
     )
 
 
+_ON_WHOLE_MODEL = " In transformers load the base with AutoModelForImageTextToText."
+
+
 def _serve_line(weights: RunWeights, base: str, folder: Path, *, merged: bool, dtype: str) -> str:
     """The command with which vLLM alone answers as the run did.
 
@@ -174,8 +177,11 @@ def _serve_line(weights: RunWeights, base: str, folder: Path, *, merged: bool, d
     """
     words = ["vllm", "serve", str(folder) if merged else base]
     words += ["--dtype", dtype, "--generation-config", "vllm"]
+    config = json.loads((weights.folder / _CONFIG).read_text())
+    if "exclude_modules" in config:  # of a multimodal model the language model is what the run served
+        words += ["--language-model-only"]
     if not merged:
-        rank = engine_rank(json.loads((weights.folder / _CONFIG).read_text())["r"])
+        rank = engine_rank(config["r"])
         words += ["--enable-lora", "--max-lora-rank", str(rank), "--lora-modules", f"policy={folder}"]
     return shlex.join(words)
 
@@ -183,12 +189,14 @@ def _serve_line(weights: RunWeights, base: str, folder: Path, *, merged: bool, d
 def _card(weights: RunWeights, base: str, serve: str, *, merged: bool) -> str:
     """The README of the export: its content, and how to serve it."""
     what = "A model" if merged else "A LoRA adapter"
+    config = json.loads((weights.folder / _CONFIG).read_text())
+    whole = "" if merged or "exclude_modules" not in config else _ON_WHOLE_MODEL
     run, step = weights.record.id, weights.step
     return f"""---
 base_model: {base}
 library_name: {"transformers" if merged else "peft"}
 ---
-{what} trained by reinforcement learning with Slipway: run {run}, step {step}, on {base}.
+{what} trained by reinforcement learning with Slipway: run {run}, step {step}, on {base}.{whole}
 
 ```bash
 {serve}

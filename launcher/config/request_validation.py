@@ -181,7 +181,8 @@ def _check_on_cpu(settings: Settings, config: Mapping[str, Any], dtype: str) -> 
     try:
         check_dtype_on_cpu(config, dtype)
     except PolicyError as error:
-        hint = f"launch --model {settings.model} --set dtype=bfloat16"
+        typed = settings.values["model"].value
+        hint = f"launch --model {typed} --set dtype=bfloat16"
         what = f"the model {settings.model} cannot be served on a CPU in {dtype}"
         raise PreflightError(what, str(error), hint) from None
 

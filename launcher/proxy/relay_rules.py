@@ -34,7 +34,10 @@ _LOOKUP = "/slipway/samples/lookup"
 _FILES = "/v1/files"
 # Anthropic's routes, whose clients read errors of another form.
 _MESSAGES = re.compile(r"(?:/rollouts/[^/]+)?/v1/messages(?:/count_tokens)?")
-_MESSAGES_ERRORS = {401: "authentication_error", 403: "permission_error", 413: "request_too_large"}
+_MESSAGES_ERRORS = {
+    401: "authentication_error", 403: "permission_error", 404: "not_found_error", 413: "request_too_large",
+    429: "rate_limit_error", 503: "overloaded_error",
+}  # fmt: skip
 _WRITING = frozenset({"POST", "PUT", "PATCH"})
 # Headers that only a browser sends (Fetch metadata), beside Origin.
 _BROWSER_HEADER_PREFIX = "sec-fetch-"
@@ -111,9 +114,9 @@ def _authorization(headers: Mapping[str, str]) -> str | None:
 def with_authorization(headers: CIMultiDict[str]) -> None:
     """Write another vendor's key as the Authorization header, which the receipts repeat."""
     given = _authorization(headers)
+    for name in _OTHER_KEYS:  # one beside Authorization is for another service
+        headers.popall(name, None)
     if given is not None and "Authorization" not in headers:
-        for name in _OTHER_KEYS:
-            headers.popall(name, None)
         headers["Authorization"] = given
 
 
@@ -166,9 +169,13 @@ def in_form_of(target: str, answer: web.StreamResponse) -> web.StreamResponse:
     if not is_ours or not _MESSAGES.fullmatch(unquote(target.partition("?")[0])):
         return answer
     assert isinstance(answer, web.Response)
-    said = json.loads(answer.text or "{}")
-    if "error" in said and said.get("type") != "error":
+    try:
+        said = json.loads(answer.text or "")
+        given = said["error"] | {}
+    except (ValueError, KeyError, TypeError):  # an error of nobody's form
+        return answer
+    if said.get("type") != "error":
         usual = "api_error" if answer.status >= 500 else "invalid_request_error"
         kind = _MESSAGES_ERRORS.get(answer.status, usual)
-        answer.text = json.dumps({"type": "error", "error": said["error"] | {"type": kind}})
+        answer.text = json.dumps({"type": "error", "error": given | {"type": kind}})
     return answer

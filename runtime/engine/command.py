@@ -16,7 +16,7 @@ from typing import Any
 from runtime.engine.parsers import Parsers, select_parsers
 from runtime.shared.architectures import check_dtype_on_cpu, check_on_cpu, checked_context
 from runtime.shared.language_model import is_multimodal, language_model
-from runtime.shared.memory.engine import cache_bytes
+from runtime.shared.memory.engine import PROBE_PLACES, cache_bytes
 from runtime.shared.model_shape import shape
 from runtime.shared.peft_format import engine_rank
 from runtime.shared.projections import lora_targets
@@ -24,9 +24,8 @@ from runtime.shared.runtime_config import RuntimeConfig
 
 LOGPROBS_MODE = "processed_logprobs"
 BASE_NAME = "base"
-# Probes of a publication go before rollouts (0), and find a place beside a full batch.
+# Probes of a publication go before rollouts (0), and find a place beside a full batch (PROBE_PLACES).
 SCORING_PRIORITY = -1
-_SEQUENCES_FOR_PROBES = 4
 # How long the engine leaves an idle connection open; vLLM's own 5 s are about as long as a training step.
 KEEP_ALIVE_SECONDS = 600
 WORKER_MODULE = "runtime.engine.worker"
@@ -154,7 +153,7 @@ def max_sequences_of_programs(config: RuntimeConfig) -> int:
 def _max_num_seqs(config: RuntimeConfig) -> int | None:
     """How many sequences an engine takes at a time, the probes' own places with them; None: vLLM decides."""
     given = config.engine.max_num_seqs or (_CPU_SEQUENCES if config.device == "cpu" else None)
-    return given and given + _SEQUENCES_FOR_PROBES
+    return given and given + PROBE_PLACES
 
 
 def _lora_modules(config: RuntimeConfig) -> tuple[str, ...]:

@@ -69,12 +69,14 @@ def check_trainable(config: Mapping[str, Any]) -> None:
 def _reasons(config: Mapping[str, Any], kinds: list[str]) -> Iterator[str]:
     if not isinstance(kinds, list) or len(kinds) != 1:
         yield "its config.json does not name exactly one architecture"
+    elif is_multimodal(config) and "text_config" in config:
+        yield "its text_config is no object"
     elif "text_config" in config:
         trained = ", ".join(sorted(MULTIMODAL))
         yield f"it holds other parts beside the language model (text_config); of such models {trained} can be"
     elif is_multimodal(config) and config.get("model_type") != MULTIMODAL[kinds[0]]:
         yield f"its language model is a {config.get('model_type')}, not a {MULTIMODAL[kinds[0]]}"
-    elif not is_multimodal(config) and not kinds[0].endswith(("ForCausalLM", "LMHeadModel")):
+    elif not is_multimodal(config) and not str(kinds[0]).endswith(("ForCausalLM", "LMHeadModel")):
         yield f"{kinds[0]} is not a causal language model"
     if config.get("auto_map") and config.get("model_type") not in _NATIVE:
         yield "it needs its own code (auto_map), which is never run"

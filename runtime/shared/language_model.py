@@ -27,7 +27,10 @@ _FILES_INSIDE = r"^(?:model\.)?language_model\.(?:model\.)?(?!lm_head)"
 _FILES_HEAD = r"^(?:model\.)?language_model\.lm_head"
 # The modules of a published model that are not the language model's, as PEFT's `exclude_modules`.
 OTHER_MODULES = r"(?!.*\blanguage_model\.).*"
+# Decay rates of the gated delta rule: published in fp32, and computed with so by vLLM, whatever the rest is.
+KEPT_IN_FP32 = "linear_attn.A_log"
 _TENSORS = ("model.layers.", "model.embed_tokens.", "model.norm.", "lm_head.")
+_BESIDE = ("tie_word_embeddings", "quantization_config", "auto_map")
 # transformers' defaults (5.19) of what published files leave out, such as google/gemma-3-4b-it's.
 _DEFAULTS: dict[str, dict[str, Any]] = {
     "gemma3_text": {
@@ -43,7 +46,7 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
 def is_multimodal(config: Mapping[str, Any]) -> bool:
     """Whether a config.json, or the language model's part of it, is of a multimodal checkpoint."""
     names = config.get("architectures")
-    return isinstance(names, list) and len(names) == 1 and names[0] in MULTIMODAL
+    return isinstance(names, list) and len(names) == 1 and str(names[0]) in MULTIMODAL
 
 
 def language_model(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -53,8 +56,9 @@ def language_model(config: Mapping[str, Any]) -> dict[str, Any]:
     if not is_multimodal(config) or not isinstance(inner, Mapping):
         return dict(config)
     kind = MULTIMODAL[config["architectures"][0]]
-    beside = {key: config[key] for key in ("tie_word_embeddings", "quantization_config") if key in config}
-    found = {"model_type": kind, **_DEFAULTS.get(kind, {}), **beside, **inner}
+    # Of these the published value counts, as transformers and vLLM have it.
+    beside = {key: config[key] for key in _BESIDE if key in config}
+    found = {"model_type": kind, **_DEFAULTS.get(kind, {}), **inner, **beside}
     return found | {"architectures": list(config["architectures"])}
 
 

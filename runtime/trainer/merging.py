@@ -23,11 +23,12 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from runtime.shared.architectures import PolicyError
-from runtime.shared.language_model import own_name
+from runtime.shared.language_model import KEPT_IN_FP32, own_name
 from runtime.shared.peft_format import CONFIG, PREFIX, WEIGHTS, Lora, check_adapter_config
 from runtime.trainer.policy import resolve
 
 INDEX = "model.safetensors.index.json"
+_DTYPE_KEYS = ("torch_dtype", "dtype")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 # Files beside the weights; others in a model's folder are not needed to load it.
 _COPIED = ("*.json", "*.txt", "*.model", "*.jinja", "LICENSE*")
@@ -97,6 +98,8 @@ def _merged_tensors(
         for name in file.keys():  # noqa: SIM118 - no dict
             weight = file.get_tensor(name)
             wanted = DTYPES[dtype] if dtype and weight.is_floating_point() else weight.dtype
+            if name.endswith(KEPT_IN_FP32):
+                wanted = weight.dtype
             own = own_name(name)
             if own not in left:
                 yield name, weight.to(wanted)
@@ -126,7 +129,9 @@ def _copy_the_rest(base: Path, to: Path, total_bytes: int, dtype: str | None) ->
                 shutil.copyfile(path, to / path.name)
     if dtype is not None:
         config = json.loads((to / "config.json").read_text())
-        config |= {key: dtype for key in ("torch_dtype", "dtype") if key in config} or {"dtype": dtype}
+        config |= {key: dtype for key in _DTYPE_KEYS if key in config} or {"dtype": dtype}
+        for part in (it for it in config.values() if isinstance(it, dict)):  # text_config, vision_config
+            part.update({key: dtype for key in _DTYPE_KEYS if key in part})
         (to / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     if (to / INDEX).is_file():
         index = json.loads((to / INDEX).read_text())

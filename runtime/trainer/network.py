@@ -1,7 +1,7 @@
 """The network of a model's folder: transformers' own model, with LoRA beside its linear layers.
 
-Neighbours: `policy.py` trains it, `attention.py` has its attention. The only importer of transformers and,
-with the recipes, of torchtune. Knows nothing of adapters on disk or of the training.
+Neighbours: `policy.py` trains it, `attention.py` has its attention. With the engine's server
+the only importer of transformers, with the recipes of torchtune. Knows nothing of adapters on disk or of the training.
 
 The model computes as its authors' code does, in any family; weights are assigned as they are stored, and
 every tensor keeps the name that Hugging Face's files, PEFT and vLLM know it by.
@@ -26,8 +26,8 @@ from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM, M
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from runtime.shared.architectures import PolicyError
-from runtime.shared.language_model import file_name_mapping, is_multimodal, is_own
+from runtime.shared.architectures import GATED_DELTA, PolicyError
+from runtime.shared.language_model import KEPT_IN_FP32, file_name_mapping, is_multimodal, is_own
 from runtime.trainer.attention import AttentionPattern, attend
 from runtime.trainer.compiling import Compiled
 
@@ -52,6 +52,10 @@ def load_model(folder: Path, config: Mapping[str, Any], dtype: torch.dtype, devi
     AttentionInterface.register(_ATTENTION, attend)
     logging.disable_progress_bar()
     quantized = config.get("quantization_config")
+    if kind in GATED_DELTA:
+        # transformers' own word for tensors that no dtype applies to.
+        network = getattr(transformers, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[kind])
+        network._keep_in_fp32_modules_strict = {KEPT_IN_FP32.rpartition(".")[2]}
     verbosity = logging.get_verbosity()
     logging.set_verbosity_error()  # of tensors that are not this model's: they are refused below, or not read
     try:

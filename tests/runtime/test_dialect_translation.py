@@ -110,14 +110,21 @@ def test_the_events_of_any_message_add_up_to_the_whole_one(
     for event in events:
         if event["type"] == "content_block_delta":
             delta = event["delta"]
-            if delta["type"] == "input_json_delta":
+            if delta["type"] == "signature_delta":
+                blocks[event["index"]]["signature"] = delta["signature"]
+            elif delta["type"] == "input_json_delta":
                 inputs[event["index"]] += delta["partial_json"]
             else:
                 field = delta["type"].removesuffix("_delta")
                 blocks[event["index"]][field] += delta[field]
     for block, given_input in zip(blocks, inputs, strict=True):
         if block["type"] == "tool_use":
-            block["input"] = messages_answer._input(given_input)
+            try:
+                block["input"] = json.loads(given_input or "{}")
+            except ValueError:
+                block["input"] = {}
+            if not isinstance(block["input"], dict):
+                block["input"] = {}
     assert blocks == expected["content"]
     assert events[-2]["delta"] == {name: expected[name] for name in ("stop_reason", "stop_sequence")}
     assert events[-2]["usage"] == expected["usage"] and events[-1] == {"type": "message_stop"}
@@ -134,8 +141,9 @@ def test_an_answer_comes_back_as_the_message_that_it_was() -> None:
     )
     assert again.chat["messages"] == [{"role": "user", "content": "a"}, message]
     blocks = messages_answer.message(answer)["content"]
-    asked = {"model": "policy", "max_tokens": 1, "messages": [{"role": "assistant", "content": blocks}]}
-    (theirs,) = messages_request.translate(asked).chat["messages"]
+    turns = [{"role": "assistant", "content": blocks}, {"role": "user", "content": "and?"}]
+    asked = {"model": "policy", "max_tokens": 1, "messages": turns}
+    theirs, _ = messages_request.translate(asked).chat["messages"]
     for call in (*message["tool_calls"], *theirs["tool_calls"]):
         call["function"]["arguments"] = json.loads(call["function"]["arguments"])
     assert theirs == message
@@ -244,3 +252,90 @@ def test_an_error_keeps_what_was_said_of_it(status: int) -> None:
         "message": "m", "code": "c", "counts": {"a": 1}
     }  # fmt: skip
     assert "param" not in found["error"]
+
+
+CALL: dict[str, Any] = {"id": "c", "function": {"name": "rm", "arguments": ""}}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "finish", "stop", "tokens", "reason", "status"),
+    [
+        ('{"a": 1}', "tool_calls", None, 4, "tool_use", "completed"),
+        ("", "tool_calls", None, 4, "tool_use", "completed"),
+        # At the limit, though a parser closed the call: nobody may run it.
+        ('{"a": 1}', "tool_calls", None, 9, "max_tokens", "incomplete"),
+        # No object for Anthropic's block; a response has the text as it was sampled.
+        ('{"a": "/ho', "tool_calls", None, 4, "max_tokens", "completed"),
+        ('{"a": 1e999}', "tool_calls", None, 4, "max_tokens", "completed"),
+        ('{"a": 1}', "length", None, 9, "max_tokens", "incomplete"),
+        ('{"a": "/ho', "tool_calls", "END", 4, "stop_sequence", "completed"),
+        # A forced call that is whole is a call, whatever it stopped at.
+        ('{"a": 1}', "stop", "END", 4, "tool_use", "completed"),
+        ('{"a": 1}', "stop", None, 4, "tool_use", "completed"),
+    ],
+)
+def test_a_call_that_was_cut_off_is_never_said_to_be_one(
+    arguments: str, finish: str, stop: str | None, tokens: int, reason: str, status: str
+) -> None:
+    call = CALL | {"function": {"name": "rm", "arguments": arguments}}
+    message = {"role": "assistant", "content": None, "tool_calls": [call]}
+    choice = {"index": 0, "message": message, "finish_reason": finish, "stop_reason": stop}
+    answer = ChatAnswer(limit=9)
+    for _ in answer.take(HEAD | {"choices": [choice], "usage": {"completion_tokens": tokens}}):
+        pass
+    assert messages_answer.message(answer)["stop_reason"] == reason
+    asked = {"model": "policy", "input": "a", "max_output_tokens": 9}
+    response = responses_answer.response(responses_request.translate(asked), answer)
+    assert (response["status"], response["output"][-1]["status"]) == (status, status)
+
+
+def test_items_of_one_answer_are_one_message_whatever_stands_between_its_calls() -> None:
+    answer = ChatAnswer()
+    deltas: list[dict[str, Any]] = [
+        {"content": "Hi"},
+        {"tool_calls": [{"index": 0, "id": "c0", "function": {"name": "a", "arguments": "{}"}}]},
+        {"content": "\n"},
+        {"tool_calls": [{"index": 1, "id": "c1", "function": {"name": "b", "arguments": "{}"}}]},
+    ]
+    for delta in deltas:
+        for _ in answer.take(HEAD | {"choices": [{"index": 0, "delta": delta}]}):
+            pass
+    request = responses_request.translate({"model": "policy", "input": "a"})
+    items = responses_answer.response(request, answer)["output"]
+    assert len(items) == 4
+    asked = {"model": "policy", "input": [{"role": "user", "content": "a"}, *items]}
+    assert responses_request.translate(asked).chat["messages"][1:] == [answer.as_message()]
+
+
+def test_what_claude_code_sends_beside_is_taken_or_named_as_ignored() -> None:
+    messages: list[Any] = [
+        {"role": "system", "content": "x-anthropic-billing-header: 1"},
+        {"role": "system", "content": "first"},
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": [{"type": "redacted_thinking"}, {"type": "text", "text": "b"}]},
+        {"role": "system", "content": "a reminder"},
+    ]  # fmt: skip
+    body = {"model": "policy", "max_tokens": 1, "system": "Be.", "messages": messages}
+    request = messages_request.translate(
+        body | {"context_management": {"edits": [{"type": "clear_thinking_20251015"}]}, "diagnostics": {}}
+    )
+    assert request.ignored == ("context_management",)
+    said = [(message["role"], message["content"]) for message in request.chat["messages"]]
+    assert said == [("system", "Be.\n\nfirst"), ("user", "a"), ("assistant", "b"), ("user", "a reminder")]
+    with pytest.raises(ApiError, match="ends with an answer"):
+        messages_request.translate(body | {"messages": messages[:-1]})
+
+
+def test_too_long_a_prompt_has_the_words_by_which_harnesses_shorten_it() -> None:
+    given_error = {"message": "maximum context length", "code": "context_length_exceeded"}
+    said = messages_answer.in_anthropics_form(400, given_error)["error"]["message"]
+    assert said.startswith("prompt is too long: ")
+
+
+def test_the_store_is_bounded_in_bytes_too(tmp_path: Path) -> None:
+    store = ResponseStore(tmp_path, most_bytes=2000)
+    for number in range(9):
+        store.put(f"resp_{number}", StoredResponse({"a": "x" * 500}, [], {}, None))
+    sizes = [path.stat().st_size for path in tmp_path.iterdir()]
+    assert sum(sizes) <= 2000 and store.get("resp_8") is not None
+    assert ResponseStore(tmp_path, most_bytes=2000).get("resp_8") is not None

@@ -120,6 +120,50 @@ def test_what_stands_beside_the_language_model_is_not_read_and_of_itself_nothing
         fresh_policy(model=folder)
 
 
+def test_c61_decay_rates_are_kept_in_fp32_as_vllm_keeps_them(tmp_path: Path) -> None:
+    folder = family_folder("qwen3.5")
+    name = "model.language_model.layers.0.linear_attn.A_log"
+    stored = load_file(folder / "model.safetensors")[name]
+    assert not torch.equal(stored, stored.bfloat16().float()), "it would show"
+    policy = trained_policy("bfloat16", model=folder)
+    held = dict(policy.model.named_parameters())["model.layers.0.linear_attn.A_log"]
+    assert held.dtype == torch.float32 and torch.equal(held, stored)
+    assert next(policy.model.parameters()).dtype == torch.bfloat16
+    policy.export_adapter(tmp_path / "adapter", "tiny")
+    merging.merge(folder, tmp_path / "adapter", tmp_path / "merged", "bfloat16")
+    merged = load_file(tmp_path / "merged" / "model.safetensors")
+    assert torch.equal(merged[name], stored)
+    assert merged["model.language_model.embed_tokens.weight"].dtype == torch.bfloat16
+    config = config_of(tmp_path / "merged")
+    assert (config["dtype"], config["text_config"].get("dtype", "bfloat16")) == ("bfloat16", "bfloat16")
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_whether_the_head_is_tied_is_as_the_published_config_says(tied: bool, tmp_path: Path) -> None:
+    """Whatever its text_config says: transformers and vLLM take the published value too."""
+    folder = shutil.copytree(family_folder("qwen3.5", tied=tied), tmp_path / "model")
+    config = config_of(folder)
+    config["text_config"]["tie_word_embeddings"] = not tied
+    (folder / "config.json").write_text(json.dumps(config))
+    found = shape(language_model(config))
+    assert found is not None and found.tied == tied
+    ours = our_logits(fresh_policy(model=folder), TOKENS)
+    torch.testing.assert_close(ours, logits_of(published(folder)), atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"text_config": None}, "its text_config is no object"),
+        ({"architectures": [["a"]]}, "it holds other parts"),
+        ({"auto_map": {"AutoModel": "m.My"}}, "auto_map"),
+    ],
+)
+def test_a_config_that_makes_no_sense_is_refused_with_the_reason(changes: dict[str, Any], why: str) -> None:
+    with pytest.raises(PolicyError, match=why):
+        check_trainable(GEMMA_4B | changes)
+
+
 def test_another_language_model_than_the_architectures_own_is_refused_by_name() -> None:
     odd = GEMMA_4B | {"text_config": GEMMA_4B["text_config"] | {"model_type": "gemma2"}}
     with pytest.raises(PolicyError, match="its language model is a gemma2, not a gemma3_text"):

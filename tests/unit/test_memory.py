@@ -58,14 +58,44 @@ def planned(model: str, machine: MachineGpus = ONE, **wishes: Any) -> MemoryPlan
 
 
 def test_layers_that_pass_a_state_keep_it_in_place_of_keys_and_values() -> None:
-    """Qwen3.5-9B: every fourth layer has attention, the others a state of 32 × 128 × 128 in fp32."""
+    """Qwen3.5-9B: every fourth layer has attention, the others a state of 32 × 128 × 128 in fp32. A block of
+    vLLM's holds a page of eight layers: as many tokens, by sixteen, as have room where a state has."""
     found = known("Qwen/Qwen3.5-9B")
-    keys_and_values = 8 * 2 * 4 * 256 * 2
-    states = 24 * (32 * 128 * 128 * 4 + (2 * 16 * 128 + 32 * 128) * 3 * 2)
-    assert engine.cache_bytes(found, 1000, 2) == 1000 * keys_and_values + states
+    state = 32 * 128 * 128 * 4 + (2 * 16 * 128 + 32 * 128) * 3 * 2
+    token = 2 * 4 * 256 * 2
+    block = 528 * token * 8
+    assert 512 * token < state < 528 * token
+    assert engine.cache_bytes(found, 528, 2) == (1 + 3 * 2) * block
+    assert engine.cache_bytes(found, 529, 2) == (2 + 3 * 2) * block
+    assert engine.most_sequences(found, 10 * block + 1, 2) == 10
+    assert engine.most_sequences(known("Qwen/Qwen3-8B"), 1, 2) is None
     adapted = {(layer % 4 == 3, linear.name) for layer, linear in found.with_lora()}
     assert {name for attends, name in adapted if not attends} == {"gate_proj", "up_proj", "down_proj"}
     assert len(adapted) == 10 and found.of_layer(3)[0].out == 2 * 16 * 256, "queries and their gate"
+
+
+@pytest.mark.parametrize("model", [name for name in KNOWN if "Qwen3.5" in name])
+@pytest.mark.parametrize("gpus", [1, 2, 4])
+def test_an_engine_of_a_hybrid_takes_no_more_sequences_than_its_cache_has_blocks(
+    model: str, gpus: int
+) -> None:
+    """Else vLLM does not start: "max_num_seqs exceeds available Mamba cache blocks"."""
+    machine = MachineGpus("H100", gpus, 1, max(1, gpus - 1))
+    found = planned(model, machine)
+    if not found.fits:
+        assert found.short
+        return
+    cache = next(line.size for line in found.engine if line.name == "cache")
+    places = found.engine_places + 4 if found.engine_places else 1024
+    assert places <= (engine.most_sequences(known(model), cache, 2) or 0)
+    refused = planned(model, machine, max_num_seqs=5000)
+    assert refused.short is not None
+
+
+def test_more_sequences_than_blocks_are_refused_with_both_numbers() -> None:
+    refused = planned("Qwen/Qwen3.5-9B", FOUR, max_num_seqs=3000)
+    assert refused.short is not None
+    assert "blocks for states, fewer than the 3004 sequences" in refused.short
 
 
 @pytest.mark.parametrize("model", sorted(KNOWN))

@@ -36,7 +36,7 @@ IMPORTERS = {
         for part in ("server", "worker", "norms", "http_speedups", "last_turn_parsing")
     },
     "torchtune": {"runtime/trainer/network.py", "runtime/recipes/"},
-    "transformers": {"runtime/trainer/network.py", "examples/tiny_model/"},
+    "transformers": {"runtime/trainer/network.py", "runtime/engine/server.py", "examples/tiny_model/"},
     "dspy": {
         "launcher/client/dspy/", "launcher/client/arbor/", "examples/",
         "launcher/bench/programs/slipway_program.py",

@@ -116,7 +116,9 @@ class Completions:
         try:
             return len(await engine.client.render(self._check("chat", request.body)))
         except EngineError as error:
-            raise ApiError(400, str(error), param="messages") from error
+            if error.status == 0 or error.status >= 500:
+                raise not_ready(f"the engine cannot count now: {error}") from error
+            raise ApiError(400, error.message, param="messages") from error
 
     def _in_flight(self, request: ParsedRequest) -> InFlightRequest:
         """A new flight, the one already on its way under this id, or the stored answer."""

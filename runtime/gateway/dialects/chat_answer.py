@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import msgspec
+
 _NOT_IN_IDS = re.compile(r"[^\w-]", re.ASCII)
 _CHAT_ID = "chatcmpl-"
 
@@ -31,8 +33,10 @@ class Part:
 
 @dataclass
 class ChatAnswer:
-    """What has come of an answer so far. `name` names it in ids of other dialects."""
+    """What has come of an answer so far. `limit`: the most tokens that were asked for, if any.
+    `name`: what ids of other dialects have of it."""
 
+    limit: int | None = None
     name: str = ""
     created: int = 0
     model: str = ""
@@ -52,7 +56,10 @@ class ChatAnswer:
         for choice in (body.get("choices") or ())[:1]:
             self.slipway = choice.get("slipway") or self.slipway
             message = choice.get("message", choice.get("delta")) or {}
-            yield from self._take_message(message, (choice.get("logprobs") or {}).get("content") or [])
+            logprobs = (choice.get("logprobs") or {}).get("content") or []
+            if message.get("reasoning") or message.get("tool_calls"):
+                logprobs = []  # they are of thought, calls and text together
+            yield from self._take_message(message, logprobs)
             self.finish_reason = choice.get("finish_reason") or self.finish_reason
             self.stop_reason = choice.get("stop_reason", self.stop_reason)
 
@@ -89,6 +96,21 @@ class ChatAnswer:
         found.text += grown
         return found, grown
 
+    @property
+    def is_cut_off(self) -> bool:
+        """Whether it ended at its limit. vLLM says "tool_calls" of an answer that was cut off in a call, and
+        some parsers close what was open: nobody may run that."""
+        if self.finish_reason != "tool_calls":
+            return self.finish_reason == "length"
+        if self.limit is not None:
+            return (self.usage.get("completion_tokens") or 0) >= self.limit
+        return self.has_broken_call
+
+    @property
+    def has_broken_call(self) -> bool:
+        """Whether the arguments of a call are no JSON object."""
+        return any(part.kind == "call" and arguments_of(part) is None for part in self.parts)
+
     def text_of(self, kind: PartKind) -> str:
         """The text of all parts of a kind."""
         return "".join(part.text for part in self.parts if part.kind == kind)
@@ -105,6 +127,16 @@ class ChatAnswer:
             message["tool_calls"] = calls
         else:
             message["content"] = self.text_of("text")
-        if thought := self.text_of("reasoning"):
+        thought = self.text_of("reasoning")
+        if thought and thought != message["content"]:  # an answer of a thought alone is given as text too
             message["reasoning"] = thought
         return message
+
+
+def arguments_of(call: Part) -> dict[str, Any] | None:
+    """A call's arguments; None if they are no JSON object."""
+    try:
+        found = msgspec.json.decode(call.text or "{}")
+    except (msgspec.DecodeError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None

@@ -7,6 +7,7 @@ form of their route.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any, Literal, Protocol
 
@@ -14,6 +15,7 @@ import msgspec
 
 from runtime.gateway.completions import request_parsing
 from runtime.gateway.http.openai_errors import ApiError
+from runtime.gateway.requests import request_fields
 from runtime.shared.headers import IGNORED_HEADER
 
 Body = dict[str, Any]
@@ -30,7 +32,7 @@ class Events(Protocol):
     def failed(self, error: Body) -> Iterator[bytes]: ...
 
 
-class Translation(Protocol):
+class TranslatedRequest(Protocol):
     """One request, and the way back for its answer. `ignored`: its fields without an effect here."""
 
     @property
@@ -44,16 +46,15 @@ class Translation(Protocol):
 class DialectEndpoint:
     """ASGI endpoint of one dialect. `begin` reads a request's body; it raises ApiError."""
 
-    def __init__(self, serve: Serve, begin: Callable[[Body], Translation]) -> None:
+    def __init__(self, serve: Serve, begin: Callable[[Body], TranslatedRequest]) -> None:
         self._serve = serve
         self._begin = begin
 
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
         try:
             content = await request_parsing.read_body(receive)
-            body = request_parsing.decode_object(content)
-            _encode(body)  # the answer repeats some of it
-            translation = self._begin(body)
+            body = checked(request_parsing.decode_object(content))
+            translation = await asyncio.to_thread(self._begin, body)  # it may read kept responses
             chat = _encode(translation.chat)
         except ApiError as error:
             await error.send(send)
@@ -61,8 +62,19 @@ class DialectEndpoint:
         await self._serve("chat", scope, _first(chat, receive), _TranslatedSend(translation, send))
 
 
+def checked(body: Body) -> Body:
+    """The body. Raises ApiError for what JSON can say and no answer: numbers past 64 bits, deep nesting."""
+    try:
+        for name, value in body.items():
+            request_fields.check_content(name, value)
+    except request_fields.BadField as error:
+        raise ApiError(400, error.message, param=error.param) from error
+    _encode(body)
+    return body
+
+
 def _encode(body: Body) -> bytes:
-    """Raises ApiError for what JSON can say and no answer can: numbers past 64 bits, nesting without end."""
+    """Raises ApiError for what cannot be written, such as half a character."""
     try:
         return msgspec.json.encode(body)
     except (OverflowError, ValueError, RecursionError) as error:
@@ -82,7 +94,7 @@ def _first(content: bytes, receive: Any) -> Any:
 class _TranslatedSend:
     """ASGI's `send` for the chat route: passes its answer on in the dialect's form."""
 
-    def __init__(self, translation: Translation, send: Any) -> None:
+    def __init__(self, translation: TranslatedRequest, send: Any) -> None:
         self._translation = translation
         self._send = send
         self._start: dict[str, Any] | None = None

@@ -16,7 +16,7 @@ from starlette.routing import Route
 from runtime.gateway.completions import request_parsing
 from runtime.gateway.dialects import messages_answer, messages_request
 from runtime.gateway.dialects.chat_answer import ChatAnswer
-from runtime.gateway.dialects.endpoint import DialectEndpoint, Serve
+from runtime.gateway.dialects.endpoint import DialectEndpoint, Serve, checked
 from runtime.gateway.dialects.messages_answer import MessageEvents
 from runtime.gateway.dialects.messages_request import Body, MessagesRequest
 
@@ -30,17 +30,19 @@ class MessagesTranslation:
     def __init__(self, request: MessagesRequest) -> None:
         self.chat = request.chat
         self.ignored = request.ignored
+        limit = request.chat.get("max_tokens")
+        self._limit = limit if isinstance(limit, int) else None
 
     def whole(self, answer: Body) -> Body:
         """The message of a whole chat answer."""
-        collected = ChatAnswer()
+        collected = ChatAnswer(self._limit)
         for _ in collected.take(answer):
             pass
         return messages_answer.message(collected)
 
     def events(self) -> MessageEvents:
         """Those of a streamed one."""
-        return MessageEvents()
+        return MessageEvents(self._limit)
 
 
 class Messages:
@@ -58,7 +60,7 @@ class Messages:
         ]
 
     async def _count(self, request: Request) -> JSONResponse:
-        body = request_parsing.decode_object(await request.body())
+        body = checked(request_parsing.decode_object(await request.body()))
         chat = messages_request.translate(body, counts=True).chat
         answer: dict[str, Any] = {"input_tokens": await self._count_tokens(chat)}
         return JSONResponse(answer)

@@ -10,11 +10,13 @@ from typing import Any
 
 import msgspec
 
-from runtime.gateway.dialects.chat_answer import ChatAnswer, Part
+from runtime.gateway.dialects.chat_answer import ChatAnswer, Part, arguments_of
+from runtime.gateway.http.openai_errors import CONTEXT_LENGTH
 
 Body = dict[str, Any]
 
-_ENDS = {"length": "max_tokens", "tool_calls": "tool_use"}
+# Clients send a thought back only with a signature, which Anthropic's servers make.
+_SIGNATURE = "slipway"
 _DELTAS = {
     "reasoning": ("thinking_delta", "thinking"),
     "text": ("text_delta", "text"),
@@ -30,7 +32,7 @@ _ERROR_TYPES = {
 def message(answer: ChatAnswer) -> Body:
     """The whole message."""
     found = _head(answer) | {
-        "content": [_block(part, whole=True) for part in answer.parts],
+        "content": [_block(part, whole=True) for part in parts_of(answer)],
         "stop_reason": _stop_reason(answer),
         "stop_sequence": _stop_sequence(answer),
     }
@@ -41,6 +43,8 @@ def in_anthropics_form(status: int, given: Body) -> Body:
     """An error in Anthropic's form, from one in OpenAI's; beside its message all that was said of it."""
     kind = _ERROR_TYPES.get(status, "api_error" if status >= 500 else "invalid_request_error")
     rest = {name: value for name, value in given.items() if name != "type" and value is not None}
+    if given.get("code") == CONTEXT_LENGTH:  # by these words harnesses know that they must shorten it
+        rest["message"] = f"prompt is too long: {given.get('message')}"
     return {"type": "error", "error": {"type": kind, **rest}}
 
 
@@ -57,35 +61,35 @@ def _head(answer: ChatAnswer) -> Body:
     }
 
 
+def parts_of(answer: ChatAnswer) -> list[Part]:
+    """An answer of nothing has an empty text: clients read the first block."""
+    return answer.parts or [Part("text", 0)]
+
+
 def _block(part: Part, *, whole: bool) -> Body:
     """A content block; at its begin it is empty."""
     text = part.text if whole else ""
     if part.kind == "reasoning":
-        return {"type": "thinking", "thinking": text, "signature": ""}
+        return {"type": "thinking", "thinking": text, "signature": _SIGNATURE if whole else ""}
     if part.kind == "text":
         return {"type": "text", "text": text}
-    return {"type": "tool_use", "id": part.call_id, "name": part.name, "input": _input(text)}
-
-
-def _input(arguments: str) -> Body:
-    """A call's arguments; {} of one that was cut off, which nobody may run."""
-    try:
-        found = msgspec.json.decode(arguments)
-    except (msgspec.DecodeError, RecursionError):
-        return {}
-    return found if isinstance(found, dict) else {}
+    given = arguments_of(part) if whole else None
+    return {"type": "tool_use", "id": part.call_id, "name": part.name, "input": given or {}}
 
 
 def _stop_sequence(answer: ChatAnswer) -> str | None:
-    ended = answer.finish_reason == "stop" and isinstance(answer.stop_reason, str)
-    return answer.stop_reason if ended else None
+    """The stop that ended it; what made a whole call is a call."""
+    is_call = any(part.kind == "call" for part in answer.parts) and not answer.has_broken_call
+    ended = answer.finish_reason in ("stop", "tool_calls") and isinstance(answer.stop_reason, str)
+    return answer.stop_reason if ended and not is_call else None
 
 
 def _stop_reason(answer: ChatAnswer) -> str:
     if _stop_sequence(answer) is not None:
         return "stop_sequence"
-    called = answer.finish_reason == "stop" and any(part.kind == "call" for part in answer.parts)
-    return "tool_use" if called else _ENDS.get(answer.finish_reason or "", "end_turn")
+    if answer.is_cut_off or answer.has_broken_call:  # a block has an object, or nothing that may be run
+        return "max_tokens"
+    return "tool_use" if any(part.kind == "call" for part in answer.parts) else "end_turn"
 
 
 def _usage(answer: ChatAnswer) -> Body:
@@ -102,8 +106,8 @@ def _usage(answer: ChatAnswer) -> Body:
 class MessageEvents:
     """A streamed message, event by event."""
 
-    def __init__(self) -> None:
-        self.answer = ChatAnswer()
+    def __init__(self, limit: int | None = None) -> None:
+        self.answer = ChatAnswer(limit)
         self._open: Part | None = None
 
     def feed(self, chunk: Body) -> Iterator[bytes]:
@@ -122,6 +126,8 @@ class MessageEvents:
 
     def end(self) -> Iterator[bytes]:
         """The events after the last chunk."""
+        for part in () if self.answer.parts else parts_of(self.answer):
+            yield from self._begin(part)
         yield from self._close()
         answer = self.answer
         delta: Body = {"stop_reason": _stop_reason(answer), "stop_sequence": _stop_sequence(answer)}
@@ -131,7 +137,7 @@ class MessageEvents:
 
     def failed(self, error: Body) -> Iterator[bytes]:
         """The events of an answer that broke off."""
-        body = in_anthropics_form(500, error)
+        body = in_anthropics_form(503 if error.get("code") == "not_ready" else 500, error)
         yield b"event: error\ndata: " + msgspec.json.encode(body) + b"\n\n"
 
     def _begin(self, part: Part) -> Iterator[bytes]:
@@ -140,8 +146,12 @@ class MessageEvents:
 
     def _close(self) -> Iterator[bytes]:
         part, self._open = self._open, None
-        if part is not None:
-            yield _event("content_block_stop", index=part.place)
+        if part is None:
+            return
+        if part.kind == "reasoning":
+            delta = {"type": "signature_delta", "signature": _SIGNATURE}
+            yield _event("content_block_delta", index=part.place, delta=delta)
+        yield _event("content_block_stop", index=part.place)
 
 
 def _event(event: str, **fields: Any) -> bytes:

@@ -19,14 +19,13 @@ Message = dict[str, Any]
 _OWN = frozenset(
     {
         "messages", "system", "max_tokens", "stop_sequences", "tools", "tool_choice", "thinking",
-        "output_config", "metadata", "mcp_servers", "container", "context_management", "betas",
-        "cache_control", "inference_geo", "speed",
+        "output_config", "output_format", "metadata", "mcp_servers", "container", "context_management",
+        "betas", "cache_control", "inference_geo", "speed", "diagnostics",
     }
 )  # fmt: skip
 _REFUSED = {
     "mcp_servers": "it needs Anthropic's servers",
     "container": "it needs Anthropic's servers",
-    "context_management": "it needs Anthropic's servers",
     "n": "a message is one answer: ask several times",
 }
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
@@ -48,7 +47,9 @@ def translate(body: Body, *, counts: bool = False) -> MessagesRequest:
         if body.get(name) and not (name == "n" and body[name] == 1):
             _refuse(name, f"is not served: {why}")
     chat: Body = {name: value for name, value in body.items() if name not in _OWN}
-    chat["messages"] = [*_system(body.get("system")), *_messages(body.get("messages"))]
+    chat["messages"] = _with_system(_system(body.get("system")), _messages(body.get("messages")))
+    if chat["messages"][-1]["role"] == "assistant" and not counts:
+        _refuse("messages", "ends with an answer: to go on in its middle is not served")
     most = body.get("max_tokens")
     if most is None and not counts:
         _refuse("max_tokens", "is required")
@@ -57,7 +58,12 @@ def translate(body: Body, *, counts: bool = False) -> MessagesRequest:
     if body.get("stop_sequences"):
         chat["stop"] = body["stop_sequences"]
     thinking, ignored = _thinking(body.get("thinking"))
-    chat |= _tools(body) | thinking | _output(body.get("output_config"))
+    if body.get("context_management"):  # what it takes out of a prompt is the client's to leave out
+        ignored = (*ignored, "context_management")
+    config = body.get("output_config") or {}
+    if body.get("output_format") is not None and isinstance(config, dict):  # an older name
+        config = {"format": body["output_format"]} | config
+    chat |= _tools(body) | thinking | _output(config)
     if body.get("stream"):
         chat["stream_options"] = {"include_usage": True, "continuous_usage_stats": True}
     return MessagesRequest(chat, ignored)
@@ -66,14 +72,29 @@ def translate(body: Body, *, counts: bool = False) -> MessagesRequest:
 # ------------------------------------------------------------------ messages
 
 
-def _system(system: Any) -> list[Message]:
+def _system(system: Any) -> str:
     if system is None:
-        return []
+        return ""
     blocks = [{"type": "text", "text": system}] if isinstance(system, str) else system
     if not isinstance(blocks, list):
         _refuse("system", "is a text or a list of text blocks")
-    said = _texts(blocks, "system")
-    return [{"role": "system", "content": said}] if said else []
+    return _texts(blocks, "system")
+
+
+def _with_system(system: str, messages: list[Message]) -> list[Message]:
+    """Templates take one system message, at the beginning: the first are one, a later one is the user's."""
+    leading = 0
+    while leading < len(messages) and messages[leading]["role"] == "system":
+        leading += 1
+    said = "\n\n".join(filter(None, (system, *(message["content"] for message in messages[:leading]))))
+    rest = [
+        message | {"role": "user"} if message["role"] == "system" else message
+        for message in messages[leading:]
+        if message["role"] != "system" or message["content"]
+    ]
+    if not rest:
+        _refuse("messages", "has no message of the user")
+    return [{"role": "system", "content": said}, *rest] if said else rest
 
 
 def _messages(messages: Any) -> list[Message]:
@@ -127,6 +148,8 @@ def _answer(blocks: list[Any], where: str) -> Message:
         kind = block.get("type") if isinstance(block, dict) else None
         if kind == "thinking":
             thoughts.append(str(block.get("thinking") or ""))
+        elif kind == "redacted_thinking":  # of another server: only it can read it
+            continue
         elif kind == "tool_use":
             calls.append(_call(block, f"{where}[{index}]"))
         else:
@@ -179,7 +202,7 @@ def _tools(body: Body) -> Body:
     kind = choice.get("type") if isinstance(choice, dict) else None
     if kind == "tool" and isinstance(choice.get("name"), str):
         found["tool_choice"] = {"type": "function", "function": {"name": choice["name"]}}
-    elif kind in _CHOICES:
+    elif isinstance(kind, str) and kind in _CHOICES:
         found["tool_choice"] = _CHOICES[kind]
     else:
         _refuse("tool_choice", "is of type auto, any, none, or tool with a name")
@@ -215,8 +238,6 @@ def _thinking(thinking: Any) -> tuple[Body, tuple[str, ...]]:
 
 
 def _output(config: Any) -> Body:
-    if config is None:
-        return {}
     if not isinstance(config, dict):
         _refuse("output_config", "is an object")
     found: Body = {} if config.get("effort") is None else {"reasoning_effort": config["effort"]}

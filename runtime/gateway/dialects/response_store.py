@@ -16,10 +16,11 @@ from typing import Any
 
 import msgspec
 
+from runtime.gateway.dialects.responses_request import ITEM_ID
+
 _ID = re.compile(r"resp_[\w-]{1,160}", re.ASCII)
-# As responses_answer.py makes them.
-_ITEM_ID = re.compile(r"(?:rs|msg|fc)_([\w-]{1,160})_\d+", re.ASCII)
 _MOST = 50_000
+_MOST_BYTES = 1 << 30
 
 
 class StoredResponse(msgspec.Struct):
@@ -32,24 +33,33 @@ class StoredResponse(msgspec.Struct):
 
 
 class ResponseStore:
-    """Use it from one thread."""
+    """Written from one thread, read from any."""
 
-    def __init__(self, folder: Path, most: int = _MOST) -> None:
+    def __init__(self, folder: Path, most: int = _MOST, most_bytes: int = _MOST_BYTES) -> None:
         self._folder = folder
         self._most = most
-        found = sorted(folder.glob("resp_*.json"), key=lambda path: path.stat().st_mtime_ns)
-        self._ids = OrderedDict.fromkeys(path.stem for path in found)
+        self._most_bytes = most_bytes
+        for partial in folder.glob("*.partial"):  # of a process that was killed
+            partial.unlink()
+        found = [(path.stat(), path.stem) for path in folder.glob("resp_*.json")]
+        # The oldest first; each with its size.
+        self._sizes = OrderedDict(
+            (name, stat.st_size) for stat, name in sorted(found, key=lambda it: it[0].st_mtime_ns)
+        )
+        self._bytes = sum(self._sizes.values())
 
     def put(self, name: str, stored: StoredResponse) -> None:
         """Keep one; the same again changes nothing. Raises OSError."""
         path = self._folder / f"{name}.json"
         partial = path.with_suffix(".partial")
+        content = msgspec.json.encode(stored)
         self._folder.mkdir(exist_ok=True)
-        partial.write_bytes(msgspec.json.encode(stored))
+        partial.write_bytes(content)
         partial.rename(path)
-        self._ids[name] = None
-        while len(self._ids) > self._most:
-            self.delete(next(iter(self._ids)))
+        self._bytes += len(content) - self._sizes.pop(name, 0)
+        self._sizes[name] = len(content)
+        while len(self._sizes) > self._most or (self._bytes > self._most_bytes and len(self._sizes) > 1):
+            self.delete(next(iter(self._sizes)))
 
     def get(self, name: str) -> StoredResponse | None:
         """One by its id; None if it is not, or no longer, there."""
@@ -62,18 +72,20 @@ class ResponseStore:
 
     def item(self, name: str) -> dict[str, Any] | None:
         """An item of a kept response's output by its id, which is made of the response's."""
-        found = _ITEM_ID.fullmatch(name)
+        found = ITEM_ID.fullmatch(name)
         stored = None if found is None else self.get(f"resp_{found[1]}")
         items = () if stored is None else stored.response["output"]
         return next((item for item in items if item["id"] == name), None)
 
     def delete(self, name: str) -> bool:
         """Forget one; False if there is none."""
-        known = self._ids.pop(name, self) is None
+        size = self._sizes.pop(name, None)
+        if size is None:
+            return False
+        self._bytes -= size
         with contextlib.suppress(OSError):
-            if known:
-                (self._folder / f"{name}.json").unlink()
-        return known
+            (self._folder / f"{name}.json").unlink()
+        return True
 
     def conversation(self, name: str) -> list[dict[str, Any]] | None:
         """The messages up to and with a response's answer; None if one of its chain is not there."""

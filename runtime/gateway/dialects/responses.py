@@ -28,8 +28,6 @@ log = logging.getLogger(__name__)
 class ResponsesTranslation:
     """One request and its answer."""
 
-    ignored: tuple[str, ...] = ()
-
     def __init__(self, request: ResponsesRequest, store: ResponseStore) -> None:
         self._request = request
         self._store = store
@@ -39,9 +37,14 @@ class ResponsesTranslation:
         """The chat request."""
         return self._request.chat
 
+    @property
+    def ignored(self) -> tuple[str, ...]:
+        """Fields without an effect here."""
+        return self._request.ignored
+
     def whole(self, answer: Body) -> Body:
         """The response of a whole chat answer, kept."""
-        collected = ChatAnswer()
+        collected = ChatAnswer(self._request.limit)
         for _ in collected.take(answer):
             pass
         self.keep(collected)

@@ -33,7 +33,7 @@ def response_id(answer: ChatAnswer) -> str:
 
 def response(request: ResponsesRequest, answer: ChatAnswer, status: str | None = None) -> Body:
     """The response object. `status` None: as the answer ended."""
-    ended = "incomplete" if answer.finish_reason == "length" else "completed"
+    ended = "incomplete" if answer.is_cut_off else "completed"
     status = status or ended
     found: Body = {
         "id": response_id(answer),
@@ -44,7 +44,7 @@ def response(request: ResponsesRequest, answer: ChatAnswer, status: str | None =
         "error": None,
         "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
         "model": answer.model,
-        "output": [_item(answer, part, "completed") for part in _parts(answer)] if status == ended else [],
+        "output": _output(answer) if status == ended else [],
         "store": request.stored,
         "text": request.body.get("text") or _TEXT,
         "usage": _usage(answer) if status == ended else None,
@@ -55,6 +55,15 @@ def response(request: ResponsesRequest, answer: ChatAnswer, status: str | None =
     if answer.slipway is not None:
         found["slipway"] = answer.slipway
     return found
+
+
+def _output(answer: ChatAnswer) -> list[Body]:
+    """The items; of an answer that was cut off the last one is incomplete."""
+    parts = _parts(answer)
+    items = [_item(answer, part, "completed") for part in parts]
+    if answer.is_cut_off:
+        items[-1]["status"] = "incomplete"
+    return items
 
 
 def _parts(answer: ChatAnswer) -> list[Part]:
@@ -109,7 +118,7 @@ class ResponseEvents:
 
     def __init__(self, request: ResponsesRequest) -> None:
         self._request = request
-        self.answer = ChatAnswer()
+        self.answer = ChatAnswer(request.limit)
         self._number = 0
         self._open: Part | None = None
 
@@ -170,6 +179,8 @@ class ResponseEvents:
         if part.kind != "call":
             yield self._of(part, "response.content_part.done", part=_content(part))
         item = _item(self.answer, part, "completed")
+        if self.answer.is_cut_off and part.place >= len(self.answer.parts) - 1:
+            item["status"] = "incomplete"
         yield self._event("response.output_item.done", output_index=part.place, item=item)
 
     def _of(self, of: Part, event: str, **fields: Any) -> bytes:

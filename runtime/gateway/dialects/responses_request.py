@@ -7,6 +7,7 @@ do is refused by name; fields that chat has too are passed on, and checked there
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -26,7 +27,7 @@ _OWN = frozenset(
     {
         "input", "instructions", "previous_response_id", "max_output_tokens", "text", "reasoning", "include",
         "tools", "tool_choice", "truncation", "background", "conversation", "prompt", "max_tool_calls",
-        "stream_options", "top_logprobs", "store", "context_management",
+        "stream_options", "top_logprobs", "store", "context_management", "prompt_cache_options",
     }
 )  # fmt: skip
 _REFUSED = {
@@ -34,7 +35,13 @@ _REFUSED = {
     "conversation": "continue a response by previous_response_id, or send the whole conversation as input",
     "prompt": "templates are kept by OpenAI's servers: send the text as input",
     "n": "a response has one answer: ask several times",
+    "messages": "it is chat's field: the conversation is the input here",
 }
+# Fields that change a conversation at OpenAI's, and nothing here.
+_IGNORED = ("max_tool_calls", "context_management")
+
+# Ids of an answer's items, as responses_answer.py makes them: the answer's name is in them.
+ITEM_ID = re.compile(r"(?:rs|msg|fc)_([\w-]{1,160})_\d+", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -49,6 +56,18 @@ class ResponsesRequest:
     def previous(self) -> str | None:
         """The response that it goes on from."""
         return self.body.get("previous_response_id")
+
+    @property
+    def ignored(self) -> tuple[str, ...]:
+        """Fields of it that have no effect here."""
+        names = [name for name in _IGNORED if self.body.get(name)]
+        return (*names, "truncation") if self.body.get("truncation") == "auto" else tuple(names)
+
+    @property
+    def limit(self) -> int | None:
+        """The tokens that it asks for at most."""
+        most = self.body.get("max_output_tokens")
+        return most if isinstance(most, int) else None
 
     @property
     def stored(self) -> bool:
@@ -113,10 +132,12 @@ def _messages(given: Any) -> list[Message]:
     if not isinstance(given, list):
         _refuse("input", "is a text or a list of items")
     found: list[Message] = []
+    answer = None  # the name of the answer that the last item is of
     for place, item in enumerate(given):
         if not isinstance(item, dict):
             _refuse(f"input[{place}]", "is not an item")
         kind = item.get("type") or ("message" if "role" in item else None)
+        before, answer = answer, None
         if kind == "function_call_output":
             found.append(_tool_result(item, place))
         elif kind not in _ANSWER_ITEMS:
@@ -124,10 +145,18 @@ def _messages(given: Any) -> list[Message]:
         elif kind == "message" and item.get("role") != "assistant":
             found.append(_message(item, place))
         else:
-            _add_to_answer(found, kind, item, place)
+            answer = _answer_of(item)
+            _add_to_answer(found, kind, item, place, same=answer is not None and answer == before)
     if not found:
         _refuse("input", "has no item")
     return found
+
+
+def _answer_of(item: Body) -> str | None:
+    """The name of the answer that an item of ours is of, by its id."""
+    name = item.get("id")
+    found = ITEM_ID.fullmatch(name) if isinstance(name, str) else None
+    return found[1] if found else None
 
 
 def _message(item: Body, place: int) -> Message:
@@ -146,15 +175,20 @@ def _tool_result(item: Body, place: int) -> Message:
     return {"role": "tool", "tool_call_id": _text_of(item, "call_id", place), "content": text}
 
 
-def _add_to_answer(found: list[Message], kind: str, item: Body, place: int) -> None:
-    """Add an item of an answer to the assistant's message that the items before it are, or begin one."""
-    if not found or found[-1]["role"] != "assistant" or (kind != "function_call" and _is_whole(found[-1])):
+def _add_to_answer(found: list[Message], kind: str, item: Body, place: int, *, same: bool) -> None:
+    """Add an item of an answer to the assistant's message that the items before it are, or begin one.
+
+    `same`: by its id it is of the same answer as the item before.
+    """
+    is_answer = bool(found) and found[-1]["role"] == "assistant"
+    if not is_answer or not (same or kind == "function_call" or not _is_whole(found[-1])):
         found.append({"role": "assistant", "content": None})
     message = found[-1]
     if kind == "reasoning":
-        message["reasoning"] = _thought(item, place)
+        message["reasoning"] = message.get("reasoning", "") + _thought(item)
     elif kind == "message":
-        message["content"] = _content(item.get("content"), f"input[{place}].content", between="")
+        text = _content(item.get("content"), f"input[{place}].content", between="")
+        message["content"] = (message["content"] or "") + text
     else:
         call = {"name": _text_of(item, "name", place), "arguments": _text_of(item, "arguments", place)}
         calls = message.setdefault("tool_calls", [])
@@ -166,12 +200,10 @@ def _is_whole(message: Message) -> bool:
     return message["content"] is not None or "tool_calls" in message
 
 
-def _thought(item: Body, place: int) -> str:
-    """A reasoning item's text; without its content the summary says it."""
+def _thought(item: Body) -> str:
+    """A reasoning item's text; without its content the summary says it. An encrypted one has none."""
     parts = item.get("content") or item.get("summary") or ()
     texts = [part.get("text") for part in parts if isinstance(part, dict)] if isinstance(parts, list) else []
-    if item.get("encrypted_content") and not texts:
-        _refuse(f"input[{place}].encrypted_content", "is of another server: only it can read it")
     return "".join(text for text in texts if isinstance(text, str))
 
 

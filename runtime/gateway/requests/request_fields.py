@@ -207,7 +207,7 @@ def check(kind: Kind, body: Body, device: str) -> Body:
             continue
         if rule.action == "refuse":
             raise BadField(name, f"{name!r} is not served: {rule.reason}")
-        _check_content(name, value)
+        check_content(name, value)
         kept[name] = value
     _check_values(kept)
     if "temperature" in kept:
@@ -276,15 +276,18 @@ def _check_calls(messages: Any) -> None:
             text = function.get("arguments") if isinstance(function, dict) else None
             if isinstance(text, str):
                 try:
-                    _check_content("messages", msgspec.json.decode(text))
+                    check_content("messages", msgspec.json.decode(text))
                 except msgspec.DecodeError:
                     continue  # its own refusal names the place
                 except RecursionError as error:
                     raise BadField("messages", _TOO_DEEP) from error
 
 
-def _check_content(name: str, value: Any, depth: int = 0) -> None:
-    """No NaN, no infinity, no integer past 64 bits, no nesting without end: some of them end in a 500."""
+def check_content(name: str, value: Any, depth: int = 0) -> None:
+    """No NaN, no infinity, no integer past 64 bits, no nesting without end: some of them end in a 500.
+
+    Raises BadField.
+    """
     if depth > _MAX_DEPTH:
         raise BadField(name, _TOO_DEEP)
     if isinstance(value, float) and not math.isfinite(value):
@@ -295,4 +298,4 @@ def _check_content(name: str, value: Any, depth: int = 0) -> None:
         value = list(value.values())
     if isinstance(value, list):
         for item in value:
-            _check_content(name, item, depth + 1)
+            check_content(name, item, depth + 1)

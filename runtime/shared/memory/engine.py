@@ -6,12 +6,20 @@ engine is on one GPU and has the whole model. Pure.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from runtime.shared.memory import assumptions
 from runtime.shared.memory.memory_item import MemoryLine, format_count
 from runtime.shared.model_shape import ModelShape
 from runtime.shared.peft_format import engine_rank
+
+# Sequences of a publication's probes, for which an engine has places of their own.
+PROBE_PLACES = 4
+# vLLM 0.32 with a prefix cache (vllm/v1/kv_cache_interface.py): states that it keeps of a sequence, and
+# tokens that a block is a multiple of.
+_STATES_A_SEQUENCE = 2
+_PAGE_TOKENS = 16
 
 
 @dataclass(frozen=True)
@@ -81,9 +89,32 @@ def _overheads() -> list[MemoryLine]:
 
 
 def cache_bytes(shape: ModelShape, tokens: int, number_bytes: int) -> int:
-    """Keys and values of one sequence of so many tokens; a layer with a window keeps no more than that, and
-    one that passes a state the state alone."""
+    """Keys and values of one sequence of so many tokens; a layer with a window keeps no more than that. Where
+    some layers pass a state, it is whole blocks."""
     each = 2 * shape.key_value * number_bytes
-    states = shape.states
-    passed = len(states.layers) * states.state_bytes(number_bytes) if states else 0
-    return passed + sum(each * min(tokens, window or tokens) for window in shape.windows)
+    if shape.states is None:
+        return sum(each * min(tokens, window or tokens) for window in shape.windows)
+    blocks = math.ceil(tokens / (_page_bytes(shape, number_bytes) // each))
+    groups = math.ceil(len(shape.states.layers) / len(shape.windows))
+    return (blocks + _STATES_A_SEQUENCE * groups) * _block_bytes(shape, number_bytes)
+
+
+def most_sequences(shape: ModelShape, cache: int, number_bytes: int) -> int | None:
+    """How many sequences an engine with so many bytes of cache takes at a time; None: any number.
+
+    Where layers pass a state, vLLM 0.32 does not start with more places than its cache has blocks.
+    """
+    return None if shape.states is None else cache // _block_bytes(shape, number_bytes)
+
+
+def _page_bytes(shape: ModelShape, number_bytes: int) -> int:
+    """One layer's part of a block: a state, and as many tokens' keys and values as fill its room."""
+    assert shape.states is not None
+    each = 2 * shape.key_value * number_bytes
+    tokens = math.ceil(shape.states.state_bytes(number_bytes) / each / _PAGE_TOKENS) * _PAGE_TOKENS
+    return tokens * each
+
+
+def _block_bytes(shape: ModelShape, number_bytes: int) -> int:
+    """A block has a page of each layer with attention; layers with states are taken in groups of as many."""
+    return len(shape.windows) * _page_bytes(shape, number_bytes)

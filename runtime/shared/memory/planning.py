@@ -30,6 +30,10 @@ CONTEXT_LENGTHS = (32768, 16384, 8192, 4096, 2048)
 _ROW_TOKENS, _MIN_ROW_TOKENS = 16384, 4096
 # `max_num_seqs` where vLLM's default does not fit.
 _FEWER_SEQUENCES = (256, 64)
+# The same where sequences have states, and each needs its block.
+_FEWER_WITH_STATES = (512, 256, 128, 64, 32, 16)
+# vLLM itself measures the cache of an engine that has a GPU alone: so much of the planned one is counted on.
+_SURE_OF_CACHE = 0.8
 # A KV cache of this size is large enough: sixteen answers of 2,048 tokens at a time.
 _COMFORTABLE_TOKENS = 32768
 _CENT = 100
@@ -146,7 +150,7 @@ def _choices(shape: ModelShape, split: MachineGpus, overrides: Overrides) -> Ite
         for checkpointing in ways:
             rows = [row, _MIN_ROW_TOKENS] if overrides.pack_tokens is None else [overrides.pack_tokens]
             for pack_tokens in dict.fromkeys(rows):
-                for max_num_seqs in _sequence_counts(overrides):
+                for max_num_seqs in _sequence_counts(shape, overrides):
                     yield replace(
                         overrides,
                         max_model_len=length,
@@ -156,8 +160,10 @@ def _choices(shape: ModelShape, split: MachineGpus, overrides: Overrides) -> Ite
                     )
 
 
-def _sequence_counts(overrides: Overrides) -> list[int | None]:
-    return [overrides.max_num_seqs] if overrides.max_num_seqs else [None, *_FEWER_SEQUENCES]
+def _sequence_counts(shape: ModelShape, overrides: Overrides) -> list[int | None]:
+    if overrides.max_num_seqs:
+        return [overrides.max_num_seqs]
+    return [None, *(_FEWER_SEQUENCES if shape.states is None else _FEWER_WITH_STATES)]
 
 
 def _evaluate(shape: ModelShape, split: MachineGpus, chosen: Overrides, listed: int) -> MemoryPlan:
@@ -166,7 +172,8 @@ def _evaluate(shape: ModelShape, split: MachineGpus, chosen: Overrides, listed: 
     assert chosen.max_model_len is not None
     assert chosen.pack_tokens is not None
     train = tuple(trainer.items(shape, _training(shape, split, chosen)))
-    serve = engine.items(shape, _serving(shape, split, chosen, listed))
+    setup = _serving(shape, split, chosen, listed)
+    serve = engine.items(shape, setup)
     room = usable(listed)
     fraction = _fraction(split, chosen, listed, room - total(train))
     share = round(fraction * listed * assumptions.OF_THE_LISTED)
@@ -200,8 +207,24 @@ def _evaluate(shape: ModelShape, split: MachineGpus, chosen: Overrides, listed: 
             room,
             share + assumptions.GRAPHS_BYTES,
             cache_short=cache < one,
+        )
+        or _too_many_sequences(
+            shape, setup, chosen, cache if split.shared else round(cache * _SURE_OF_CACHE)
         ),
     )
+
+
+def _too_many_sequences(
+    shape: ModelShape, setup: engine.EngineSetup, chosen: Overrides, cache: int
+) -> str | None:
+    """The reason why vLLM would not start with so many places; None if it would."""
+    most = engine.most_sequences(shape, cache, setup.number_bytes)
+    # vLLM's own default has no places for probes beside it (engine/command.py).
+    places = setup.max_num_seqs + (engine.PROBE_PLACES if chosen.max_num_seqs else 0)
+    if most is None or places <= most:
+        return None
+    has = f"its cache has {max(most, 0)} blocks for states"
+    return f"{has}, fewer than the {places} sequences that it takes at a time"
 
 
 def _training(shape: ModelShape, split: MachineGpus, chosen: Overrides) -> trainer.TrainerSetup:
