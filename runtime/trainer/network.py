@@ -1,7 +1,7 @@
 """The network of a model's folder: transformers' own model, with LoRA beside its linear layers.
 
-Neighbours: `policy.py` trains it, `attention.py` has its attention. With the engine's server
-the only importer of transformers, with the recipes of torchtune. Knows nothing of adapters on disk or of the training.
+Neighbours: `policy.py` trains it, `attention.py` has its attention. With the engine's server the only
+importer of transformers, with the recipes of torchtune. Knows nothing of adapters on disk or of the training.
 
 The model computes as its authors' code does, in any family; weights are assigned as they are stored, and
 every tensor keeps the name that Hugging Face's files, PEFT and vLLM know it by.
