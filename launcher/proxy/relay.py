@@ -146,7 +146,7 @@ class Relay:
         self._receipts = Receipts(self._session)
         self._forwarder = Forwarder(self._session, self._receipts, self._counters, self._replay_seconds)
         server = RelayServer(
-            self._answer, self._count_refusal, lambda lost: self._receipts.add(lost, "doubtful")
+            self._handle, self._count_refusal, lambda lost: self._receipts.add(lost, "doubtful")
         )
         self._runner = web.ServerRunner(server, shutdown_timeout=_STOP_SECONDS)
         await self._runner.setup()
@@ -197,11 +197,11 @@ class Relay:
 
     # ------------------------------------------------------------- one request
 
-    async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
+    async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
         """One request's answer, a refusal in the form of its route."""
-        return relay_rules.in_form_of(request.raw_path, await self._answer_in_ours(request))
+        return relay_rules.in_form_of(request.raw_path, await self._answer(request))
 
-    async def _answer_in_ours(self, request: web.BaseRequest) -> web.StreamResponse:
+    async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
         """Everything that happens to one request."""
         connection = request.protocol
         assert isinstance(connection, RelayConnection)
