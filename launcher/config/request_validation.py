@@ -181,10 +181,8 @@ def _check_on_cpu(settings: Settings, config: Mapping[str, Any], dtype: str) -> 
     try:
         check_dtype_on_cpu(config, dtype)
     except PolicyError as error:
-        typed = settings.values["model"].value
-        hint = f"launch --model {typed} --set dtype=bfloat16"
         what = f"the model {settings.model} cannot be served on a CPU in {dtype}"
-        raise PreflightError(what, str(error), hint) from None
+        raise PreflightError(what, str(error), "launch --set dtype=bfloat16") from None
 
 
 def _check_context(config: Mapping[str, Any], max_model_len: int | None) -> None:

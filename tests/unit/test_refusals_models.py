@@ -99,6 +99,29 @@ def test_n05_a_model_whose_heads_no_cpu_kernel_has_is_3_for_a_run_and_a_plan(pla
     assert what not in place.typed("plan", "--model", "m", "--gpus", "H100:1", "--infra", "aws").stderr
 
 
+def test_a_model_that_a_cpu_computes_in_bf16_alone_is_3_in_fp32(place: Place) -> None:
+    inner = {
+        "model_type": "qwen3_5_text",
+        "hidden_size": 64,
+        "num_attention_heads": 2,
+        "linear_num_key_heads": 1,
+    }
+    config = {
+        "architectures": ["Qwen3_5ForConditionalGeneration"],
+        "model_type": "qwen3_5",
+        "text_config": inner,
+    }
+    what, why = (
+        "the model m cannot be served on a CPU in float32",
+        "computed in bfloat16 on a CPU, not in float32",
+    )
+    model(place, **{"config.json": json.dumps(config)})
+    check(Refused("--model m", 3, what, why, "launch --model m --set dtype=bfloat16"), place)
+    planned = place.typed("plan", "--model", "m")
+    assert planned.returncode == 3 and "launch plan --model m --set dtype=bfloat16" in planned.stderr
+    assert what not in place.typed("plan", "--model", "m", "--set", "dtype=bfloat16").stderr
+
+
 def test_a_context_longer_than_the_models_is_3(place: Place) -> None:
     words = "--set engine.max_model_len=1025"
     check(Refused(words, 3, "the context cannot be 1025 tokens", "has 1024 tokens", "set it lower"), place)
