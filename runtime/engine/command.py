@@ -76,7 +76,8 @@ def arguments(config: RuntimeConfig, index: int) -> list[str]:
     words += ["--generation-config", "vllm"]
     words += ["--disable-uvicorn-access-log"]
     if is_multimodal(model_description(config.model_path)):
-        words += ["--language-model-only"]
+        # Some are published in their makers' own format beside Hugging Face's.
+        words += ["--language-model-only", "--config-format", "hf"]
     # A chat request's prompt in ids, without an answer: by that later turns go on from earlier ones.
     words += ["--enable-scale-out"]
     # By default vLLM takes the backend of the first grammar, and later grammars that need another one fail.

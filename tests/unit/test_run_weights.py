@@ -158,6 +158,18 @@ def test_b19_the_line_that_serves_an_export_says_type_sampling_and_a_rank_vllm_h
     ]  # fmt: skip
 
 
+def test_c66_an_export_of_a_multimodal_models_adapter_says_how_it_is_served_and_loaded(
+    store: RecordStore, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    tiny = {"settings": {"model": "tiny"}, "model_path": str(model_folder.tiny_folder())}
+    folder = committed.commit(store.folder(store.create(name="seeing", details=tiny).id) / "machine", 1)
+    write(folder / "adapter", exclude_modules="(?!.*language_model).*")
+    committed.write_manifest(folder, 1)
+    assert export_verb.export(Output(as_json=True), "seeing", "out/adapter", False, None, None) == 0
+    assert "--language-model-only" in json.loads(capsys.readouterr().out)["serve"]
+    assert "AutoModelForImageTextToText" in (tmp_path / "out" / "adapter" / "README.md").read_text()
+
+
 def test_s06_a_merge_imports_nothing_of_the_users_folder(
     run: RunRecord, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
