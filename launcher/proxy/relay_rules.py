@@ -170,11 +170,11 @@ def in_form_of(target: str, answer: web.StreamResponse) -> web.StreamResponse:
         return answer
     assert isinstance(answer, web.Response)
     try:
-        said = json.loads(answer.text or "")
-        given = said["error"] | {}
+        parsed = json.loads(answer.text or "")
+        given = parsed["error"] | {}
     except (ValueError, KeyError, TypeError):  # an error of nobody's form
         return answer
-    if said.get("type") != "error":
+    if parsed.get("type") != "error":
         usual = "api_error" if answer.status >= 500 else "invalid_request_error"
         kind = _MESSAGES_ERRORS.get(answer.status, usual)
         answer.text = json.dumps({"type": "error", "error": given | {"type": kind}})

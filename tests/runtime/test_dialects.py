@@ -28,6 +28,8 @@ ADD: dict[str, Any] = {
 FUNCTION: dict[str, Any] = {"type": "function", "name": "add", "parameters": ADD, "strict": False}
 TOOL: dict[str, Any] = {"name": "add", "description": "Add two numbers.", "input_schema": ADD}
 SHORT = 12
+# Nearly always the same answer, which ends by itself, and one that may be trained.
+COOL = 0.05
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +44,7 @@ def no_blanks(engine) -> dict[str, Any]:
     """The tiny model has never seen a brace: left to itself it fills what is valid with white space."""
     vocabulary = json.loads((engine.model / "tokenizer.json").read_text())["model"]["vocab"]
     white = [number for token, number in vocabulary.items() if not token.strip("ĠĊĉč")]
-    return {"logit_bias": {str(number): -100 for number in white}}
+    return {"logit_bias": {str(number): -100 for number in white}, "temperature": COOL}
 
 
 def transport(gateway: Gateway) -> Any:
@@ -95,7 +97,7 @@ def assert_sampled(line: dict[str, Any], output_tokens: int, prompt_tokens: int)
 def test_a_response_is_a_sample_and_the_next_goes_on_from_it(
     responses: Any, gateway: Gateway, request: pytest.FixtureRequest
 ) -> None:
-    settings: dict[str, Any] = {"model": "policy", "temperature": 1.0}
+    settings: dict[str, Any] = {"model": "policy", "temperature": COOL}
     first = responses.create(
         input=QUESTION, instructions="Translate.", max_output_tokens=200, metadata={"a": "b"}, **settings
     )
@@ -151,7 +153,7 @@ def test_an_answer_that_was_cut_off_is_incomplete(responses: Any) -> None:
 
 
 def test_the_events_of_a_response_make_the_whole_one(responses: Any, gateway: Gateway) -> None:
-    with responses.stream(model="policy", input=QUESTION, max_output_tokens=200) as stream:
+    with responses.stream(model="policy", input=QUESTION, max_output_tokens=200, temperature=COOL) as stream:
         events = list(stream)
         final = stream.get_final_response()
     assert [events[0].type, events[1].type, events[-1].type] == [
@@ -167,7 +169,7 @@ def test_the_events_of_a_response_make_the_whole_one(responses: Any, gateway: Ga
 def test_a_forced_call_comes_whole_and_in_events(responses: Any, no_blanks: dict[str, Any]) -> None:
     asked: dict[str, Any] = {"model": "policy", "input": QUESTION, "tools": [FUNCTION]}
     asked |= {"tool_choice": {"type": "function", "name": "add"}, "max_output_tokens": 200}
-    asked |= {"temperature": 1.0, "extra_body": no_blanks}
+    asked |= {"extra_body": no_blanks}
     for item in responses.create(**asked).output:
         assert (item.type, item.name) == ("function_call", "add")
         assert {*json.loads(item.arguments)} == {"first", "second"}
@@ -214,7 +216,7 @@ def test_what_is_not_served_is_refused_by_name(gateway: Gateway, param: str, fie
 def test_a_message_is_a_sample_and_the_next_goes_on_from_it(
     messages: Any, gateway: Gateway, request: pytest.FixtureRequest
 ) -> None:
-    asked: dict[str, Any] = {"model": "policy", "system": "Translate."}
+    asked: dict[str, Any] = {"model": "policy", "system": "Translate.", "extra_body": {"temperature": COOL}}
     turns: list[Any] = [{"role": "user", "content": QUESTION}]
     first = messages.create(messages=turns, max_tokens=200, **asked)
     assert (first.role, first.stop_reason, first.model) == ("assistant", "end_turn", "policy@v0")
@@ -231,15 +233,19 @@ def test_a_message_is_a_sample_and_the_next_goes_on_from_it(
 
 def test_why_a_message_ended_is_said_as_anthropic_says_it(messages: Any) -> None:
     asked: dict[str, Any] = {"model": "policy", "messages": [{"role": "user", "content": QUESTION}]}
+    cool = {"temperature": COOL}
     cut = messages.create(max_tokens=1, extra_body={"ignore_eos": True}, **asked)
     assert cut.stop_reason == "max_tokens"
-    stopped = messages.create(max_tokens=200, stop_sequences=["]]"], **asked)
+    stopped = messages.create(max_tokens=200, stop_sequences=["]]"], extra_body=cool, **asked)
     assert (stopped.stop_reason, stopped.stop_sequence) == ("stop_sequence", "]]")
 
 
 def test_the_events_of_a_message_make_the_whole_one(messages: Any) -> None:
     with messages.stream(
-        model="policy", max_tokens=200, messages=[{"role": "user", "content": QUESTION}]
+        model="policy",
+        max_tokens=200,
+        messages=[{"role": "user", "content": QUESTION}],
+        extra_body={"temperature": COOL},
     ) as stream:
         text = "".join(stream.text_stream)
         final = stream.get_final_message()

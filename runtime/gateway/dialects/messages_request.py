@@ -86,7 +86,9 @@ def _with_system(system: str, messages: list[Message]) -> list[Message]:
     leading = 0
     while leading < len(messages) and messages[leading]["role"] == "system":
         leading += 1
-    said = "\n\n".join(filter(None, (system, *(message["content"] for message in messages[:leading]))))
+    instructions = "\n\n".join(
+        filter(None, (system, *(message["content"] for message in messages[:leading])))
+    )
     rest = [
         message | {"role": "user"} if message["role"] == "system" else message
         for message in messages[leading:]
@@ -94,7 +96,7 @@ def _with_system(system: str, messages: list[Message]) -> list[Message]:
     ]
     if not rest:
         _refuse("messages", "has no message of the user")
-    return [{"role": "system", "content": said}, *rest] if said else rest
+    return [{"role": "system", "content": instructions}, *rest] if instructions else rest
 
 
 def _messages(messages: Any) -> list[Message]:
@@ -121,15 +123,15 @@ def _messages(messages: Any) -> list[Message]:
 
 def _question(blocks: list[Any], where: str) -> list[Message]:
     """The results of tools first, each a message, as a chat has them; then what the user says."""
-    results, said = [], []
+    results, texts = [], []
     for index, block in enumerate(blocks):
         kind = block.get("type") if isinstance(block, dict) else None
         if kind == "tool_result":
             results.append(_tool_result(block, f"{where}[{index}]"))
         else:
-            said.append(_text(block, f"{where}[{index}]"))
-    if said or not results:
-        results.append({"role": "user", "content": "\n".join(said)})
+            texts.append(_text(block, f"{where}[{index}]"))
+    if texts or not results:
+        results.append({"role": "user", "content": "\n".join(texts)})
     return results
 
 

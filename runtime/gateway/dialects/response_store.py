@@ -19,8 +19,8 @@ import msgspec
 from runtime.gateway.dialects.responses_request import ITEM_ID
 
 _ID = re.compile(r"resp_[\w-]{1,160}", re.ASCII)
-_MOST = 50_000
-_MOST_BYTES = 1 << 30
+_MAX_RESPONSES = 50_000
+_MAX_BYTES = 1 << 30
 
 
 class StoredResponse(msgspec.Struct):
@@ -35,7 +35,7 @@ class StoredResponse(msgspec.Struct):
 class ResponseStore:
     """Written from one thread, read from any."""
 
-    def __init__(self, folder: Path, most: int = _MOST, most_bytes: int = _MOST_BYTES) -> None:
+    def __init__(self, folder: Path, most: int = _MAX_RESPONSES, most_bytes: int = _MAX_BYTES) -> None:
         self._folder = folder
         self._most = most
         self._most_bytes = most_bytes

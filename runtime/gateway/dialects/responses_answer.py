@@ -68,8 +68,8 @@ def _output(answer: ChatAnswer) -> list[Body]:
 
 def _parts(answer: ChatAnswer) -> list[Part]:
     """An answer without a text and a call has an empty text, never nothing."""
-    said = any(part.kind != "reasoning" for part in answer.parts)
-    return answer.parts if said else [*answer.parts, Part("text", len(answer.parts))]
+    has_output = any(part.kind != "reasoning" for part in answer.parts)
+    return answer.parts if has_output else [*answer.parts, Part("text", len(answer.parts))]
 
 
 def _item(answer: ChatAnswer, part: Part, status: str) -> Body:
@@ -88,12 +88,12 @@ def _item_id(answer: ChatAnswer, part: Part) -> str:
 
 
 def _content(part: Part, text: str | None = None) -> Body:
-    said = part.text if text is None else text
+    content = part.text if text is None else text
     if part.kind == "reasoning":
-        return {"type": "reasoning_text", "text": said}
+        return {"type": "reasoning_text", "text": content}
     return {
         "type": "output_text",
-        "text": said,
+        "text": content,
         "annotations": [],
         "logprobs": [] if text is not None else part.logprobs,
     }

@@ -237,8 +237,8 @@ def _with_system(instructions: Any, messages: list[Message]) -> list[Message]:
     while leading < len(messages) and messages[leading]["role"] == "system":
         leading += 1
     texts = [instructions or "", *(message["content"] for message in messages[:leading])]
-    said = "\n\n".join(text for text in texts if text)
-    return [{"role": "system", "content": said}, *messages[leading:]] if said else messages[leading:]
+    system = "\n\n".join(text for text in texts if text)
+    return [{"role": "system", "content": system}, *messages[leading:]] if system else messages[leading:]
 
 
 # ------------------------------------------------------------------ settings
