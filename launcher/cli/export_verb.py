@@ -12,7 +12,7 @@ import shlex
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -28,11 +28,13 @@ from launcher.records.records import RecordStore
 from launcher.results import run_weights
 from launcher.results.run_weights import RunWeights
 from launcher.types.settings import TINY_MODEL
+from runtime.shared.language_model import OTHER_MODULES
 from runtime.shared.peft_format import engine_rank
 
 _CONFIG = "adapter_config.json"
 _FILES = (_CONFIG, "adapter_model.safetensors")
 DTYPES = ("float32", "bfloat16", "float16")
+_ON_WHOLE_MODEL = " In transformers load the base with AutoModelForImageTextToText."
 # If rounding takes more than this share of the adapter's change in a merge, a warning is shown.
 _LARGE_ROUNDING_LOSS = 0.05
 
@@ -166,7 +168,13 @@ def _merge_error(weights: RunWeights, base: str, stderr_text: str) -> LaunchErro
     )
 
 
-_ON_WHOLE_MODEL = " In transformers load the base with AutoModelForImageTextToText."
+def _adapter_config(weights: RunWeights) -> dict[str, Any]:
+    return json.loads((weights.folder / _CONFIG).read_text())
+
+
+def _is_multimodal(config: Mapping[str, Any]) -> bool:
+    """Whether an adapter of ours is on the language model of a multimodal one."""
+    return config.get("exclude_modules") == OTHER_MODULES
 
 
 def _serve_line(weights: RunWeights, base: str, folder: Path, *, merged: bool, dtype: str) -> str:
@@ -177,8 +185,8 @@ def _serve_line(weights: RunWeights, base: str, folder: Path, *, merged: bool, d
     """
     words = ["vllm", "serve", str(folder) if merged else base]
     words += ["--dtype", dtype, "--generation-config", "vllm"]
-    config = json.loads((weights.folder / _CONFIG).read_text())
-    if "exclude_modules" in config:  # of a multimodal model the language model is what the run served
+    config = _adapter_config(weights)
+    if _is_multimodal(config):  # the language model is what the run served
         words += ["--language-model-only"]
     if not merged:
         rank = engine_rank(config["r"])
@@ -189,8 +197,7 @@ def _serve_line(weights: RunWeights, base: str, folder: Path, *, merged: bool, d
 def _card(weights: RunWeights, base: str, serve: str, *, merged: bool) -> str:
     """The README of the export: its content, and how to serve it."""
     what = "A model" if merged else "A LoRA adapter"
-    config = json.loads((weights.folder / _CONFIG).read_text())
-    whole = "" if merged or "exclude_modules" not in config else _ON_WHOLE_MODEL
+    whole = _ON_WHOLE_MODEL if not merged and _is_multimodal(_adapter_config(weights)) else ""
     run, step = weights.record.id, weights.step
     return f"""---
 base_model: {base}

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import hmac
 import json
-import re
 from collections.abc import Mapping
 from urllib.parse import unquote, urlsplit
 
 from aiohttp import web
 from multidict import CIMultiDict, CIMultiDictProxy
+
+from runtime.shared.anthropic_errors import in_anthropics_form, is_messages_route
 
 LOOPBACK = frozenset({"127.0.0.1", "localhost", "[::1]", "::1"})
 # RFC 9110, 7.6.1: these belong to one connection, not to the message.
@@ -32,12 +33,6 @@ _STEPS = "/slipway/steps"
 _LOOKUP = "/slipway/samples/lookup"
 # The one route that OpenAI's SDK posts a form to.
 _FILES = "/v1/files"
-# Anthropic's routes, whose clients read errors of another form.
-_MESSAGES = re.compile(r"(?:/rollouts/[^/]+)?/v1/messages(?:/count_tokens)?")
-_MESSAGES_ERRORS = {
-    401: "authentication_error", 403: "permission_error", 404: "not_found_error", 413: "request_too_large",
-    429: "rate_limit_error", 503: "overloaded_error",
-}  # fmt: skip
 _WRITING = frozenset({"POST", "PUT", "PATCH"})
 # Headers that only a browser sends (Fetch metadata), beside Origin.
 _BROWSER_HEADER_PREFIX = "sec-fetch-"
@@ -166,7 +161,7 @@ def error(
 def in_form_of(target: str, answer: web.StreamResponse) -> web.StreamResponse:
     """A refusal of the relay's own in the form that clients of this route read."""
     is_ours = isinstance(answer, web.Response) and not answer.prepared and answer.status >= 400
-    if not is_ours or not _MESSAGES.fullmatch(unquote(target.partition("?")[0])):
+    if not is_ours or not is_messages_route(unquote(target.partition("?")[0])):
         return answer
     assert isinstance(answer, web.Response)
     try:
@@ -174,8 +169,6 @@ def in_form_of(target: str, answer: web.StreamResponse) -> web.StreamResponse:
         given = parsed["error"] | {}
     except (ValueError, KeyError, TypeError):  # an error of nobody's form
         return answer
-    if parsed.get("type") != "error":
-        usual = "api_error" if answer.status >= 500 else "invalid_request_error"
-        kind = _MESSAGES_ERRORS.get(answer.status, usual)
-        answer.text = json.dumps({"type": "error", "error": given | {"type": kind}})
+    if parsed.get("type") != "error":  # the gateway's own has its form
+        answer.text = json.dumps(in_anthropics_form(answer.status, given))
     return answer

@@ -28,7 +28,7 @@ from starlette.routing import Route
 
 from runtime.gateway.completions.proxy import Completions
 from runtime.gateway.completions.request_parsing import Kind
-from runtime.gateway.dialects.errors import DialectErrors
+from runtime.gateway.dialects.errors import AnthropicErrors
 from runtime.gateway.dialects.messages import Messages
 from runtime.gateway.dialects.response_store import ResponseStore
 from runtime.gateway.dialects.responses import Responses
@@ -293,7 +293,7 @@ def main(arguments: list[str]) -> int:
     if why := parts.steps.start_failure:
         log.error("the run cannot begin with its adapter: %s", why)
         return 2
-    app = DialectErrors(BearerAuth(build_app(parts), token))
+    app = AnthropicErrors(BearerAuth(build_app(parts), token))
     server = uvicorn.Server(
         uvicorn.Config(
             app,

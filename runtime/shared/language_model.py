@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 # By published architecture, the type of its text_config: those whose adapters an engine was seen to serve as
-# they were trained (tests/runtime/test_multimodal_checkpoints.py). Others are refused by name.
+# they were trained (tests/runtime/test_engine_families.py). Others are refused by name.
 MULTIMODAL = {
     "Gemma3ForConditionalGeneration": "gemma3_text",
     "Mistral3ForConditionalGeneration": "mistral",
@@ -73,13 +73,13 @@ def file_name_mapping() -> dict[str, str]:
     return {_FILES_INSIDE: _ALONE, _FILES_HEAD: "lm_head"}
 
 
-def own_name(name: str) -> str:
+def name_in_language_model(name: str) -> str:
     """The language model's own name of a tensor that a checkpoint's files, or an adapter, call so."""
     for pattern, own in file_name_mapping().items():
         name = re.sub(pattern, own, name)
     return name
 
 
-def is_own(name: str) -> bool:
+def is_of_language_model(name: str) -> bool:
     """Whether a tensor in a checkpoint's files is the language model's."""
-    return own_name(name).startswith(_TENSORS)
+    return name_in_language_model(name).startswith(_TENSORS)

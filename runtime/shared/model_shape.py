@@ -66,7 +66,7 @@ class Experts:
 
 
 @dataclass(frozen=True)
-class StateLayers:
+class LinearAttention:
     """The layers of a hybrid that pass a state along their tokens in place of attention (gated delta rule).
 
     `layers`: their indices. `key_heads` of width `key_width` for queries and keys, `value_heads` of width
@@ -110,7 +110,7 @@ class ModelShape:
     `rotates_in_parts`: the rotated and the other part of a query are put together anew, with another memory
     layout, so attention's output is kept twice. `stored_bits`: of an expert's weight in a quantized model.
     `multimodal`: it is the language model of a checkpoint that holds more. `gated`: attention's output has a
-    gate, which the queries' layer computes. `states`: of a hybrid, its layers without attention.
+    gate, which the queries' layer computes. `linear_attention`: of a hybrid, its layers without attention.
     """
 
     layers: int
@@ -134,7 +134,7 @@ class ModelShape:
     stored_bits: float | None = None
     multimodal: bool = False
     gated: bool = False
-    states: StateLayers | None = None
+    linear_attention: LinearAttention | None = None
 
     @property
     def query(self) -> int:
@@ -157,13 +157,13 @@ class ModelShape:
         found = self.linears
         if self.experts is not None and layer not in self.dense:
             found = tuple(linear for linear in found if linear.place.startswith("self_attn."))
-        if self.passes_state(layer):
+        if self.is_linear(layer):
             found = tuple(linear for linear in found if not linear.place.startswith("self_attn."))
         return found
 
-    def passes_state(self, layer: int) -> bool:
+    def is_linear(self, layer: int) -> bool:
         """Whether a layer passes a state along its tokens in place of attention."""
-        return self.states is not None and layer in self.states.layers
+        return self.linear_attention is not None and layer in self.linear_attention.layers
 
     def with_lora(self, chosen: Sequence[str] | None = None) -> Iterator[tuple[int, Linear]]:
         """Layer and linear layer of every A and B: those of these names, or the default ones with LoRA."""
@@ -194,8 +194,8 @@ class ModelShape:
         if self.experts is not None:
             router_and_shared = self.hidden * (self.experts.count + 3 * self.experts.shared_width)
             beside = (self.layers - len(self.dense)) * router_and_shared
-        if self.states is not None:
-            beside += len(self.states.layers) * self.states.weights(self.hidden)
+        if self.linear_attention is not None:
+            beside += len(self.linear_attention.layers) * self.linear_attention.weights(self.hidden)
         return blocks + around + beside + self.expert_weights
 
 
@@ -231,7 +231,7 @@ def _shape(config: Mapping[str, Any]) -> ModelShape:
     experts = _experts(config)
     intermediate = int(config.get("intermediate_size") or 0) if experts else int(config["intermediate_size"])
     fused, gated = "qkv_proj" in names, kind in GATED_DELTA
-    states = _states(config, layers) if gated else None
+    linear_attention = _linear_attention(config, layers) if gated else None
     return ModelShape(
         layers=layers,
         hidden=hidden,
@@ -242,7 +242,7 @@ def _shape(config: Mapping[str, Any]) -> ModelShape:
         vocabulary=int(config["vocab_size"]),
         tied=bool(config.get("tie_word_embeddings", kind.startswith("gemma") or kind == "smollm3")),
         positions=positions(config),
-        windows=_windows(config, layers - (len(states.layers) if states else 0)),
+        windows=_windows(config, layers - (len(linear_attention.layers) if linear_attention else 0)),
         linears=_linears(hidden, heads * head, key_heads * head, intermediate, fused=fused, gated=gated),
         lora_names=names,
         norms=4 if kind in _FOUR_NORMS else 2,
@@ -254,7 +254,7 @@ def _shape(config: Mapping[str, Any]) -> ModelShape:
         stored_bits=_STORED_BITS.get(str(quantized)),
         multimodal=is_multimodal(config),
         gated=gated,
-        states=states,
+        linear_attention=linear_attention,
     )
 
 
@@ -281,12 +281,12 @@ def _linears(
     )
 
 
-def _states(config: Mapping[str, Any], layers: int) -> StateLayers:
+def _linear_attention(config: Mapping[str, Any], layers: int) -> LinearAttention:
     kinds = config.get("layer_types")
     if not kinds:
         every = int(config.get("full_attention_interval") or _ATTENTION_INTERVAL)
         kinds = ["full_attention" if (layer + 1) % every == 0 else "linear" for layer in range(layers)]
-    return StateLayers(
+    return LinearAttention(
         layers=frozenset(layer for layer, kind in enumerate(kinds) if kind != "full_attention"),
         key_heads=int(config["linear_num_key_heads"]),
         key_width=int(config["linear_key_head_dim"]),

@@ -23,7 +23,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from runtime.shared.architectures import PolicyError
-from runtime.shared.language_model import KEPT_IN_FP32, own_name
+from runtime.shared.language_model import KEPT_IN_FP32, name_in_language_model
 from runtime.shared.peft_format import CONFIG, PREFIX, WEIGHTS, Lora, check_adapter_config
 from runtime.trainer.policy import resolve
 
@@ -85,7 +85,7 @@ def _changes(adapter: Path) -> dict[str, tuple[Tensor, Tensor, float]]:
     for name, down in tensors.items():
         if name.endswith(".lora_A.weight"):
             layer = name.removesuffix(".lora_A.weight")
-            weight = own_name(f"{layer.removeprefix(PREFIX)}.weight")
+            weight = name_in_language_model(f"{layer.removeprefix(PREFIX)}.weight")
             found[weight] = (down.float(), tensors[f"{layer}.lora_B.weight"].float(), lora.scale)
     return found
 
@@ -100,7 +100,7 @@ def _merged_tensors(
             wanted = DTYPES[dtype] if dtype and weight.is_floating_point() else weight.dtype
             if name.endswith(KEPT_IN_FP32):
                 wanted = weight.dtype
-            own = own_name(name)
+            own = name_in_language_model(name)
             if own not in left:
                 yield name, weight.to(wanted)
                 continue

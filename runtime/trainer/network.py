@@ -27,7 +27,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from runtime.shared.architectures import GATED_DELTA, PolicyError
-from runtime.shared.language_model import KEPT_IN_FP32, file_name_mapping, is_multimodal, is_own
+from runtime.shared.language_model import KEPT_IN_FP32, file_name_mapping, is_multimodal, is_of_language_model
 from runtime.trainer.attention import AttentionPattern, attend
 from runtime.trainer.compiling import Compiled
 
@@ -81,7 +81,7 @@ def load_model(folder: Path, config: Mapping[str, Any], dtype: torch.dtype, devi
     if type(model).__name__ != architecture:
         raise PolicyError(f"its model_type is a {type(model).__name__}'s, its architecture {architecture}")
     if multimodal:
-        found["unexpected_keys"] = [name for name in found["unexpected_keys"] if is_own(name)]
+        found["unexpected_keys"] = [name for name in found["unexpected_keys"] if is_of_language_model(name)]
     _refuse_other_weights(found)
     _tie(model)
     for weight in model.parameters():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any, get_args
@@ -13,10 +14,12 @@ from openai.types.responses import Response, ResponseStreamEvent
 
 from runtime.gateway.dialects import messages_answer, messages_request, responses_answer, responses_request
 from runtime.gateway.dialects.chat_answer import ChatAnswer
+from runtime.gateway.dialects.errors import AnthropicErrors
 from runtime.gateway.dialects.messages_answer import MessageEvents
 from runtime.gateway.dialects.response_store import ResponseStore, StoredResponse
 from runtime.gateway.dialects.responses_answer import ResponseEvents
-from runtime.gateway.http.openai_errors import ApiError
+from runtime.gateway.http.openai_errors import CONTEXT_LENGTH, ApiError
+from runtime.shared.anthropic_errors import in_anthropics_form
 
 # The SDK's classes of events, by the type that each is of.
 EVENTS: dict[str, Any] = {
@@ -246,7 +249,7 @@ def test_responses_that_name_each_other_are_no_conversation(tmp_path: Path) -> N
 @pytest.mark.parametrize("status", [400, 401, 404, 413, 429, 503, 500, 502])
 def test_an_error_keeps_what_was_said_of_it(status: int) -> None:
     given_error = {"message": "m", "type": "x", "param": None, "code": "c", "counts": {"a": 1}}
-    found = messages_answer.in_anthropics_form(status, given_error)
+    found = in_anthropics_form(status, given_error)
     assert found["type"] == "error" and found["error"]["type"] != "x"
     assert {name: found["error"][name] for name in ("message", "code", "counts")} == {
         "message": "m", "code": "c", "counts": {"a": 1}
@@ -327,9 +330,18 @@ def test_what_claude_code_sends_beside_is_taken_or_named_as_ignored() -> None:
 
 
 def test_too_long_a_prompt_has_the_words_by_which_harnesses_shorten_it() -> None:
-    given_error = {"message": "maximum context length", "code": "context_length_exceeded"}
-    said = messages_answer.in_anthropics_form(400, given_error)["error"]["message"]
-    assert said.startswith("prompt is too long: ")
+    async def too_long(scope: Any, receive: Any, send: Any) -> None:
+        await ApiError(400, "maximum context length", code=CONTEXT_LENGTH).send(send)
+
+    sent: list[dict[str, Any]] = []
+
+    async def send(message: dict[str, Any]) -> None:
+        sent.append(message)
+
+    asyncio.run(AnthropicErrors(too_long)({"type": "http", "path": "/v1/messages"}, None, send))
+    error = json.loads(sent[1]["body"])["error"]
+    assert error["message"] == "prompt is too long: maximum context length"
+    assert dict(sent[0]["headers"])[b"content-length"] == str(len(sent[1]["body"])).encode()
 
 
 def test_the_store_is_bounded_in_bytes_too(tmp_path: Path) -> None:

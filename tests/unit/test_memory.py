@@ -67,8 +67,8 @@ def test_layers_that_pass_a_state_keep_it_in_place_of_keys_and_values() -> None:
     assert 512 * token < state < 528 * token
     assert engine.cache_bytes(found, 528, 2) == (1 + 3 * 2) * block
     assert engine.cache_bytes(found, 529, 2) == (2 + 3 * 2) * block
-    assert engine.most_sequences(found, 10 * block + 1, 2) == 10
-    assert engine.most_sequences(known("Qwen/Qwen3-8B"), 1, 2) is None
+    assert engine.max_sequences(found, 10 * block + 1, 2) == 10
+    assert engine.max_sequences(known("Qwen/Qwen3-8B"), 1, 2) is None
     adapted = {(layer % 4 == 3, linear.name) for layer, linear in found.with_lora()}
     assert {name for attends, name in adapted if not attends} == {"gate_proj", "up_proj", "down_proj"}
     assert len(adapted) == 10 and found.of_layer(3)[0].out == 2 * 16 * 256, "queries and their gate"
@@ -87,7 +87,7 @@ def test_an_engine_of_a_hybrid_takes_no_more_sequences_than_its_cache_has_blocks
         return
     cache = next(line.size for line in found.engine if line.name == "cache")
     places = found.engine_places + 4 if found.engine_places else 1024
-    assert places <= (engine.most_sequences(known(model), cache, 2) or 0)
+    assert places <= (engine.max_sequences(known(model), cache, 2) or 0)
     refused = planned(model, machine, max_num_seqs=5000)
     assert refused.short is not None
 

@@ -181,15 +181,16 @@ def _check_text(message: Any, place: str) -> None:
         for index, part in enumerate(content):
             kind = part.get("type") if isinstance(part, dict) else None
             if kind not in _TEXT_PARTS or part.get("uuid") is not None:  # by which vLLM looks for media
-                raise _not_text(f"{place}[{index}]", kind)
+                raise not_text(f"{place}[{index}]", kind)
     elif not (content is None or isinstance(content, str)):
-        raise _not_text(place, None)
+        raise not_text(place, None)
 
 
-def _not_text(place: str, kind: Any) -> ApiError:
+def not_text(place: str, kind: Any, param: str = "messages") -> ApiError:
+    """400 for content that is no text; `kind`: the type that it says it is of."""
     what = f"of type {kind[:40]!r}" if isinstance(kind, str) else "neither text nor a list of text parts"
     message = f"{place} is {what}: the policy reads text only, so remove it or describe it in words"
-    return ApiError(400, message, param="messages", code="unsupported_content")
+    return ApiError(400, message, param=param, code="unsupported_content")
 
 
 def _is_number(value: Any) -> bool:

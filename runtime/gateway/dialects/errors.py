@@ -5,29 +5,27 @@ Neighbours: gateway.py puts it around everything, so that the door's own refusal
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import msgspec
 
-from runtime.gateway.dialects import messages_answer
+from runtime.gateway.http.openai_errors import CONTEXT_LENGTH
+from runtime.shared.anthropic_errors import in_anthropics_form, is_messages_route
 
-_ROUTES = re.compile(r"(?:/rollouts/[^/]+)?/v1/messages(?:/count_tokens)?")
 
-
-class DialectErrors:
+class AnthropicErrors:
     """ASGI middleware."""
 
     def __init__(self, app: Any) -> None:
         self._app = app
 
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
-        if scope["type"] == "http" and _ROUTES.fullmatch(scope["path"]):
-            send = _AnthropicErrors(send)
+        if scope["type"] == "http" and is_messages_route(scope["path"]):
+            send = _RewrittenErrors(send)
         await self._app(scope, receive, send)
 
 
-class _AnthropicErrors:
+class _RewrittenErrors:
     """ASGI's `send`: an answer of 400 and up is collected, and sent in Anthropic's form."""
 
     def __init__(self, send: Any) -> None:
@@ -47,8 +45,10 @@ class _AnthropicErrors:
 
     async def _refuse(self, start: dict[str, Any]) -> None:
         try:
-            given = msgspec.json.decode(self._content)["error"]
-            body = msgspec.json.encode(messages_answer.in_anthropics_form(start["status"], given))
+            error = msgspec.json.decode(self._content)["error"]
+            if error.get("code") == CONTEXT_LENGTH:  # by these words harnesses know that they must shorten it
+                error["message"] = f"prompt is too long: {error['message']}"
+            body = msgspec.json.encode(in_anthropics_form(start["status"], error))
         except (msgspec.DecodeError, KeyError, TypeError, AttributeError):
             body = self._content
         headers = [(name, value) for name, value in start["headers"] if name != b"content-length"]

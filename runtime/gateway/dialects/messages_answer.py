@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from runtime.gateway.dialects.chat_answer import ChatAnswer, Part, arguments_of
-from runtime.gateway.http.openai_errors import CONTEXT_LENGTH
+from runtime.shared.anthropic_errors import in_anthropics_form
 
 Body = dict[str, Any]
 
@@ -22,11 +22,6 @@ _DELTAS = {
     "text": ("text_delta", "text"),
     "call": ("input_json_delta", "partial_json"),
 }
-# Status → Anthropic's name of the error.
-_ERROR_TYPES = {
-    400: "invalid_request_error", 401: "authentication_error", 403: "permission_error",
-    404: "not_found_error", 413: "request_too_large", 429: "rate_limit_error", 503: "overloaded_error",
-}  # fmt: skip
 
 
 def message(answer: ChatAnswer) -> Body:
@@ -37,15 +32,6 @@ def message(answer: ChatAnswer) -> Body:
         "stop_sequence": _stop_sequence(answer),
     }
     return found if answer.slipway is None else found | {"slipway": answer.slipway}
-
-
-def in_anthropics_form(status: int, given: Body) -> Body:
-    """An error in Anthropic's form, from one in OpenAI's; beside its message all that was said of it."""
-    kind = _ERROR_TYPES.get(status, "api_error" if status >= 500 else "invalid_request_error")
-    rest = {name: value for name, value in given.items() if name != "type" and value is not None}
-    if given.get("code") == CONTEXT_LENGTH:  # by these words harnesses know that they must shorten it
-        rest["message"] = f"prompt is too long: {given.get('message')}"
-    return {"type": "error", "error": {"type": kind, **rest}}
 
 
 def _head(answer: ChatAnswer) -> Body:

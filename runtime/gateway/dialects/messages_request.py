@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any
 
-from runtime.gateway.http.openai_errors import ApiError
-
-Body = dict[str, Any]
-Message = dict[str, Any]
+from runtime.gateway.completions import request_parsing
+from runtime.gateway.dialects.chat_request import Body, Message, refuse, refuse_fields, tools_of, with_system
 
 _OWN = frozenset(
     {
@@ -43,16 +41,15 @@ class MessagesRequest:
 
 def translate(body: Body, *, counts: bool = False) -> MessagesRequest:
     """The chat request; `counts`: its tokens are counted alone, and no limit is needed. Raises ApiError."""
-    for name, why in _REFUSED.items():
-        if body.get(name) and not (name == "n" and body[name] == 1):
-            _refuse(name, f"is not served: {why}")
+    refuse_fields(body, _REFUSED)
     chat: Body = {name: value for name, value in body.items() if name not in _OWN}
-    chat["messages"] = _with_system(_system(body.get("system")), _messages(body.get("messages")))
+    messages = with_system(_system(body.get("system")), _messages(body.get("messages")))
+    chat["messages"] = _conversation(messages)
     if chat["messages"][-1]["role"] == "assistant" and not counts:
-        _refuse("messages", "ends with an answer: to go on in its middle is not served")
+        refuse("messages", "ends with an answer: to go on in its middle is not served")
     most = body.get("max_tokens")
     if most is None and not counts:
-        _refuse("max_tokens", "is required")
+        refuse("max_tokens", "is required")
     if most is not None:
         chat["max_tokens"] = most
     if body.get("stop_sequences"):
@@ -77,40 +74,35 @@ def _system(system: Any) -> str:
         return ""
     blocks = [{"type": "text", "text": system}] if isinstance(system, str) else system
     if not isinstance(blocks, list):
-        _refuse("system", "is a text or a list of text blocks")
+        refuse("system", "is a text or a list of text blocks")
     return _texts(blocks, "system")
 
 
-def _with_system(system: str, messages: list[Message]) -> list[Message]:
-    """Templates take one system message, at the beginning: the first are one, a later one is the user's."""
-    leading = 0
-    while leading < len(messages) and messages[leading]["role"] == "system":
-        leading += 1
-    instructions = "\n\n".join(
-        filter(None, (system, *(message["content"] for message in messages[:leading])))
-    )
+def _conversation(messages: list[Message]) -> list[Message]:
+    """A system message in the middle, such as a harness's reminder, becomes the user's."""
+    head = [message for message in messages[:1] if message["role"] == "system"]
     rest = [
         message | {"role": "user"} if message["role"] == "system" else message
-        for message in messages[leading:]
+        for message in messages[len(head) :]
         if message["role"] != "system" or message["content"]
     ]
     if not rest:
-        _refuse("messages", "has no message of the user")
-    return [{"role": "system", "content": instructions}, *rest] if instructions else rest
+        refuse("messages", "has no message of the user")
+    return [*head, *rest]
 
 
 def _messages(messages: Any) -> list[Message]:
     if not isinstance(messages, list) or not messages:
-        _refuse("messages", "is a list of at least one message")
+        refuse("messages", "is a list of at least one message")
     found: list[Message] = []
     for place, message in enumerate(messages):
         role = message.get("role") if isinstance(message, dict) else None
         if role not in ("user", "assistant", "system"):
-            _refuse(f"messages[{place}].role", "is user or assistant")
+            refuse(f"messages[{place}].role", "is user or assistant")
         content = message.get("content")
         blocks = [{"type": "text", "text": content}] if isinstance(content, str) else content
         if not isinstance(blocks, list):
-            _refuse(f"messages[{place}].content", "is a text or a list of blocks")
+            refuse(f"messages[{place}].content", "is a text or a list of blocks")
         where = f"messages[{place}].content"
         if role == "assistant":
             found.append(_answer(blocks, where))
@@ -139,7 +131,7 @@ def _tool_result(block: Body, where: str) -> Message:
     content = block.get("content")
     blocks = [{"type": "text", "text": content}] if isinstance(content, str) else content or []
     if not isinstance(blocks, list) or not isinstance(block.get("tool_use_id"), str):
-        _refuse(where, "has a tool_use_id, and a text or a list of text blocks")
+        refuse(where, "has a tool_use_id, and a text or a list of text blocks")
     text = _texts(blocks, f"{where}.content")
     return {"role": "tool", "tool_call_id": block["tool_use_id"], "content": text}
 
@@ -167,7 +159,7 @@ def _answer(blocks: list[Any], where: str) -> Message:
 def _call(block: Body, where: str) -> Body:
     name, given = block.get("name"), block.get("input")
     if not isinstance(name, str) or not isinstance(block.get("id"), str) or not isinstance(given, dict):
-        _refuse(where, "has an id, a name and an input")
+        refuse(where, "has an id, a name and an input")
     arguments = json.dumps(given, ensure_ascii=False)  # with blanks, as models write it
     return {"id": block["id"], "type": "function", "function": {"name": name, "arguments": arguments}}
 
@@ -180,11 +172,9 @@ def _texts(blocks: list[Any], where: str) -> str:
 def _text(block: Any, where: str) -> str:
     kind = block.get("type") if isinstance(block, dict) else None
     if kind != "text":
-        what = f"of type {kind[:40]!r}" if isinstance(kind, str) else "no block"
-        reason = "the policy reads text only, so remove it or describe it in words"
-        raise ApiError(400, f"{where} is {what}: {reason}", param="messages", code="unsupported_content")
+        raise request_parsing.not_text(where, kind)
     if not isinstance(block.get("text"), str):
-        _refuse(where, "has no text")
+        refuse(where, "has no text")
     return block["text"]
 
 
@@ -192,12 +182,10 @@ def _text(block: Any, where: str) -> str:
 
 
 def _tools(body: Body) -> Body:
-    tools = body.get("tools")
+    tools = tools_of(body, _tool)
     if not tools:
         return {}
-    if not isinstance(tools, list):
-        _refuse("tools", "is a list")
-    found: Body = {"tools": [_tool(tool, place) for place, tool in enumerate(tools)]}
+    found: Body = {"tools": tools}
     choice = body.get("tool_choice")
     if choice is None:
         return found
@@ -207,7 +195,7 @@ def _tools(body: Body) -> Body:
     elif isinstance(kind, str) and kind in _CHOICES:
         found["tool_choice"] = _CHOICES[kind]
     else:
-        _refuse("tool_choice", "is of type auto, any, none, or tool with a name")
+        refuse("tool_choice", "is of type auto, any, none, or tool with a name")
     if choice.get("disable_parallel_tool_use"):
         found["parallel_tool_calls"] = False
     return found
@@ -217,9 +205,7 @@ def _tool(tool: Any, place: int) -> Body:
     kind = tool.get("type", "custom") if isinstance(tool, dict) else None
     if kind not in (None, "custom") or not isinstance(tool, dict):
         what = f"{kind[:40]!r}" if isinstance(kind, str) else "no tool"
-        _refuse(
-            f"tools[{place}]", f"is {what}: tools with an input_schema are served, which you run yourself"
-        )
+        refuse(f"tools[{place}]", f"is {what}: tools with an input_schema are served, which you run yourself")
     function: Body = {"name": tool.get("name"), "parameters": tool.get("input_schema")}
     function |= {name: tool[name] for name in ("description", "strict") if tool.get(name) is not None}
     return {"type": "function", "function": function}
@@ -232,7 +218,7 @@ def _thinking(thinking: Any) -> tuple[Body, tuple[str, ...]]:
         return {}, ()
     kind = thinking.get("type") if isinstance(thinking, dict) else None
     if kind not in ("enabled", "disabled", "adaptive"):
-        _refuse("thinking", "is of type enabled, disabled or adaptive")
+        refuse("thinking", "is of type enabled, disabled or adaptive")
     ignored = ("thinking.budget_tokens",) if thinking.get("budget_tokens") is not None else ()
     if kind == "adaptive":
         return {}, ignored
@@ -241,16 +227,12 @@ def _thinking(thinking: Any) -> tuple[Body, tuple[str, ...]]:
 
 def _output(config: Any) -> Body:
     if not isinstance(config, dict):
-        _refuse("output_config", "is an object")
+        refuse("output_config", "is an object")
     found: Body = {} if config.get("effort") is None else {"reasoning_effort": config["effort"]}
     form = config.get("format")
     if form is not None:
         if not isinstance(form, dict) or form.get("type") != "json_schema":
-            _refuse("output_config.format", "is of type json_schema")
+            refuse("output_config.format", "is of type json_schema")
         schema = {"name": "answer", "schema": form.get("schema")}
         found["response_format"] = {"type": "json_schema", "json_schema": schema}
     return found
-
-
-def _refuse(param: str, what: str) -> NoReturn:
-    raise ApiError(400, f"{param} {what}", param=param.partition("[")[0])

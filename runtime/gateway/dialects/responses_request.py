@@ -12,10 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from runtime.gateway.http.openai_errors import ApiError
-
-Body = dict[str, Any]
-Message = dict[str, Any]
+from runtime.gateway.completions import request_parsing
+from runtime.gateway.dialects.chat_request import Body, Message, refuse, refuse_fields, tools_of, with_system
 
 _TEXT_PARTS = ("input_text", "output_text", "text")
 _SYSTEM = ("system", "developer")
@@ -79,7 +77,7 @@ def previous_response(body: Body) -> str | None:
     """The name of the response that a request goes on from. Raises ApiError."""
     name = body.get("previous_response_id")
     if name is not None and not isinstance(name, str):
-        _refuse("previous_response_id", "is the id of a response")
+        refuse("previous_response_id", "is the id of a response")
     return name
 
 
@@ -92,12 +90,12 @@ def translate(
 ) -> ResponsesRequest:
     """The chat request. `earlier`: the messages of the responses that it goes on from; `item`: an item of a
     kept response by its id. Raises ApiError."""
-    for name, way_out in _REFUSED.items():
-        if body.get(name) and not (name == "n" and body[name] == 1):
-            _refuse(name, f"is not served: {way_out}")
+    refuse_fields(body, _REFUSED)
     given = _messages(_whole_items(body.get("input"), item))
     chat: Body = {name: value for name, value in body.items() if name not in _OWN}
-    chat["messages"] = _with_system(body.get("instructions"), [*earlier, *given])
+    if not isinstance(instructions := body.get("instructions") or "", str):
+        refuse("instructions", "is a text")
+    chat["messages"] = with_system(instructions, [*earlier, *given])
     chat |= _limits(body) | _tools(body) | _text(body) | _reasoning(body) | _logprobs(body)
     if body.get("stream"):
         chat["stream_options"] = {"include_usage": True}
@@ -122,7 +120,7 @@ def _referred(reference: Body, place: int, item: Callable[[str], Body | None]) -
     found = item(name) if isinstance(name, str) else None
     if found is None:
         way_out = "send the item itself"
-        _refuse(f"input[{place}]", f"refers to an item that is not, or no longer, kept: {way_out}")
+        refuse(f"input[{place}]", f"refers to an item that is not, or no longer, kept: {way_out}")
     return found
 
 
@@ -130,12 +128,12 @@ def _messages(given: Any) -> list[Message]:
     if isinstance(given, str):
         return [{"role": "user", "content": given}]
     if not isinstance(given, list):
-        _refuse("input", "is a text or a list of items")
+        refuse("input", "is a text or a list of items")
     found: list[Message] = []
     answer = None  # the name of the answer that the last item is of
     for place, item in enumerate(given):
         if not isinstance(item, dict):
-            _refuse(f"input[{place}]", "is not an item")
+            refuse(f"input[{place}]", "is not an item")
         kind = item.get("type") or ("message" if "role" in item else None)
         before, answer = answer, None
         if kind == "function_call_output":
@@ -148,7 +146,7 @@ def _messages(given: Any) -> list[Message]:
             answer = _answer_of(item)
             _add_to_answer(found, kind, item, place, same=answer is not None and answer == before)
     if not found:
-        _refuse("input", "has no item")
+        refuse("input", "has no item")
     return found
 
 
@@ -162,7 +160,7 @@ def _answer_of(item: Body) -> str | None:
 def _message(item: Body, place: int) -> Message:
     role = item.get("role")
     if role not in ("user", *_SYSTEM):
-        _refuse(f"input[{place}].role", "is user, assistant, system or developer")
+        refuse(f"input[{place}].role", "is user, assistant, system or developer")
     return {
         "role": "system" if role in _SYSTEM else role,
         "content": _content(item.get("content"), f"input[{place}].content"),
@@ -212,33 +210,17 @@ def _content(content: Any, place: str, between: str = "\n") -> str:
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
-        _refuse(place, "is a text or a list of parts")
+        refuse(place, "is a text or a list of parts")
     texts = []
     for index, part in enumerate(content):
         kind = part.get("type") if isinstance(part, dict) else None
         text = part.get("refusal" if kind == "refusal" else "text") if isinstance(part, dict) else None
         if kind not in (*_TEXT_PARTS, "refusal"):
-            what = f"of type {kind[:40]!r}" if isinstance(kind, str) else "no part"
-            reason = "the policy reads text only, so remove it or describe it in words"
-            raise ApiError(
-                400, f"{place}[{index}] is {what}: {reason}", param="input", code="unsupported_content"
-            )
+            raise request_parsing.not_text(f"{place}[{index}]", kind, param="input")
         if not isinstance(text, str):
-            _refuse(f"{place}[{index}]", "has no text")
+            refuse(f"{place}[{index}]", "has no text")
         texts.append(text)
     return between.join(texts)
-
-
-def _with_system(instructions: Any, messages: list[Message]) -> list[Message]:
-    """The conversation with its instructions. Templates take one system message, at the beginning."""
-    if not isinstance(instructions, str | None):
-        _refuse("instructions", "is a text")
-    leading = 0
-    while leading < len(messages) and messages[leading]["role"] == "system":
-        leading += 1
-    texts = [instructions or "", *(message["content"] for message in messages[:leading])]
-    system = "\n\n".join(text for text in texts if text)
-    return [{"role": "system", "content": system}, *messages[leading:]] if system else messages[leading:]
 
 
 # ------------------------------------------------------------------ settings
@@ -250,16 +232,14 @@ def _limits(body: Body) -> Body:
 
 
 def _tools(body: Body) -> Body:
-    tools = body.get("tools")
+    tools = tools_of(body, _tool)
     if not tools:
         return {}
-    if not isinstance(tools, list):
-        _refuse("tools", "is a list")
-    found: Body = {"tools": [_tool(tool, place) for place, tool in enumerate(tools)]}
+    found: Body = {"tools": tools}
     choice = body.get("tool_choice")
     if isinstance(choice, dict):
         if choice.get("type") != "function" or not isinstance(choice.get("name"), str):
-            _refuse("tool_choice", 'is "auto", "none", "required" or one function by its name')
+            refuse("tool_choice", 'is "auto", "none", "required" or one function by its name')
         choice = {"type": "function", "function": {"name": choice["name"]}}
     return found if choice is None else found | {"tool_choice": choice}
 
@@ -268,7 +248,7 @@ def _tool(tool: Any, place: int) -> Body:
     kind = tool.get("type") if isinstance(tool, dict) else None
     if kind != "function":
         what = f"{kind[:40]!r}" if isinstance(kind, str) else "no tool"
-        _refuse(f"tools[{place}]", f"is {what}: functions are served, which your program calls itself")
+        refuse(f"tools[{place}]", f"is {what}: functions are served, which your program calls itself")
     wanted = ("name", "description", "parameters", "strict")
     function = {name: tool[name] for name in wanted if tool.get(name) is not None}
     return {"type": "function", "function": function}
@@ -278,12 +258,12 @@ def _text(body: Body) -> Body:
     """`text.format` is chat's response_format, with the schema's fields a level higher."""
     text = body.get("text")
     if text is not None and not isinstance(text, dict):
-        _refuse("text", "is an object")
+        refuse("text", "is an object")
     form = (text or {}).get("format")
     if form is None:
         return {}
     if not isinstance(form, dict) or form.get("type") not in ("text", "json_object", "json_schema"):
-        _refuse("text.format", "is of type text, json_object or json_schema")
+        refuse("text.format", "is of type text, json_object or json_schema")
     if form["type"] != "json_schema":
         return {"response_format": {"type": form["type"]}}
     schema = {name: value for name, value in form.items() if name != "type"}
@@ -293,7 +273,7 @@ def _text(body: Body) -> Body:
 def _reasoning(body: Body) -> Body:
     reasoning = body.get("reasoning")
     if reasoning is not None and not isinstance(reasoning, dict):
-        _refuse("reasoning", "is an object")
+        refuse("reasoning", "is an object")
     effort = (reasoning or {}).get("effort")
     return {} if effort is None else {"reasoning_effort": effort}
 
@@ -301,7 +281,7 @@ def _reasoning(body: Body) -> Body:
 def _logprobs(body: Body) -> Body:
     include = body.get("include")
     if include is not None and not isinstance(include, list):
-        _refuse("include", "is a list")
+        refuse("include", "is a list")
     top = body.get("top_logprobs")
     if _INCLUDED_LOGPROBS not in (include or ()) and not top:
         return {}
@@ -311,21 +291,10 @@ def _logprobs(body: Body) -> Body:
 def _text_of(item: Body, name: str, place: int) -> str:
     value = item.get(name)
     if not isinstance(value, str):
-        _refuse(f"input[{place}].{name}", "is a text")
+        refuse(f"input[{place}].{name}", "is a text")
     return value
 
 
 def _refuse_item(kind: Any, place: int) -> NoReturn:
-    if kind == "item_reference":
-        way_out = (
-            "is a reference to an item: send the item itself, or name its response as previous_response_id"
-        )
-        _refuse(f"input[{place}]", way_out)
     shown = f"of type {kind[:40]!r}" if isinstance(kind, str) else "without a type"
-    _refuse(
-        f"input[{place}]", f"is {shown}: messages, reasoning, function calls and their outputs are served"
-    )
-
-
-def _refuse(param: str, what: str) -> NoReturn:
-    raise ApiError(400, f"{param} {what}", param=param.partition("[")[0])
+    refuse(f"input[{place}]", f"is {shown}: messages, reasoning, function calls and outputs are served")

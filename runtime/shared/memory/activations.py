@@ -40,7 +40,7 @@ class ActivationModel:
         # Nothing before the first LoRA has a gradient: of its layer neither a norm that stands first nor what
         # passes a state keeps anything.
         first = 0 if self.shape.norms_after else self.shape.hidden * _FP32
-        first += self._states() if self.shape.passes_state(begin) else 0
+        first += self._linear_attention() if self.shape.is_linear(begin) else 0
         return last_norm + tokens * (inside - first) + self._masks(tokens, self.shape.layers - begin)
 
     def _first_with_lora(self) -> int:
@@ -59,12 +59,12 @@ class ActivationModel:
         if shape.experts is not None:
             wide = shape.experts.per_token * (shape.experts.width + shape.hidden)
         widest = max(4 * wide, 2 * (shape.query + 2 * shape.key_value)) * size
-        if shape.states is not None:
-            widest = max(widest, 2 * (2 * self._repeated_keys() + shape.states.value) * _FP32)
+        if shape.linear_attention is not None:
+            widest = max(widest, 2 * (2 * self._repeated_keys() + shape.linear_attention.value) * _FP32)
         return tokens * (widest + 3 * shape.hidden * _FP32)
 
     def _of_layer(self, layer: int) -> int:
-        mixed = self._states() if self.shape.passes_state(layer) else self._attention()
+        mixed = self._linear_attention() if self.shape.is_linear(layer) else self._attention()
         return self._normalised(layer) + mixed + self._feed_forward(layer) + self._lora(layer)
 
     def _rotations(self) -> int:
@@ -76,7 +76,7 @@ class ActivationModel:
         """Norms compute in fp32 and keep their input so, with one scale a token, or one a head."""
         shape = self.shape
         found = shape.norms * (shape.hidden + 1)
-        if shape.query_key_norms and not shape.passes_state(layer):
+        if shape.query_key_norms and not shape.is_linear(layer):
             found += shape.query + shape.key_value + shape.heads + shape.key_heads
         return found * _FP32
 
@@ -95,23 +95,23 @@ class ActivationModel:
             found += shape.query * (3 if self.number_bytes == _FP32 else 2)
         return found * self.number_bytes + shape.heads * _FP32
 
-    def _states(self) -> int:
+    def _linear_attention(self) -> int:
         """The gated delta rule in transformers' own torch code, by what it was seen to keep.
 
         It computes in fp32, by chunks: of each head some matrices of a chunk's tokens, and one state a chunk.
         """
-        states, size = self.shape.states, self.number_bytes
-        if states is None:
+        linear, size = self.shape.linear_attention, self.number_bytes
+        if linear is None:
             return 0
-        state = states.value_heads * states.key_width * states.value_width * _FP32 // _CHUNK
-        matrices = states.value_heads * (_CHUNK_MATRICES * _CHUNK + 8) * _FP32
+        state = linear.value_heads * linear.key_width * linear.value_width * _FP32 // _CHUNK
+        matrices = linear.value_heads * (_CHUNK_MATRICES * _CHUNK + 8) * _FP32
         keys = self._repeated_keys() * (4 * _FP32 + 8 * size)
-        return states.value * (6 * _FP32 + size) + keys + states.mixed * 2 * size + matrices + state
+        return linear.value * (6 * _FP32 + size) + keys + linear.mixed * 2 * size + matrices + state
 
     def _repeated_keys(self) -> int:
         """The width of the keys of layers that pass a state, repeated for each head of values."""
-        states = self.shape.states
-        return 0 if states is None else states.value_heads * states.key_width
+        linear = self.shape.linear_attention
+        return 0 if linear is None else linear.value_heads * linear.key_width
 
     def _repeats(self) -> bool:
         """Whether keys and values are repeated for each head (`runtime/trainer/attention.py`)."""

@@ -26,6 +26,12 @@ GRAPHS_BYTES = round(1.0 * GIB)
 SAMPLING_BYTES_PER_WORD = 16
 # The engine's default share of a GPU of its own (engine/command.py).
 ENGINE_FRACTION = 0.9
+# Such an engine measures its cache itself: so much of the planned one is counted on.
+CACHE_SHARE = 0.8
+# vLLM 0.32 with a prefix cache (vllm/v1/kv_cache_interface.py): the states of linear attention that it keeps
+# of a sequence, and the tokens that a block of its cache is a multiple of.
+STATES_PER_SEQUENCE = 2
+PAGE_TOKENS = 16
 
 # losses.py: sampled tokens whose logits are there at a time, and bytes for each of them and word of the
 # vocabulary: logits, log-softmax, its exponential and their product, in fp32.

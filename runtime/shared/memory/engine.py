@@ -16,10 +16,6 @@ from runtime.shared.peft_format import engine_rank
 
 # Sequences of a publication's probes, for which an engine has places of their own.
 PROBE_PLACES = 4
-# vLLM 0.32 with a prefix cache (vllm/v1/kv_cache_interface.py): states that it keeps of a sequence, and
-# tokens that a block is a multiple of.
-_STATES_A_SEQUENCE = 2
-_PAGE_TOKENS = 16
 
 
 @dataclass(frozen=True)
@@ -92,27 +88,27 @@ def cache_bytes(shape: ModelShape, tokens: int, number_bytes: int) -> int:
     """Keys and values of one sequence of so many tokens; a layer with a window keeps no more than that. Where
     some layers pass a state, it is whole blocks."""
     each = 2 * shape.key_value * number_bytes
-    if shape.states is None:
+    if shape.linear_attention is None:
         return sum(each * min(tokens, window or tokens) for window in shape.windows)
     blocks = math.ceil(tokens / (_page_bytes(shape, number_bytes) // each))
-    groups = math.ceil(len(shape.states.layers) / len(shape.windows))
-    return (blocks + _STATES_A_SEQUENCE * groups) * _block_bytes(shape, number_bytes)
+    groups = math.ceil(len(shape.linear_attention.layers) / len(shape.windows))
+    return (blocks + assumptions.STATES_PER_SEQUENCE * groups) * _block_bytes(shape, number_bytes)
 
 
-def most_sequences(shape: ModelShape, cache: int, number_bytes: int) -> int | None:
+def max_sequences(shape: ModelShape, cache: int, number_bytes: int) -> int | None:
     """How many sequences an engine with so many bytes of cache takes at a time; None: any number.
 
     Where layers pass a state, vLLM 0.32 does not start with more places than its cache has blocks.
     """
-    return None if shape.states is None else cache // _block_bytes(shape, number_bytes)
+    return None if shape.linear_attention is None else cache // _block_bytes(shape, number_bytes)
 
 
 def _page_bytes(shape: ModelShape, number_bytes: int) -> int:
     """One layer's part of a block: a state, and as many tokens' keys and values as fill its room."""
-    assert shape.states is not None
+    assert shape.linear_attention is not None
     each = 2 * shape.key_value * number_bytes
-    tokens = math.ceil(shape.states.state_bytes(number_bytes) / each / _PAGE_TOKENS) * _PAGE_TOKENS
-    return tokens * each
+    step = assumptions.PAGE_TOKENS * each
+    return math.ceil(shape.linear_attention.state_bytes(number_bytes) / step) * step
 
 
 def _block_bytes(shape: ModelShape, number_bytes: int) -> int:

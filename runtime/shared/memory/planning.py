@@ -32,8 +32,6 @@ _ROW_TOKENS, _MIN_ROW_TOKENS = 16384, 4096
 _FEWER_SEQUENCES = (256, 64)
 # The same where sequences have states, and each needs its block.
 _FEWER_WITH_STATES = (512, 256, 128, 64, 32, 16)
-# vLLM itself measures the cache of an engine that has a GPU alone: so much of the planned one is counted on.
-_SURE_OF_CACHE = 0.8
 # A KV cache of this size is large enough: sixteen answers of 2,048 tokens at a time.
 _COMFORTABLE_TOKENS = 32768
 _CENT = 100
@@ -163,7 +161,7 @@ def _choices(shape: ModelShape, split: MachineGpus, overrides: Overrides) -> Ite
 def _sequence_counts(shape: ModelShape, overrides: Overrides) -> list[int | None]:
     if overrides.max_num_seqs:
         return [overrides.max_num_seqs]
-    return [None, *(_FEWER_SEQUENCES if shape.states is None else _FEWER_WITH_STATES)]
+    return [None, *(_FEWER_SEQUENCES if shape.linear_attention is None else _FEWER_WITH_STATES)]
 
 
 def _evaluate(shape: ModelShape, split: MachineGpus, chosen: Overrides, listed: int) -> MemoryPlan:
@@ -209,7 +207,7 @@ def _evaluate(shape: ModelShape, split: MachineGpus, chosen: Overrides, listed: 
             cache_short=cache < one,
         )
         or _too_many_sequences(
-            shape, setup, chosen, cache if split.shared else round(cache * _SURE_OF_CACHE)
+            shape, setup, chosen, cache if split.shared else round(cache * assumptions.CACHE_SHARE)
         ),
     )
 
@@ -218,7 +216,7 @@ def _too_many_sequences(
     shape: ModelShape, setup: engine.EngineSetup, chosen: Overrides, cache: int
 ) -> str | None:
     """The reason why vLLM would not start with so many places; None if it would."""
-    most = engine.most_sequences(shape, cache, setup.number_bytes)
+    most = engine.max_sequences(shape, cache, setup.number_bytes)
     # vLLM's own default has no places for probes beside it (engine/command.py).
     places = setup.max_num_seqs + (engine.PROBE_PLACES if chosen.max_num_seqs else 0)
     if most is None or places <= most:
