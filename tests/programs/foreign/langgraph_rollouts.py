@@ -17,7 +17,8 @@ from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
 from langgraph.prebuilt import create_react_agent
 
-from launcher.client import connect, group
+from launcher.client import connect
+from tests.support import foreign_report
 
 warnings.simplefilter("ignore")  # the agent's maker has moved to another package, and says so
 ROLLOUTS = 4
@@ -67,12 +68,7 @@ def roll_out(form: str, number: int) -> Any:
 def trained(form: str) -> dict[str, Any]:
     with ThreadPoolExecutor(ROLLOUTS) as pool:
         rollouts = list(pool.map(roll_out, [form] * ROLLOUTS, range(ROLLOUTS)))
-    return {
-        "rollouts": [it.id for it in rollouts],
-        "requests": [it.requests for it in rollouts],
-        "astray": run.astray,
-        "counts": run.step([group("sums", rollouts)]).counts.model_dump(),
-    }
+    return foreign_report.trained(run, rollouts)
 
 
 print(json.dumps({form: trained(form) for form in ("url", *agents)}))

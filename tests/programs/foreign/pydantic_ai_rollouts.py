@@ -12,8 +12,9 @@ from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
 from pydantic_ai.providers.anthropic import AnthropicProvider
 from pydantic_ai.providers.openai import OpenAIProvider
 
-from launcher.client import connect, group
+from launcher.client import connect
 from launcher.client.tracing import Rollout
+from tests.support import foreign_report
 
 ROLLOUTS = 4
 run = connect()
@@ -41,12 +42,7 @@ async def roll_out(form: str, number: int) -> Rollout:
 
 async def trained(form: str) -> dict[str, Any]:
     rollouts = await asyncio.gather(*(roll_out(form, number) for number in range(ROLLOUTS)))
-    return {
-        "rollouts": [it.id for it in rollouts],
-        "requests": [it.requests for it in rollouts],
-        "astray": run.astray,
-        "counts": run.step([group("sums", rollouts)]).counts.model_dump(),
-    }
+    return foreign_report.trained(run, rollouts)
 
 
 async def main() -> None:
