@@ -79,7 +79,7 @@ def arguments(config: RuntimeConfig, index: int) -> list[str]:
         # Some are published in their makers' own format beside Hugging Face's.
         words += ["--language-model-only", "--config-format", "hf"]
     # A chat request's prompt in ids, without an answer: by that later turns go on from earlier ones.
-    words += ["--enable-scale-out"]
+    words += ["--enable-scale-out", "--enable-tokenizer-info-endpoint"]
     # By default vLLM takes the backend of the first grammar, and later grammars that need another one fail.
     words += ["--structured-outputs-config", json.dumps({"backend": "xgrammar"})]
     parsers = model_parsers(config.model_path)

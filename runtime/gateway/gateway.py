@@ -29,9 +29,11 @@ from starlette.routing import Route
 from runtime.gateway.completions.proxy import Completions
 from runtime.gateway.completions.request_parsing import Kind
 from runtime.gateway.dialects.errors import AnthropicErrors
+from runtime.gateway.dialects.generate import generate_routes
 from runtime.gateway.dialects.messages import Messages
 from runtime.gateway.dialects.response_store import ResponseStore
 from runtime.gateway.dialects.responses import Responses
+from runtime.gateway.dialects.tokenizer import TokenizerRoutes
 from runtime.gateway.engines.engine_client import EngineClient
 from runtime.gateway.engines.engine_pool import EnginePool
 from runtime.gateway.engines.version_check import AdapterVerifier
@@ -236,17 +238,34 @@ def _openai_routes(parts: Components) -> list[Route]:
     async def health(request: Request) -> Response:
         return Response(b'{"ok":true}', media_type="application/json")
 
+    def described(model: dict[str, Any]) -> dict[str, Any]:
+        context = parts.context_tokens()
+        return model if context is None else model | {"max_model_len": context}
+
     async def models(request: Request) -> Response:
-        return JSONResponse(parts.versions.models())
+        listed = parts.versions.models()
+        return JSONResponse(listed | {"data": [described(model) for model in listed["data"]]})
 
     async def model(request: Request) -> Response:
-        return JSONResponse(parts.versions.model(request.path_params["model"]))
+        return JSONResponse(described(parts.versions.model(request.path_params["model"])))
+
+    def limits(prompt_tokens: int) -> tuple[int, int | None]:
+        context = parts.context_tokens()
+        most = None if context is None else max(context - prompt_tokens, 1)
+        usual = parts.config.engine.answer_tokens
+        return usual if most is None else min(usual, most), most
 
     responses = Responses(parts.completions.serve, ResponseStore(parts.state_dir / "responses"))
-    messages = Messages(parts.completions.serve, parts.completions.prompt_tokens)
+    messages = Messages(parts.completions.serve, parts.completions.render)
+    tokenizer = TokenizerRoutes(
+        parts.completions.engine_of, parts.completions.render, parts.config.served_name
+    )
     routes = [Route("/healthz", health, methods=["GET"])]
-    for prefix in ("/v1", "/rollouts/{rollout}/v1"):
+    for root in ("", "/rollouts/{rollout}"):
+        prefix = f"{root}/v1"
         routes += [
+            *generate_routes(root, parts.completions.serve, limits),
+            *tokenizer.routes(root),
             Route(f"{prefix}/models", models, methods=["GET"]),
             Route(f"{prefix}/models/{{model:path}}", model, methods=["GET"]),
             Route(f"{prefix}/chat/completions", parts.completions.endpoint("chat"), methods=["POST"]),

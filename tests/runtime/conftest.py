@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import httpx
 import pytest
 
 from runtime.gateway.engines.engine_client import EngineClient
@@ -44,6 +45,13 @@ class RunningEngine:
             probe.connect(str(self.socket))
             size = struct.calcsize("3i")
             return struct.unpack("3i", probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))[0]
+
+
+def running_in_engine(engine: RunningEngine) -> float:
+    """Requests the engine works on."""
+    with httpx.Client(transport=httpx.HTTPTransport(uds=str(engine.socket)), base_url="http://x") as http:
+        lines = http.get("/metrics").text.splitlines()
+    return sum(float(line.split()[-1]) for line in lines if line.startswith("vllm:num_requests_running{"))
 
 
 def is_healthy(door: Path) -> bool:

@@ -210,8 +210,10 @@ _MESSAGES_WORDS = {"stop": "stop_sequences"}
 
 
 def in_other_dialects(ask: Ask) -> Iterator[Ask]:
-    """A chat request's fields, as they are, in a request of each other dialect."""
+    """A chat request's fields, as they are, in a request of each other dialect; a completion's as settings
+    for sampling."""
     if ask.path != CHAT_PATH:
+        yield _with_settings(ask)
         return
     for path, words in (("/v1/responses", _RESPONSES_WORDS), ("/v1/messages", _MESSAGES_WORDS)):
         try:
@@ -222,17 +224,24 @@ def in_other_dialects(ask: Ask) -> Iterator[Ask]:
         yield Ask(path, content, ask.headers, cut=ask.cut)
 
 
+def _with_settings(ask: Ask) -> Ask:
+    path = "/inference/v1/generate"
+    try:
+        body = json.loads(ask.content)
+        settings = {name: value for name, value in body.items() if name not in ("model", "prompt", "stream")}
+        outside = {name: body[name] for name in ("model", "stream") if name in body}
+        content = encoded({"token_ids": body.get("prompt"), "sampling_params": settings, **outside})
+    except (ValueError, AttributeError, RecursionError):
+        content = ask.content
+    return Ask(path, content, ask.headers, cut=ask.cut)
+
+
 def of_other_dialects() -> Iterator[Ask]:
     """Every field that a dialect has of its own, with what stands in such fields and what does not."""
     for path, fields in values.DIALECTS.items():
-        usual_fields = {"model": "policy", "max_tokens": values.TOKENS} if "messages" in path else {
-            "model": "policy", "max_output_tokens": values.TOKENS, "input": "a black cat"
-        }  # fmt: skip
-        if "messages" in path:
-            usual_fields["messages"] = values.user("a black cat")
         for name, own in fields.items():
             for value in [*own, *values.TYPES]:
-                yield Ask(path, encoded(usual_fields | {name: value}))
+                yield Ask(path, encoded(values.USUAL[path] | {name: value}))
 
 
 def dialect_asks(count: int, number: int) -> list[Ask]:

@@ -346,7 +346,11 @@ TOGETHER: list[dict[str, Any]] = [
     {"temperature": 2, "presence_penalty": -2, "frequency_penalty": -2, "repetition_penalty": 1e38},
     {"truncate_prompt_tokens": 1, "prompt_logprobs": 1},
     {"truncate_prompt_tokens": 2, "truncation_side": "left"},
-    {"echo": True, "max_tokens": 0}, {"n": 64, "max_tokens": 2}, {"max_tokens": None},
+    {"echo": True, "max_tokens": 0}, {"echo": True, "max_tokens": 0, "logprobs": 1, "stream": True},
+    {"echo": True, "logprobs": 1, "n": 3}, {"echo": True, "logprobs": 0, "temperature": 0, "n": 2},
+    {"echo": True, "stream": True, "logprobs": 2, "n": 2}, {"echo": True, "prompt_logprobs": 2},
+    {"echo": True, "truncate_prompt_tokens": 2}, {"echo": True, "logprob_token_ids": [5], "logprobs": 1},
+    {"n": 64, "max_tokens": 2}, {"max_tokens": None},
     {"n": None, "stop": None},
     {"continue_final_message": True, "add_generation_prompt": False}, {"documents": [{"text": "a"}] * 300},
     {"continue_final_message": True, "add_generation_prompt": True},
@@ -483,4 +487,43 @@ DIALECTS: dict[str, dict[str, list[Any]]] = {
         "stream": [True, False],
         "mcp_servers": [[{"url": "x"}]],
     },
+    "/inference/v1/generate": {
+        "token_ids": [[5], [], [-1], [BEYOND], [2**31], [2**63], [5.0], [True], [[5]], [5] * 3000, "abc"],
+        "sampling_params": [
+            {}, {"max_tokens": None}, {"max_tokens": 10**9}, {"max_tokens": TOKENS, "n": 3, "logprobs": 1},
+            {"max_tokens": TOKENS, "logprobs": -1}, {"max_tokens": TOKENS, "prompt_logprobs": 3},
+            {"output_kind": 2, "max_tokens": 1}, {"extra_args": {"a": nested(40)}}, {"model": "base"},
+            {"flat_logprobs": True, "max_tokens": 1}, {"detokenize": False, "stop": ["a"], "max_tokens": 3},
+        ],
+        "output_mode": ["tokens", "text", "html"],
+        "return_token_ids": [True],
+        "stream": [True, False],
+        "stream_options": [{"include_usage": True}],
+        "features": [{"mm_hashes": {"image": ["a"]}, "mm_placeholders": {}}],
+        "content_parts": [[{"type": "image_url", "url": "http://x"}]],
+        "reasoning_parser_kwargs": [{"chat_template_kwargs": nested(40)}],
+        "kv_transfer_params": [{}, {"a": 1}],
+        "request_id": ["x"],
+        "priority": [3],
+    },
+    "/tokenize": {
+        "prompt": ["a", "", "\ud800", "a" * 200_000, ["a"]],
+        "messages": [_message("a"), [], _message([{"type": "image_url"}]), _message(nested(40))],
+        "add_special_tokens": [True],
+        "return_token_strs": [True],
+        "chat_template": ["{{ 1/0 }}"],
+    },
+    "/detokenize": {
+        "tokens": [[5], [], [-1], [BEYOND], [2**31 - 1], [2**31], [2**63], ["a"], [5.5], [5] * 20_000],
+    },
+}  # fmt: skip
+# The rest of a request with one of these fields.
+USUAL: dict[str, dict[str, Any]] = {
+    "/v1/responses": {"model": "policy", "max_output_tokens": TOKENS, "input": "a black cat"},
+    "/v1/messages": {"model": "policy", "max_tokens": TOKENS, "messages": user("a black cat")},
+    "/inference/v1/generate": {
+        "model": "policy", "token_ids": [5, 6, 7], "sampling_params": {"max_tokens": TOKENS},
+    },
+    "/tokenize": {},
+    "/detokenize": {},
 }  # fmt: skip

@@ -16,6 +16,7 @@ import pytest
 from openai import NotFoundError, OpenAI
 
 from runtime.shared import process_table
+from tests.runtime.conftest import running_in_engine
 from tests.runtime.gateway_process import MESSAGES, TOKEN, Gateway
 from tests.support.at_rest import AtRest, stands_still
 from tests.support.waiting import wait_until
@@ -44,13 +45,6 @@ def fresh(engine, tmp_path: Path) -> Iterator[Gateway]:
 
 def of_rollout(gateway: Gateway, rollout: str) -> list[dict[str, Any]]:
     return [line for line in gateway.recorded() if line["tags"]["rollout"] == rollout]
-
-
-def running_in_engine(engine) -> float:
-    """Requests the engine works on."""
-    with httpx.Client(transport=httpx.HTTPTransport(uds=str(engine.socket)), base_url="http://x") as http:
-        lines = http.get("/metrics").text.splitlines()
-    return sum(float(line.split()[-1]) for line in lines if line.startswith("vllm:num_requests_running{"))
 
 
 def test_a_chat_is_answered_under_the_versioned_name_and_recorded(gateway: Gateway) -> None:

@@ -39,8 +39,8 @@ def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
 
 # What vLLM itself serves: none of it may be reachable.
 OF_VLLM = [
-    "/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/collective_rpc", "/tokenize", "/detokenize",
-    "/inference/v1/generate", "/metrics", "/health", "/server_info", "/sleep", "/wake_up",
+    "/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/collective_rpc", "/inference/v1/abort_requests",
+    "/v1/chat/completions/render", "/metrics", "/health", "/server_info", "/sleep", "/wake_up",
     "/v1/embeddings", "/docs", "/openapi.json", "/version", "/pause", "/rollouts/r/slipway/status",
 ]  # fmt: skip
 

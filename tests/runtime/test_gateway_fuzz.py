@@ -58,6 +58,8 @@ def verdict(ask: Ask, status: int, body: bytes) -> str | None:
     try:
         if status == 200 and ask.path in ("/v1/responses", "/v1/messages"):
             return _wrong_in_dialect(ask.path, body)
+        if status == 200 and ask.path == "/inference/v1/generate":
+            return _wrong_with_stream(body) if body.startswith(b"data: ") else _wrong_in_tokens(body)
         if status == 200 and ask.path.endswith("completions"):
             return (
                 _wrong_with_stream(body) if body.startswith(b"data: ") else _wrong_with(ask, json.loads(body))
@@ -101,6 +103,12 @@ def _wrong_in_dialect(path: str, body: bytes) -> str | None:
     if path == "/v1/messages":
         return None if said["stop_reason"] and said["usage"]["output_tokens"] > 0 else "no message"
     return None if said["output"] and said["usage"]["output_tokens"] > 0 else "no output"
+
+
+def _wrong_in_tokens(body: bytes) -> str | None:
+    choices = json.loads(body)["choices"]
+    whole = all(choice["token_ids"] and choice["finish_reason"] in FINISHED for choice in choices)
+    return None if choices and whole else "not whole choices"
 
 
 def _wrong_with_stream(body: bytes) -> str | None:

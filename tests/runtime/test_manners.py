@@ -313,8 +313,7 @@ def test_what_asks_for_nothing_is_answered(gateway: Gateway, engine: Engine) -> 
 
 def test_what_is_refused_says_what_to_do_instead(gateway: Gateway) -> None:
     assert "ask for n" in refused(gateway.chat(best_of=4))["message"]
-    ask = {"model": "policy", "prompt": "a", "echo": True, "max_tokens": 1}
-    assert "prompt_logprobs" in refused(gateway.http.post(COMPLETION, json=ask))["message"]
+    assert "prompt_logprobs" in refused(gateway.chat(echo=True))["message"]
     assert refused(gateway.chat(max_tokens=0))["param"] == "max_tokens"
 
 

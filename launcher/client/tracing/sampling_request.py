@@ -13,7 +13,8 @@ from launcher.client.tracing.http_patch import DEFAULT_PORTS, HttpRequest, Url
 
 _LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 _PATH = re.compile(
-    r"(?:/rollouts/(?P<rollout>[^/]+))?/v1/(?:chat/completions|completions|responses|messages)"
+    r"(?:/rollouts/(?P<rollout>[^/]+))?"
+    r"/(?:v1/(?:chat/completions|completions|responses|messages)|inference/v1/generate)"
 )
 
 

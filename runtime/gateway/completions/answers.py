@@ -7,12 +7,13 @@ comes in (whole, streamed); both fill the same `Choice`s.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
+from runtime.gateway.completions import echo
 from runtime.gateway.completions.prefix_continuation import ChatTurn
 from runtime.gateway.completions.request_parsing import ParsedRequest
 from runtime.gateway.engines.engine_client import UNKNOWN, EngineFacts
@@ -43,12 +44,20 @@ class Choice:
     text: str = ""
     # Place → the parts of a call's name and of its arguments that have come.
     calls: dict[int, tuple[list[str], list[str]]] = field(default_factory=dict)
+    # How many of the next logprobs are an echoed prompt's.
+    echoed: int = 0
 
     def take(self, request: ParsedRequest, choice: dict[str, Any]) -> None:
         """Add the content of one choice, or of a part of one."""
         self.prompt_ids += choice.get("prompt_token_ids") or ()
+        if request.echoes_logprobs and not self.completion_ids:
+            self.echoed = len(self.prompt_ids)
+        if echo.samples_nothing(request.body):
+            choice["token_ids"] = []
         self.completion_ids += choice.get("token_ids") or ()
-        self.logprobs += _logprobs(request, choice)
+        given = _logprobs(request, choice)
+        self.logprobs += given[self.echoed :]
+        self.echoed = max(self.echoed - len(given), 0)
         self.finish_reason = choice.get("finish_reason") or self.finish_reason
         message = choice.get("message", choice.get("delta"))
         message = {} if message is None else message
@@ -224,9 +233,17 @@ def _copy(body: dict[str, Any], copies: int) -> None:
 
 
 class WholeAnswer:
-    """A whole (not streamed) answer. `version`: the version in the names; None: its choices have no names."""
+    """A whole (not streamed) answer. `version`: the version in the names; None: its choices have no names.
+    `echoed`: the texts of the prompts, if it begins with them."""
 
-    def __init__(self, request: ParsedRequest, model: str, answer: bytes, version: int | None = None) -> None:
+    def __init__(
+        self,
+        request: ParsedRequest,
+        model: str,
+        answer: bytes,
+        version: int | None = None,
+        echoed: Sequence[str] = (),
+    ) -> None:
         """Raises ApiError(502) when the engine's 200 holds no answer."""
         try:
             body = msgspec.json.decode(answer)
@@ -242,6 +259,7 @@ class WholeAnswer:
             collected.take(request, choice)
             if request.kind == "chat":
                 _never_null(choice["message"])
+            echo.put_before(choice, echoed, request.choices_of_a_prompt)
             _add_sample_name(request, choice, version)
         _strip(request, body, model)
         self.body = msgspec.json.encode(body)
@@ -254,10 +272,14 @@ def _never_null(message: dict[str, Any]) -> None:
 
 
 class StreamedAnswer:
-    """A streamed answer (server-sent events), event by event. A choice's last event has its name."""
+    """A streamed answer (server-sent events), event by event. A choice's last event has its name, its first
+    its prompt if that is `echoed`."""
 
-    def __init__(self, request: ParsedRequest, model: str, version: int | None = None) -> None:
+    def __init__(
+        self, request: ParsedRequest, model: str, version: int | None = None, echoed: Sequence[str] = ()
+    ) -> None:
         self._request = request
+        self._echoed = echoed
         self._model = model
         self._version = version
         self._rest = b""
@@ -292,6 +314,7 @@ class StreamedAnswer:
             collected = self.choices.get(choice["index"])
             if collected is None:
                 collected = self.choices[choice["index"]] = Choice(list(self._prompt_ids))
+                echo.put_before(choice, self._echoed, self._request.choices_of_a_prompt)
             collected.take(self._request, choice)
             if choice.get("finish_reason"):
                 _add_sample_name(self._request, choice, self._version)

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import aiohttp
 import msgspec
 
-from runtime.gateway.completions import request_parsing
+from runtime.gateway.completions import echo, request_parsing
 from runtime.gateway.completions.answers import Choice, StreamedAnswer, WholeAnswer, question, samples
 from runtime.gateway.completions.in_flight import GRACE_SECONDS, Headers, InFlightRequest, InFlightRequests
 from runtime.gateway.completions.not_trainable import TrainabilityCheck
@@ -23,7 +23,7 @@ from runtime.gateway.completions.prefix_continuation import ChatTurn, PrefixCont
 from runtime.gateway.completions.request_parsing import Kind, ParsedRequest
 from runtime.gateway.completions.routing_key import routing_key_of
 from runtime.gateway.engines.engine import Engine
-from runtime.gateway.engines.engine_client import EngineError
+from runtime.gateway.engines.engine_client import EngineClient, EngineError, EngineUnreachableError
 from runtime.gateway.engines.engine_pool import EnginePool
 from runtime.gateway.http import openai_errors
 from runtime.gateway.http.openai_errors import ApiError, not_ready
@@ -108,17 +108,18 @@ class Completions:
         if flight.recorded and not (flight.received or flight.has_listeners or request.receipt_follows):
             self._mark_undelivered(request)
 
-    async def prompt_tokens(self, chat: dict[str, Any]) -> int:
-        """How many tokens the prompt of a chat request has; nothing is sampled. Raises ApiError."""
+    async def render(self, chat: dict[str, Any]) -> list[int]:
+        """The ids of a chat request's prompt; nothing is sampled. Raises ApiError."""
         request = request_parsing.parse_request("chat", {}, None, msgspec.json.encode(chat))
-        served = self._versions.resolve(request.model)
-        engine = await self._pool.pick(served.version)
+        engine = await self.engine_of(request.model)
         try:
-            return len(await engine.client.render(self._check("chat", request.body)))
+            return await engine.render(self._check("chat", request.body))
         except EngineError as error:
-            if error.status == 0 or error.status >= 500:
-                raise not_ready(f"the engine cannot count now: {error}") from error
-            raise ApiError(400, error.message, param="messages") from error
+            raise engine_refusal(error, "messages") from error
+
+    async def engine_of(self, model: str) -> EngineClient:
+        """An engine that serves this model. Raises ApiError."""
+        return (await self._pool.pick(self._versions.resolve(model).version)).client
 
     def _in_flight(self, request: ParsedRequest) -> InFlightRequest:
         """A new flight, the one already on its way under this id, or the stored answer."""
@@ -199,15 +200,17 @@ class Completions:
         flight: InFlightRequest,
     ) -> None:
         """One attempt. Raises EngineGoneError when another may be made."""
+        echoed = await _prompt_texts(request, engine)
         content = msgspec.json.encode(body | turn.fields if turn and turn.fields else body)
         try:
             async with engine.client.post(request_parsing.ENGINE_PATHS[request.kind], content) as response:
                 if response.status != 200:
                     raise await _refusal(engine, response, served)
                 if request.streamed:
-                    await self._stream(response, request, served, turn, flight, engine)
+                    await self._stream(response, request, served, turn, flight, engine, echoed)
                 else:
-                    whole = WholeAnswer(request, served.name, await response.read(), self._named(served))
+                    content = await response.read()
+                    whole = WholeAnswer(request, served.name, content, self._named(served), echoed)
                     answer = msgspec.Raw(whole.body)
                     self._record(request, served, turn, whole.choices, flight, answer, engine)
                     flight.begin(200, _headers(b"application/json", served, len(whole.body)))
@@ -223,10 +226,11 @@ class Completions:
         turn: ChatTurn | None,
         flight: InFlightRequest,
         engine: Engine,
+        echoed: Sequence[str] = (),
     ) -> None:
         """The end of the last choice is held back and sent with the end of the events, once it is recorded: a
         program that leaves at a finish reason has the whole answer, and the answer is a sample."""
-        stream = StreamedAnswer(request, served.name, self._named(served))
+        stream = StreamedAnswer(request, served.name, self._named(served), echoed)
         text: list[bytes] = []
         held: list[bytes] = []
         head = _headers(b"text/event-stream; charset=utf-8", served)
@@ -297,6 +301,23 @@ class CompletionEndpoint:
 
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
         await self._completions.serve(self._kind, scope, receive, send)
+
+
+def engine_refusal(error: EngineError, param: str) -> ApiError:
+    """The answer to a request whose prompt an engine did not read, with the field that has the prompt."""
+    if error.status == 0 or error.status >= 500:
+        return not_ready(f"the engine cannot read the prompt now: {error}")
+    return ApiError(400, error.message, param=param)
+
+
+async def _prompt_texts(request: ParsedRequest, engine: Engine) -> Sequence[str]:
+    """The prompts with which the answer begins; () if it has no echo. Raises EngineGoneError and ApiError."""
+    try:
+        return await echo.prompt_texts(request.body, engine.client)
+    except EngineUnreachableError as error:
+        raise EngineGoneError(str(error)) from error
+    except EngineError as error:
+        raise engine_refusal(error, "prompt") from error
 
 
 async def _refusal(engine: Engine, response: aiohttp.ClientResponse, served: Served) -> Exception:

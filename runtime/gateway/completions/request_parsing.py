@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from runtime.gateway.completions import echo
 from runtime.gateway.http.openai_errors import ApiError
 from runtime.gateway.requests import distribution, tools
 from runtime.gateway.samples.journal import Tags
@@ -72,6 +73,16 @@ class ParsedRequest:
         return self.body.get("n") or 1 if distribution.temperature(self.body) == 0 else 1
 
     @property
+    def choices_of_a_prompt(self) -> int:
+        """How many choices each prompt of a completion has."""
+        return self.body.get("n") or 1
+
+    @property
+    def echoes_logprobs(self) -> bool:
+        """Whether the answer begins with its prompt's logprobs, which the engine gives."""
+        return echo.is_echoed(self.body) and (self.wants_logprobs or echo.samples_nothing(self.body))
+
+    @property
     def one_call(self) -> bool:
         """Whether it gets only the first of an answer's calls; the engine is not asked for that."""
         return tools.ONE_CALL in self.ignored
@@ -93,6 +104,8 @@ class ParsedRequest:
             body["top_logprobs"] = self.body.get("top_logprobs") or 0
         else:
             body["logprobs"] = self.body.get("logprobs") or 0
+            if not self.echoes_logprobs:  # its text is put before the answer without the engine
+                body.pop("echo", None)
         return body
 
 

@@ -1,25 +1,26 @@
-"""Stands around the chat route: a dialect's request becomes a chat request, its answer the dialect's.
+"""Stands around the routes for completions: a dialect's request becomes theirs, their answer the dialect's.
 
-Neighbours: completions/proxy.py serves the chat request, and knows nothing of this; responses.py and
-messages.py say how requests and answers are translated. Refusals pass as they are: `errors.py` gives them the
-form of their route.
+Neighbours: completions/proxy.py serves the translated request, and knows nothing of this; responses.py,
+messages.py and generate.py say how requests and answers are translated. Refusals pass as they are:
+`errors.py` gives them the form of their route.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import msgspec
 
 from runtime.gateway.completions import request_parsing
+from runtime.gateway.completions.request_parsing import Kind
 from runtime.gateway.http.openai_errors import ApiError
 from runtime.gateway.requests import request_fields
 from runtime.shared.headers import IGNORED_HEADER
 
 Body = dict[str, Any]
-Serve = Callable[[Literal["chat"], dict[str, Any], Any, Any], Awaitable[None]]
+Serve = Callable[[Kind, dict[str, Any], Any, Any], Awaitable[None]]
 
 _END = b"[DONE]"
 
@@ -33,10 +34,13 @@ class Events(Protocol):
 
 
 class TranslatedRequest(Protocol):
-    """One request, and the way back for its answer. `ignored`: its fields without an effect here."""
+    """One request, and the way back for its answer.
+
+    `translated`: its body for the route of its endpoint's kind; `ignored`: its fields without an effect here.
+    """
 
     @property
-    def chat(self) -> Body: ...
+    def translated(self) -> Body: ...
     @property
     def ignored(self) -> tuple[str, ...]: ...
     def whole(self, answer: Body) -> Body: ...
@@ -46,20 +50,21 @@ class TranslatedRequest(Protocol):
 class DialectEndpoint:
     """ASGI endpoint of one dialect. `begin` reads a request's body; it raises ApiError."""
 
-    def __init__(self, serve: Serve, begin: Callable[[Body], TranslatedRequest]) -> None:
+    def __init__(self, serve: Serve, begin: Callable[[Body], TranslatedRequest], kind: Kind = "chat") -> None:
         self._serve = serve
         self._begin = begin
+        self._kind: Kind = kind
 
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
         try:
             content = await request_parsing.read_body(receive)
             body = checked(request_parsing.decode_object(content))
             translation = await asyncio.to_thread(self._begin, body)  # it may read kept responses
-            chat = _encode(translation.chat)
+            translated = _encode(translation.translated)
         except ApiError as error:
             await error.send(send)
             return
-        await self._serve("chat", scope, _first(chat, receive), _TranslatedSend(translation, send))
+        await self._serve(self._kind, scope, _first(translated, receive), _TranslatedSend(translation, send))
 
 
 def checked(body: Body) -> Body:
@@ -92,7 +97,7 @@ def _first(content: bytes, receive: Any) -> Any:
 
 
 class _TranslatedSend:
-    """ASGI's `send` for the chat route: passes its answer on in the dialect's form."""
+    """ASGI's `send` for the route behind: passes its answer on in the dialect's form."""
 
     def __init__(self, translation: TranslatedRequest, send: Any) -> None:
         self._translation = translation

@@ -20,15 +20,15 @@ from runtime.gateway.dialects.endpoint import DialectEndpoint, Serve, checked
 from runtime.gateway.dialects.messages_answer import MessageEvents
 from runtime.gateway.dialects.messages_request import Body, MessagesRequest
 
-# A chat request's number of prompt tokens.
-CountTokens = Callable[[Body], Awaitable[int]]
+# A chat request's prompt, in token ids.
+RenderPrompt = Callable[[Body], Awaitable[list[int]]]
 
 
 class MessagesTranslation:
     """One request and its answer."""
 
     def __init__(self, request: MessagesRequest) -> None:
-        self.chat = request.chat
+        self.translated = request.chat
         self.ignored = request.ignored
         limit = request.chat.get("max_tokens")
         self._limit = limit if isinstance(limit, int) else None
@@ -48,9 +48,9 @@ class MessagesTranslation:
 class Messages:
     """The routes."""
 
-    def __init__(self, serve: Serve, count_tokens: CountTokens) -> None:
+    def __init__(self, serve: Serve, render: RenderPrompt) -> None:
         self._endpoint = DialectEndpoint(serve, _begin)
-        self._count_tokens = count_tokens
+        self._render = render
 
     def routes(self, prefix: str) -> list[Route]:
         """Its routes below a prefix that ends with /v1."""
@@ -62,7 +62,7 @@ class Messages:
     async def _count(self, request: Request) -> JSONResponse:
         body = checked(request_parsing.decode_object(await request.body()))
         chat = messages_request.translate(body, counts=True).chat
-        answer: dict[str, Any] = {"input_tokens": await self._count_tokens(chat)}
+        answer: dict[str, Any] = {"input_tokens": len(await self._render(chat))}
         return JSONResponse(answer)
 
 

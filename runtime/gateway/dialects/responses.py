@@ -33,7 +33,7 @@ class ResponsesTranslation:
         self._store = store
 
     @property
-    def chat(self) -> Body:
+    def translated(self) -> Body:
         """The chat request."""
         return self._request.chat
 

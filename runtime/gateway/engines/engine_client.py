@@ -200,6 +200,12 @@ class EngineClient:
             body["tools"] = tools
         return (await self._json("POST", "/tokenize", body))["tokens"]
 
+    async def tokenizer(self, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+        """The answer of one of vLLM's routes of the tokenizer; without a body by GET. Raises EngineError."""
+        if body is None:
+            return await self._json("GET", path)
+        return await self._json("POST", path, body | {"model": BASE_NAME})
+
     async def render(self, body: dict[str, Any]) -> list[int]:
         """The ids of the prompt that the engine would make of a chat request. Raises EngineError."""
         rendered = await self._json("POST", "/v1/chat/completions/render", body | {"model": BASE_NAME})

@@ -186,7 +186,7 @@ CHAT: dict[str, FieldRule] = SAMPLING | {
 
 COMPLETION: dict[str, FieldRule] = SAMPLING | {
     "prompt": _PASS,
-    "echo": _NO_ECHO,
+    "echo": _PASS,
     "suffix": FieldRule("refuse", "needs a model trained to fill in the middle", neutral=("",)),
 }
 
@@ -252,8 +252,10 @@ def _check_values(body: Body) -> None:
     choices = body.get("n", 1)
     if not isinstance(choices, int) or not 1 <= choices <= _MAX_CHOICES:
         raise BadField("n", f"n is a whole number from 1 to {_MAX_CHOICES}")
+    _check_echo(body)
     for name in ("max_tokens", "max_completion_tokens"):
-        if body.get(name) == 0:  # for a prompt that fills the context vLLM reports just this
+        if body.get(name) == 0 and not body.get("echo"):
+            # For a prompt that fills the context vLLM reports just this.
             raise BadField(name, f"{name} is at least 1")
     if not isinstance(body.get("parallel_tool_calls", True), bool):
         # vLLM would take 0 or "no" for false.
@@ -265,6 +267,17 @@ def _check_values(body: Body) -> None:
     if "allowed_token_ids" in body and ("structured_outputs" in body or "response_format" in body):
         # Where they contradict one another vLLM answers 500.
         raise BadField("allowed_token_ids", "allowed_token_ids does not go with a structured answer")
+
+
+def _check_echo(body: Body) -> None:
+    if not isinstance(body.get("echo", False), bool):
+        raise BadField("echo", "echo is true or false")
+    if body.get("echo") and "truncate_prompt_tokens" in body:
+        raise BadField("echo", "echo does not go with truncate_prompt_tokens: the prompt would be another")
+    scored = "logprobs" in body or body.get("max_tokens") == 0
+    if body.get("echo") and scored and body.get("stream") and body.get("n", 1) > 1:
+        # vLLM 0.32 streams a prompt's logprobs once, and fails at the second choice.
+        raise BadField("echo", "echo with logprobs is streamed for one choice only: leave out n or stream")
 
 
 def _check_calls(messages: Any) -> None:
