@@ -16,14 +16,18 @@ import torch
 from safetensors.torch import save_file
 
 from runtime.gateway.engines.engine_client import EngineClient
-from runtime.gateway.engines.version_check import AdapterVerifier, VersionCheck
+from runtime.gateway.engines.parity_check import ParityError, judge
+from runtime.gateway.engines.version_check import AdapterVerifier, Measured, VersionCheck
+from runtime.shared import parity_check
 from runtime.shared.batch import Batch
 from runtime.shared.checkpoint import Checkpoint, CheckpointStore
+from runtime.trainer.parity_export import export_parity_check
 from runtime.trainer.policy import Policy
 from runtime.trainer.probe_logprobs import compute_probe_logprobs
 from runtime.trainer.update import update
 from tests.runtime.engines import Engine
 from tests.runtime.families import FAMILIES, HYBRIDS, MULTIMODAL_FAMILIES, WINDOW, served_folder
+from tests.runtime.tampered_engine import SCORE, Body, Fault, TamperedEngine
 from tests.runtime.trainer_fixtures import (
     ALONE,
     Sample,
@@ -120,12 +124,40 @@ def assert_served_as_trained(warm: Engine, name: str, dtype: Dtype, scratch: Pat
     bounds = WITHIN[dtype]
     with warm.serving(scratch, model_path=str(model), dtype=dtype) as socket:
         proofs = asyncio.run(asyncio.wait_for(proven(socket, policy, model, dtype, bounds, scratch), 120))
+        if name in MULTIMODAL_FAMILIES:
+            assert_not_admitted_without_the_adapter(socket, model, dtype, scratch)
     for proof in proofs:
         assert (proof.modules, proof.engines) == (len(policy.master_weights) // 2, 1)
         assert proof.max_error < bounds.error
         assert proof.effect > 1e-2
         assert proof.effect_share == pytest.approx(1, abs=bounds.effect_share)
     write_log(name, dtype, proofs)
+
+
+def assert_not_admitted_without_the_adapter(socket: Path, model: Path, dtype: Dtype, scratch: Path) -> None:
+    """An engine that loads the adapter of such a model and computes without it, as vLLM has done."""
+    export_parity_check(fresh_policy(dtype, model=model), scratch, "of this test", model, "a-base")
+    exported = parity_check.find(scratch, "of this test")
+    assert exported is not None
+
+    async def measured(engine: Path) -> Measured:
+        client = EngineClient(engine)
+        try:
+            return await AdapterVerifier([client], "policy", dtype).measure("admission", exported)
+        finally:
+            await client.close()
+
+    def without_adapter(body: Body) -> Body:
+        return body | {"model": "base"}
+
+    judge(asyncio.run(measured(socket)), dtype)
+    door = TamperedEngine(socket)
+    try:
+        door.fault = Fault(rewrite={SCORE: without_adapter})
+        with pytest.raises(ParityError, match="engine and trainer disagree"):
+            judge(asyncio.run(measured(door.socket)), dtype)
+    finally:
+        door.close()
 
 
 async def proven(
