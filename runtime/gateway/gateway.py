@@ -27,7 +27,6 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route
 
 from runtime.gateway.completions.proxy import Completions
-from runtime.gateway.completions.request_parsing import Kind
 from runtime.gateway.dialects.errors import AnthropicErrors
 from runtime.gateway.dialects.generate import generate_routes
 from runtime.gateway.dialects.messages import Messages
@@ -45,6 +44,7 @@ from runtime.gateway.http.openai_errors import ApiError
 from runtime.gateway.requests import request_fields
 from runtime.gateway.requests.answer_limit import limit_answer
 from runtime.gateway.requests.grammar_size import check_grammar_size
+from runtime.gateway.requests.request_fields import Kind
 from runtime.gateway.routes import slipway_routes
 from runtime.gateway.samples.lookup import lookup_routes
 from runtime.gateway.samples.rollout_samples import sample_routes
@@ -131,10 +131,7 @@ def build_components(config: RuntimeConfig) -> Components:
         return await publisher.publish(checkpoint)
 
     def check(kind: Kind, body: dict[str, Any]) -> dict[str, Any]:
-        # vLLM refuses a limit past its context, however short the prompt is.
-        contexts = (config.engine.max_model_len, *(client.facts.context_length for client in clients))
-        bounds = (config.engine.answer_tokens, *contexts)
-        limit_answer(kind, body, min(bound for bound in bounds if bound is not None))
+        limit_answer(kind, body, config.engine.answer_tokens, _context_tokens(config, clients))
         try:
             check_grammar_size(body)
             return request_fields.check(kind, body, config.device)
@@ -249,22 +246,15 @@ def _openai_routes(parts: Components) -> list[Route]:
     async def model(request: Request) -> Response:
         return JSONResponse(described(parts.versions.model(request.path_params["model"])))
 
-    def limits(prompt_tokens: int) -> tuple[int, int | None]:
-        context = parts.context_tokens()
-        most = None if context is None else max(context - prompt_tokens, 1)
-        usual = parts.config.engine.answer_tokens
-        return usual if most is None else min(usual, most), most
-
     responses = Responses(parts.completions.serve, ResponseStore(parts.state_dir / "responses"))
     messages = Messages(parts.completions.serve, parts.completions.render)
-    tokenizer = TokenizerRoutes(
-        parts.completions.engine_of, parts.completions.render, parts.config.served_name
-    )
+    name = parts.config.served_name
+    tokenizer = TokenizerRoutes(parts.completions.engine_of, parts.completions.checked, name)
     routes = [Route("/healthz", health, methods=["GET"])]
     for root in ("", "/rollouts/{rollout}"):
         prefix = f"{root}/v1"
         routes += [
-            *generate_routes(root, parts.completions.serve, limits),
+            *generate_routes(root, parts.completions.serve, name),
             *tokenizer.routes(root),
             Route(f"{prefix}/models", models, methods=["GET"]),
             Route(f"{prefix}/models/{{model:path}}", model, methods=["GET"]),

@@ -9,6 +9,7 @@ import pytest
 
 from runtime.gateway.engines.engine_client import EngineFacts
 from runtime.gateway.gateway import build_components
+from runtime.gateway.http.openai_errors import ApiError
 from runtime.gateway.requests.answer_limit import limit_answer
 from runtime.shared.runtime_config import EngineConfig, RuntimeConfig
 from tests.runtime.recorded import asked
@@ -27,14 +28,31 @@ from tests.runtime.recorded import asked
     ],
 )
 def test_a_chat_that_names_no_limit_gets_one(body: dict[str, Any], limit: int | None) -> None:
-    limit_answer("chat", body, 100)
+    limit_answer("chat", body, 100, None)
     assert body.get("max_tokens") == limit
 
 
 def test_a_completion_keeps_openais_own() -> None:
-    body: dict[str, Any] = {}
-    limit_answer("completion", body, 100)
-    assert body == {}
+    body: dict[str, Any] = {"prompt": "a"}
+    limit_answer("completion", body, 100, 1000)
+    assert body == {"prompt": "a"}
+
+
+@pytest.mark.parametrize(
+    ("given", "context", "limit"),
+    [(None, None, 100), (None, 1000, 100), (None, 60, 20), (50, 60, 20), (7, 60, 7), ("x", 60, "x")],
+)
+def test_ids_leave_the_rest_of_the_context(given: Any, context: int | None, limit: Any) -> None:
+    body: dict[str, Any] = {"prompt": [5] * 40, "max_tokens": given}
+    limit_answer("tokens", body, 100, context)
+    assert body["max_tokens"] == limit
+
+
+@pytest.mark.parametrize("prompt", [[5] * 60, [[5], [5] * 60]])
+def test_ids_past_the_context_are_refused_before_anybody_reads_them(prompt: list[Any]) -> None:
+    with pytest.raises(ApiError, match=r"maximum context length is 60 tokens\. Your prompt has 60"):
+        limit_answer("completion", {"prompt": prompt}, 100, 60)
+    limit_answer("completion", {"prompt": prompt, "truncate_prompt_tokens": 5}, 100, 60)
 
 
 def test_c05_the_engine_and_the_record_have_the_limit(tmp_path: Path) -> None:

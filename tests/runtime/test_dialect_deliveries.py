@@ -67,8 +67,13 @@ def test_c06_a_retried_request_is_answered_alike_and_is_one_sample(gateway: Gate
 
     with ThreadPoolExecutor(3) as pool:  # at once: they join the one in flight; then the stored answer
         answers = {name: list(pool.map(ask_again, [name] * 4)) for name in asked}
+    past = {"token_ids": [5], "sampling_params": {"max_tokens": 10**6, "stop_token_ids": list(range(800))}}
+    limit = {"url": "/inference/v1/generate", "json": past, "headers": {NAMED: "past-the-context"}}
+    first = gateway.http.post(**limit)
     gateway.kill()
     gateway.start()
+    again = gateway.http.post(**limit)  # before it knows of the engines again
+    assert (again.status_code, again.content) == (200, first.content)
     gateway.until_ready()
     for name, given in answers.items():
         given.append(ask_again(name))  # by another process

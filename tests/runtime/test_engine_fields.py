@@ -49,6 +49,7 @@ VALUES: dict[str, list[Any]] = {
         {"grammar": 'root ::= "a" | "b"'},
     ],
     "prompt_logprobs": [0, 5],
+    "echo": [True],
     "return_token_ids": [True],
     "return_tokens_as_token_ids": [True],
     "skip_special_tokens": [False],

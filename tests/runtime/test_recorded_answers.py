@@ -16,9 +16,9 @@ import pytest
 
 from runtime.gateway.completions import request_parsing
 from runtime.gateway.completions.answers import Choice, StreamedAnswer, WholeAnswer, samples
-from runtime.gateway.completions.request_parsing import Kind, ParsedRequest
+from runtime.gateway.completions.request_parsing import ParsedRequest
 from runtime.gateway.engines.engine_client import EngineClient
-from runtime.gateway.requests.request_fields import CHAT, COMPLETION, check
+from runtime.gateway.requests.request_fields import CHAT, COMPLETION, Kind, check
 from runtime.gateway.samples.journal import Sample
 from tests.runtime.conftest import RunningEngine
 from tests.runtime.test_engine_fields import TOOL, cases

@@ -61,7 +61,8 @@ def test_generated_ids_are_the_sample_and_the_next_prompt_is_one_sequence_with_i
         assert [entry["logprob"] for entry in content] == sample["logprobs"]
         assert [entry["token_id"] for entry in content] == sample["completion_ids"]
         assert [entry["token"] for entry in content] == [f"token_id:{one}" for one in choice["token_ids"]]
-        assert all(entry["top_logprobs"][0]["token_id"] >= 0 for entry in content)
+        for entry in content:  # as vLLM's own: the sampled one first, and as many as were asked for
+            assert [top["token_id"] for top in entry["top_logprobs"]] == [entry["token_id"]]
         assert choice["slipway"] == {"sample": sample["id"], "version": 0}
     first = answer["choices"][0]
     later = {"token_ids": ids + first["token_ids"] + ids, "sampling_params": cool}
@@ -133,16 +134,19 @@ def test_what_this_route_does_not_serve_is_refused_by_name_and_the_rest_is_said(
         ({"kv_transfer_params": {"a": 1}}, "kv_transfer_params"),
         ({"output_mode": "html"}, "output_mode"),
         ({"messages": []}, "messages"),
-        ({"model": None}, "model"),
+        ({"model": 3}, "model"),
+        ({"sampling_params": {"logprobs": True}}, "sampling_params"),
+        ({"token_ids": [5] * 1024}, "token_ids"),
     ):
         answer = gateway.http.post(GENERATE, json=body | fields)
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, param), answer.text
     assert gateway.http.post(GENERATE, json=body | {"model": "gpt-x"}).status_code == 404
     assert gateway.http.post(GENERATE, json=body | {"token_ids": [10**6]}).status_code == 400
-    sampling = {"max_tokens": 2, "routed_experts_prompt_start": 7, "detokenize": True}
-    answer = gateway.http.post(GENERATE, json=body | {"sampling_params": sampling, "priority": 3})
-    assert answer.status_code == 200
-    assert answer.headers["x-slipway-ignored"] == "priority, routed_experts_prompt_start"
+    sampling = {"max_tokens": 2, "routed_experts_prompt_start": 7, "reasoning_effort": "low"}
+    asked = {"model": None, "sampling_params": sampling | {"detokenize": True}, "priority": 3}
+    answer = gateway.http.post(GENERATE, json=body | asked)
+    assert (answer.status_code, answer.json()["model"]) == (200, "policy@v0")
+    assert answer.headers["x-slipway-ignored"] == "priority, reasoning_effort, routed_experts_prompt_start"
 
 
 def test_c09_settings_that_bend_the_distribution_bend_it_on_this_route_too(gateway: Gateway) -> None:
@@ -170,6 +174,8 @@ def test_the_tokenizers_routes_speak_of_the_models_own_tokenizer(gateway: Gatewa
         ("/tokenize", {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages"),
         ("/detokenize", {"tokens": ["a"]}, "tokens"),
         ("/detokenize", {"tokens": [-1]}, "tokens"),
+        ("/detokenize", {"tokens": [5] * 500_001}, "tokens"),
+        ("/tokenize", {"prompt": "a" * 2_000_001}, "prompt"),
     ):
         answer = gateway.http.post(path, json=body)
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, param), answer.text
@@ -180,8 +186,11 @@ def test_messages_are_tokenised_as_their_chat_is(gateway: Gateway) -> None:
     tools = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
     asked = {"messages": MESSAGES, "tools": tools}
     chat = post(gateway, "/v1/chat/completions", asked | {"max_tokens": 1, "return_token_ids": True})
-    answer = post(gateway, "/tokenize", asked)
+    answer = post(gateway, "/tokenize", asked | {"return_token_strs": True})
     assert answer["tokens"] == chat["prompt_token_ids"] and answer["count"] == len(answer["tokens"])
+    assert len(answer["token_strs"]) == answer["count"]
+    long = post(gateway, "/tokenize", {"messages": [{"role": "user", "content": "a b " * 2000}]})
+    assert long["count"] > long["max_model_len"], "who must shorten a prompt wants to know by how much"
 
 
 # ------------------------------------------------------------------ echo
@@ -250,11 +259,14 @@ def test_a_prompt_alone_is_scored_without_a_sample(gateway: Gateway) -> None:
     assert choice["text"] == post(gateway, "/detokenize", {"tokens": ids})["prompt"]
     assert len(choice["logprobs"]["tokens"]) == len(ids) and choice["token_ids"] == []
     assert line_of(gateway, "scored")["samples"][0]["unscorable"] == "empty completion"
+    (bare,) = post(gateway, "/v1/completions", asked | {"logprobs": None})["choices"]
+    assert bare["logprobs"] is None and "prompt_logprobs" not in bare
     for fields, param in (
         ({"echo": "yes"}, "echo"),
         ({"truncate_prompt_tokens": 2}, "echo"),
         ({"echo": False}, "max_tokens"),
         ({"stream": True, "n": 2}, "echo"),
+        ({"max_tokens": "0"}, "max_tokens"),
     ):
         answer = gateway.http.post("/v1/completions", json={"model": "policy", **asked, **fields})
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, param), answer.text

@@ -44,14 +44,14 @@ class Choice:
     text: str = ""
     # Place → the parts of a call's name and of its arguments that have come.
     calls: dict[int, tuple[list[str], list[str]]] = field(default_factory=dict)
-    # How many of the next logprobs are an echoed prompt's.
-    echoed: int = 0
+    # How many of the next logprobs are an echoed prompt's; None before the first come.
+    echoed: int | None = None
 
     def take(self, request: ParsedRequest, choice: dict[str, Any]) -> None:
         """Add the content of one choice, or of a part of one."""
         self.prompt_ids += choice.get("prompt_token_ids") or ()
-        if request.echoes_logprobs and not self.completion_ids:
-            self.echoed = len(self.prompt_ids)
+        if self.echoed is None:
+            self.echoed = len(self.prompt_ids) if request.echoes_logprobs else 0
         if echo.samples_nothing(request.body):
             choice["token_ids"] = []
         self.completion_ids += choice.get("token_ids") or ()
@@ -204,6 +204,8 @@ def _strip(request: ParsedRequest, body: dict[str, Any], model: str) -> None:
         for name in _EMPTY:
             if name in part and part[name] is None:
                 del part[name]
+        if request.body.get("prompt_logprobs") is None:  # an echo has them among the logprobs
+            part.pop("prompt_logprobs", None)
     for choice in choices:
         if not request.wants_logprobs and "logprobs" in choice:
             choice["logprobs"] = None

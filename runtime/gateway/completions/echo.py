@@ -1,12 +1,13 @@
 """OpenAI's `echo`: a completion's answer begins with its prompt, logprobs included.
 
 The engine gives the prompt's logprobs. It gives no text of the prompt beside token ids, which we always ask
-for, so the text is put before the answer here. Neighbours: proxy.py asks for the texts before it asks the
-engine, answers.py puts them in. A sample has only what was sampled.
+for, so the text is put before the answer here. Neighbours: proxy.py asks for the texts when the engine
+answers, answers.py puts them in. A sample has only what was sampled.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import Any
 
@@ -31,11 +32,14 @@ async def prompt_texts(body: Body, client: EngineClient) -> Sequence[str]:
         return ()
     prompt = body["prompt"]
     prompts = [prompt] if isinstance(prompt, str) or (prompt and isinstance(prompt[0], int)) else prompt
-    return [one if isinstance(one, str) else await _text_of(one, client) for one in prompts]
+    return await asyncio.gather(*(_text_of(one, client) for one in prompts))
 
 
-async def _text_of(tokens: Any, client: EngineClient) -> str:
-    return (await client.tokenizer("/detokenize", {"tokens": tokens}))["prompt"]
+async def _text_of(prompt: Any, client: EngineClient) -> str:
+    """Of token ids the engine says it; they are no more than its context."""
+    if isinstance(prompt, str):
+        return prompt
+    return (await client.tokenizer("/detokenize", {"tokens": prompt}))["prompt"]
 
 
 def put_before(choice: Body, texts: Sequence[str], choices_of_one: int) -> None:

@@ -20,15 +20,16 @@ from runtime.gateway.completions.answers import Choice, StreamedAnswer, WholeAns
 from runtime.gateway.completions.in_flight import GRACE_SECONDS, Headers, InFlightRequest, InFlightRequests
 from runtime.gateway.completions.not_trainable import TrainabilityCheck
 from runtime.gateway.completions.prefix_continuation import ChatTurn, PrefixContinuation
-from runtime.gateway.completions.request_parsing import Kind, ParsedRequest
+from runtime.gateway.completions.request_parsing import ParsedRequest
 from runtime.gateway.completions.routing_key import routing_key_of
 from runtime.gateway.engines.engine import Engine
-from runtime.gateway.engines.engine_client import EngineClient, EngineError, EngineUnreachableError
+from runtime.gateway.engines.engine_client import EngineClient, EngineError
 from runtime.gateway.engines.engine_pool import EnginePool
 from runtime.gateway.http import openai_errors
 from runtime.gateway.http.openai_errors import ApiError, not_ready
 from runtime.gateway.http.warnings import Warnings
 from runtime.gateway.requests import distribution
+from runtime.gateway.requests.request_fields import Kind
 from runtime.gateway.samples.journal import Exchange
 from runtime.gateway.samples.samples import SampleStore, StoredRequest
 from runtime.gateway.versions.versions import BASE, Served, Versions
@@ -115,7 +116,12 @@ class Completions:
         try:
             return await engine.render(self._check("chat", request.body))
         except EngineError as error:
-            raise engine_refusal(error, "messages") from error
+            raise engine_refusal(error) from error
+
+    def checked(self, kind: Kind, body: dict[str, Any]) -> dict[str, Any]:
+        """A request's body as an engine may see it; nothing is sampled. Raises ApiError."""
+        request_parsing.check_form(kind, body)
+        return self._check(kind, body)
 
     async def engine_of(self, model: str) -> EngineClient:
         """An engine that serves this model. Raises ApiError."""
@@ -200,12 +206,12 @@ class Completions:
         flight: InFlightRequest,
     ) -> None:
         """One attempt. Raises EngineGoneError when another may be made."""
-        echoed = await _prompt_texts(request, engine)
         content = msgspec.json.encode(body | turn.fields if turn and turn.fields else body)
         try:
             async with engine.client.post(request_parsing.ENGINE_PATHS[request.kind], content) as response:
                 if response.status != 200:
                     raise await _refusal(engine, response, served)
+                echoed = await _prompt_texts(request, engine)
                 if request.streamed:
                     await self._stream(response, request, served, turn, flight, engine, echoed)
                 else:
@@ -303,21 +309,19 @@ class CompletionEndpoint:
         await self._completions.serve(self._kind, scope, receive, send)
 
 
-def engine_refusal(error: EngineError, param: str) -> ApiError:
-    """The answer to a request whose prompt an engine did not read, with the field that has the prompt."""
+def engine_refusal(error: EngineError) -> ApiError:
+    """The answer to a request whose prompt an engine did not read."""
     if error.status == 0 or error.status >= 500:
         return not_ready(f"the engine cannot read the prompt now: {error}")
-    return ApiError(400, error.message, param=param)
+    return openai_errors.from_engine(error.status, error.answer)
 
 
 async def _prompt_texts(request: ParsedRequest, engine: Engine) -> Sequence[str]:
-    """The prompts with which the answer begins; () if it has no echo. Raises EngineGoneError and ApiError."""
+    """The prompts with which the answer begins; () if it has no echo. Raises ApiError."""
     try:
         return await echo.prompt_texts(request.body, engine.client)
-    except EngineUnreachableError as error:
-        raise EngineGoneError(str(error)) from error
     except EngineError as error:
-        raise engine_refusal(error, "prompt") from error
+        raise engine_refusal(error) from error
 
 
 async def _refusal(engine: Engine, response: aiohttp.ClientResponse, served: Served) -> Exception:

@@ -11,13 +11,14 @@ import re
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
 from runtime.gateway.completions import echo
 from runtime.gateway.http.openai_errors import ApiError
 from runtime.gateway.requests import distribution, tools
+from runtime.gateway.requests.request_fields import Kind
 from runtime.gateway.samples.journal import Tags
 from runtime.shared.headers import CONTINUE_HEADER, OFF, REFUSE, UNTRAINABLE_HEADER
 from runtime.shared.schema import (
@@ -32,10 +33,12 @@ from runtime.shared.schema import (
 
 _NAME = re.compile(r"[\x21-\x7e][\x20-\x7e]{0,127}")
 
-Kind = Literal["chat", "completion"]
 # An assistant's refusal is text like any other, under its own name.
 _TEXT_PARTS = ("text", "refusal")
-ENGINE_PATHS: dict[Kind, str] = {"chat": "/v1/chat/completions", "completion": "/v1/completions"}
+_COMPLETION_PATH = "/v1/completions"
+ENGINE_PATHS: dict[Kind, str] = {
+    "chat": "/v1/chat/completions", "completion": _COMPLETION_PATH, "tokens": _COMPLETION_PATH,
+}  # fmt: skip
 # Not sampling settings, and of any size.
 _NOT_SAMPLING_SETTINGS = frozenset(
     {"messages", "prompt", "tools", "model", "stream", "stream_options", "user", "metadata"}
@@ -119,7 +122,7 @@ def parse_request(
 ) -> ParsedRequest:
     """Check one request's form. Raises ApiError(400) naming the parameter."""
     body = decode_object(content)
-    _check_form(kind, body)
+    check_form(kind, body)
     tags = read_tags(headers, path_rollout)
     body, ignored = (body, ()) if tags.rollout is None else tools.without_tool_grammar(body)
     name = headers.get(REQUEST_HEADER)
@@ -173,7 +176,8 @@ def decode_object(content: bytes) -> dict[str, Any]:
     return body
 
 
-def _check_form(kind: Kind, body: dict[str, Any]) -> None:
+def check_form(kind: Kind, body: dict[str, Any]) -> None:
+    """Raises ApiError(400) for a body that is no request of its kind, or has content that is no text."""
     if not isinstance(body.get("model"), str) or not body["model"]:
         raise ApiError(400, "you must provide a model parameter", param="model")
     if kind == "chat" and not (isinstance(body.get("messages"), list) and body["messages"]):
@@ -181,7 +185,7 @@ def _check_form(kind: Kind, body: dict[str, Any]) -> None:
     if kind == "chat":
         for place, message in enumerate(body["messages"]):
             _check_text(message, f"messages[{place}].content")
-    if kind == "completion" and not isinstance(body.get("prompt"), str | list):
+    if kind != "chat" and not isinstance(body.get("prompt"), str | list):
         raise ApiError(400, "'prompt' must be a string or a list", param="prompt")
     if not isinstance(body.get("stream", False), bool | None):
         raise ApiError(400, "'stream' must be true or false", param="stream")

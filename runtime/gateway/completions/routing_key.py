@@ -27,7 +27,7 @@ def routing_key_of(request: ParsedRequest) -> RoutingKey:
 def _prompt_prefixes(request: ParsedRequest) -> tuple[bytes, ...]:
     """The digests of the whole prompt and of its part before the last answer, which is an earlier turn's
     prompt."""
-    if request.kind == "completion":
+    if request.kind != "chat":
         return (_digest(request.body["prompt"]),)
     messages, tools = request.body["messages"], request.body.get("tools")
     whole = _digest([tools, messages])

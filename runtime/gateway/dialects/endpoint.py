@@ -14,9 +14,9 @@ from typing import Any, Protocol
 import msgspec
 
 from runtime.gateway.completions import request_parsing
-from runtime.gateway.completions.request_parsing import Kind
 from runtime.gateway.http.openai_errors import ApiError
 from runtime.gateway.requests import request_fields
+from runtime.gateway.requests.request_fields import Kind
 from runtime.shared.headers import IGNORED_HEADER
 
 Body = dict[str, Any]
@@ -58,13 +58,16 @@ class DialectEndpoint:
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
         try:
             content = await request_parsing.read_body(receive)
-            body = checked(request_parsing.decode_object(content))
-            translation = await asyncio.to_thread(self._begin, body)  # it may read kept responses
-            translated = _encode(translation.translated)
+            # It may read kept responses; and other requests need not wait for a large one.
+            translation, translated = await asyncio.to_thread(self._translate, content)
         except ApiError as error:
             await error.send(send)
             return
         await self._serve(self._kind, scope, _first(translated, receive), _TranslatedSend(translation, send))
+
+    def _translate(self, content: bytes) -> tuple[TranslatedRequest, bytes]:
+        translation = self._begin(checked(request_parsing.decode_object(content)))
+        return translation, _encode(translation.translated)
 
 
 def checked(body: Body) -> Body:

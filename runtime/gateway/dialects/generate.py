@@ -18,8 +18,6 @@ from runtime.gateway.dialects.chat_request import refuse, refuse_fields
 from runtime.gateway.dialects.endpoint import DialectEndpoint, Serve
 
 Body = dict[str, Any]
-# The most tokens that an answer to a prompt of so many tokens may have: without a limit, and at all.
-Limits = Callable[[int], tuple[int, int | None]]
 
 # Fields of vLLM's SamplingParams that a completion has by the same name.
 _SAMPLING = frozenset(
@@ -31,8 +29,15 @@ _SAMPLING = frozenset(
         "allowed_token_ids", "bad_words", "repetition_detection", "thinking_token_budget", "watermarking",
     }
 )  # fmt: skip
-# Those without an effect here: the answer's form is this route's, and no experts are returned.
-_NO_EFFECT = frozenset({"detokenize", "flat_logprobs", "output_kind", "routed_experts_prompt_start"})
+# Those without an effect here: the answer's form is this route's, no experts are returned, and what belongs
+# to a chat's template or answer the client has done itself. vLLM ignores what it does not know.
+_NO_EFFECT = frozenset(
+    {
+        "detokenize", "flat_logprobs", "output_kind", "routed_experts_prompt_start", "return_token_ids",
+        "return_tokens_as_token_ids", "top_logprobs", "reasoning_effort", "parallel_tool_calls",
+        "tool_choice", "user",
+    }
+)  # fmt: skip
 _PASSED = ("model", "stream", "stream_options", "cache_salt")
 _IGNORED = ("request_id", "priority", "token_offsets", "reasoning_ended", "reasoning_parser_kwargs")
 _READ = ("token_ids", "sampling_params", "output_mode", "return_token_ids")
@@ -51,13 +56,14 @@ _END = b"data: [DONE]\n\n"
 class GenerateTranslation:
     """One request and its answer."""
 
-    def __init__(self, body: Body, limits: Limits) -> None:
-        """Raises ApiError."""
+    def __init__(self, body: Body, model: str) -> None:
+        """`model`: the one that is meant where the request names none. Raises ApiError."""
         _check(body)
         self._as_text = body.get("output_mode") == "text"
         self._wants_prompt = body.get("return_token_ids") is True
-        self.translated = _completion(body, self._as_text, limits)
-        given = body.get("sampling_params") or {}
+        given = body["sampling_params"]
+        self._num_top = given.get("logprobs") or 0
+        self.translated = {"model": model} | _completion(body, self._as_text)
         self.ignored = tuple(name for name in _IGNORED if body.get(name)) + tuple(
             name for name in sorted(_NO_EFFECT & given.keys()) if given[name] and name != "detokenize"
         )
@@ -114,7 +120,8 @@ class GenerateTranslation:
         content = []
         for token, logprob, top in zip(given["tokens"], given["token_logprobs"], tops, strict=True):
             others = [write(other, value) for other, value in (top or {}).items()]
-            content.append(write(token, logprob) | {"top_logprobs": others})
+            shown = others if self._num_top < 0 else others[: max(self._num_top, 1)]
+            content.append(write(token, logprob) | {"top_logprobs": shown})
         return {"content": content}
 
 
@@ -140,9 +147,9 @@ class GenerateEvents:
         yield _event({"error": error})
 
 
-def generate_routes(prefix: str, serve: Serve, limits: Limits) -> list[Route]:
+def generate_routes(prefix: str, serve: Serve, model: str) -> list[Route]:
     """The route below the server's root, or below a rollout's."""
-    endpoint = DialectEndpoint(serve, lambda body: GenerateTranslation(body, limits), "completion")
+    endpoint = DialectEndpoint(serve, lambda body: GenerateTranslation(body, model), "tokens")
     return [Route(f"{prefix}/inference/v1/generate", endpoint, methods=["POST"])]
 
 
@@ -160,26 +167,21 @@ def _check(body: Body) -> None:
     given = body.get("sampling_params")
     if not isinstance(given, dict):
         refuse("sampling_params", "is an object")
+    if isinstance(given.get("logprobs", 0), bool | str | float):
+        refuse("sampling_params[logprobs]", "is a whole number")
     for name, value in given.items():
         if name not in _SAMPLING and name not in _NO_EFFECT and value:
             refuse(f"sampling_params[{name[:80]}]", "is not served")
 
 
-def _completion(body: Body, as_text: bool, limits: Limits) -> Body:
+def _completion(body: Body, as_text: bool) -> Body:
     """The request as a completion of its ids."""
     given = body["sampling_params"]
-    completion = {name: body[name] for name in _PASSED if name in body}
+    completion = {name: body[name] for name in _PASSED if body.get(name) is not None}
     completion |= {name: value for name, value in given.items() if name in _SAMPLING}
     completion |= {"prompt": body["token_ids"], "return_token_ids": True}
     if not as_text:
         completion["return_tokens_as_token_ids"] = True
-    usual, most = limits(len(body["token_ids"]))
-    requested = completion.get("max_tokens")
-    # The engine takes no limit past its context. A number that is none is for the field's own check.
-    if requested is None:
-        completion["max_tokens"] = usual
-    elif most is not None and type(requested) is int and requested > most:
-        completion["max_tokens"] = most
     return completion
 
 

@@ -1,7 +1,7 @@
 """vLLM's routes of the tokenizer: `POST /tokenize`, `POST /detokenize` and `GET /tokenizer_info`.
 
 Neighbours: gateway.py mounts them; the engines have the tokenizer. Messages are tokenised as a chat request
-with them would be.
+with them would be, however long they are.
 """
 
 from __future__ import annotations
@@ -18,30 +18,33 @@ from runtime.gateway.completions.proxy import engine_refusal
 from runtime.gateway.dialects.chat_request import refuse
 from runtime.gateway.dialects.endpoint import checked
 from runtime.gateway.engines.engine_client import EngineClient, EngineError
+from runtime.gateway.requests.request_fields import Kind
 
 Body = dict[str, Any]
-# A chat request's prompt, in token ids. Raises ApiError.
-RenderPrompt = Callable[[Body], Awaitable[list[int]]]
+# A request's body as an engine may see it. Raises ApiError.
+CheckBody = Callable[[Kind, Body], Body]
 # An engine that serves a model, by its name. Raises ApiError.
 EngineOf = Callable[[str], Awaitable[EngineClient]]
 
-_OF_TEXT = frozenset({"model", "prompt", "add_special_tokens", "return_token_strs"})
+_OF_TEXT = frozenset({"model", "prompt", "add_special_tokens"})
 _OF_MESSAGES = frozenset(
     {
         "model", "messages", "tools", "add_generation_prompt", "continue_final_message",
-        "add_special_tokens", "chat_template_kwargs", "documents", "reasoning_effort",
+        "add_special_tokens", "chat_template_kwargs",
     }
 )  # fmt: skip
 _OF_TOKENS = frozenset({"model", "tokens"})
 _MAX_TOKEN = 2**31
+# Others wait while an engine reads a text; these are several of the longest contexts.
+_MAX_BYTES, _MAX_TOKENS = 2_000_000, 500_000
 
 
 class TokenizerRoutes:
     """The routes. `model`: the one that is meant where a request names none."""
 
-    def __init__(self, engine_of: EngineOf, render: RenderPrompt, model: str) -> None:
+    def __init__(self, engine_of: EngineOf, check: CheckBody, model: str) -> None:
         self._engine_of = engine_of
-        self._render = render
+        self._check = check
         self._model = model
 
     def routes(self, prefix: str) -> list[Route]:
@@ -54,49 +57,50 @@ class TokenizerRoutes:
 
     async def _tokenize(self, request: Request) -> JSONResponse:
         body = await self._body(request)
-        if "messages" not in body:
-            _check_fields(body, _OF_TEXT)
-            if not isinstance(body.get("prompt"), str):
-                refuse("prompt", "is a text")
-            return JSONResponse(await self._ask("prompt", "/tokenize", body))
-        _check_fields(body, _OF_MESSAGES)
-        engine = await self._engine_of(body["model"])
-        tokens = await self._render(body)
-        answer: Body = {
-            "count": len(tokens),
-            "max_model_len": engine.facts.context_length,
-            "tokens": tokens,
-            "token_strs": None,
-        }
-        return JSONResponse(answer)
+        shown = {"return_token_strs": body.pop("return_token_strs", None) is True}
+        if body.get("messages") is not None:
+            _check_fields(body, _OF_MESSAGES)
+            checked_body = self._check("chat", body)
+            kept = {name: value for name, value in checked_body.items() if name in _OF_MESSAGES}
+            return await self._ask("/tokenize", kept | shown)
+        body.pop("messages", None)
+        _check_fields(body, _OF_TEXT)
+        if not isinstance(body.get("prompt"), str):
+            refuse("prompt", "is a text")
+        return await self._ask("/tokenize", body | shown)
 
     async def _detokenize(self, request: Request) -> JSONResponse:
         body = await self._body(request)
         _check_fields(body, _OF_TOKENS)
         tokens = body.get("tokens")
-        if not isinstance(tokens, list) or not all(
-            type(one) is int and 0 <= one < _MAX_TOKEN for one in tokens
-        ):
+        known = isinstance(tokens, list) and all(type(one) is int and 0 <= one < _MAX_TOKEN for one in tokens)
+        if not known:
             refuse("tokens", "is a list of token ids")
-        return JSONResponse(await self._ask("tokens", "/detokenize", body))
+        return await self._ask("/detokenize", body)
 
     async def _info(self, request: Request) -> JSONResponse:
-        engine = await self._engine_of(self._model)
-        try:
-            return JSONResponse(await engine.tokenizer("/tokenizer_info"))
-        except EngineError as error:
-            raise engine_refusal(error, "model") from error
+        return await self._ask("/tokenizer_info", None)
 
     async def _body(self, request: Request) -> Body:
-        body = checked(request_parsing.decode_object(await request.body()))
+        """Raises ApiError for one that is too large, before it is read through."""
+        content = await request.body()
+        body = request_parsing.decode_object(content)
+        tokens = body.get("tokens")
+        if isinstance(tokens, list) and len(tokens) > _MAX_TOKENS:
+            refuse("tokens", f"has more than {_MAX_TOKENS:,}")
+        if not isinstance(tokens, list) and len(content) > _MAX_BYTES:
+            name = "prompt" if body.get("messages") is None else "messages"
+            refuse(name, f"is longer than {_MAX_BYTES:,} bytes")
+        checked(body)
         return body if body.get("model") is not None else body | {"model": self._model}
 
-    async def _ask(self, param: str, path: str, body: Body) -> Body:
-        engine = await self._engine_of(body["model"])
+    async def _ask(self, path: str, body: Body | None) -> JSONResponse:
+        engine = await self._engine_of(self._model if body is None else body["model"])
+        content = body and {name: value for name, value in body.items() if name != "model"}
         try:
-            return await engine.tokenizer(path, {name: body[name] for name in body if name != "model"})
+            return JSONResponse(await engine.tokenizer(path, content))
         except EngineError as error:
-            raise engine_refusal(error, param) from error
+            raise engine_refusal(error) from error
 
 
 def _check_fields(body: Body, known: frozenset[str]) -> None:

@@ -38,12 +38,14 @@ _JSON = {"content-type": "application/json"}
 
 
 class EngineError(Exception):
-    """The engine refused or failed. `status` is the HTTP status, 0 if there was no answer."""
+    """The engine refused or failed. `status` is the HTTP status, 0 if there was no answer; `answer` is its
+    body."""
 
-    def __init__(self, engine: str, status: int, message: str) -> None:
+    def __init__(self, engine: str, status: int, message: str, answer: bytes = b"") -> None:
         super().__init__(f"{engine}: {message}")
         self.status = status
         self.message = message
+        self.answer = answer
 
 
 class EngineUnreachableError(EngineError):
@@ -276,7 +278,7 @@ class EngineClient:
         except (aiohttp.ClientError, OSError) as error:
             raise EngineUnreachableError(self.name, f"{path}: {error or type(error).__name__}") from error
         if response.status != 200:
-            raise EngineError(self.name, response.status, f"{path}: {_message(answer)}")
+            raise EngineError(self.name, response.status, f"{path}: {_message(answer)}", answer)
         return answer
 
     def _number(self, logprob: float | None) -> float:

@@ -21,7 +21,8 @@ import msgspec
 from runtime.gateway.requests import tools
 
 Action = Literal["pass", "drop", "refuse"]
-Kind = Literal["chat", "completion"]
+# "tokens": a completion of token ids, whose limits are a chat's.
+Kind = Literal["chat", "completion", "tokens"]
 Body = dict[str, Any]
 
 _MAX_CHOICES = 128  # OpenAI's bound; vLLM's own is 16,384
@@ -272,6 +273,8 @@ def _check_values(body: Body) -> None:
 def _check_echo(body: Body) -> None:
     if not isinstance(body.get("echo", False), bool):
         raise BadField("echo", "echo is true or false")
+    if body.get("echo") and type(body.get("max_tokens", 1)) is not int:
+        raise BadField("max_tokens", "max_tokens is a whole number")
     if body.get("echo") and "truncate_prompt_tokens" in body:
         raise BadField("echo", "echo does not go with truncate_prompt_tokens: the prompt would be another")
     scored = "logprobs" in body or body.get("max_tokens") == 0
