@@ -27,6 +27,7 @@ from vllm.platforms import current_platform
 from vllm.v1.executor.uniproc_executor import UniProcExecutor
 
 from runtime.engine import norms as norms  # registered by being imported
+from runtime.engine import one_token_prefills
 from runtime.engine.adapter_check import WEIGHTS, Pair, compare
 from runtime.shared import failpoints
 
@@ -66,6 +67,7 @@ def install() -> None:
         type(current_platform).get_punica_wrapper = classmethod(lambda _: f"{__name__}.DenseLora")
         distributed_c10d.ProcessGroupGloo = SingleDeviceGloo
         FusedMoEConfig.__post_init__ = _disable_lora_of_experts
+        one_token_prefills.install()
 
 
 _load_adapter = LRUCacheWorkerLoRAManager._load_adapter

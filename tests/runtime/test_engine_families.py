@@ -169,6 +169,7 @@ async def proven(
     found: list[VersionCheck] = []
     served = "base"
     try:
+        await client.score_next("base", [5], 6)  # a row of one token
         for version in (1, 2):
             batch = await sampled(client, served, step=version)
             lag_zero = measure(policy, batch, SETTINGS).metrics

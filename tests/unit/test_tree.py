@@ -33,7 +33,9 @@ IMPORTERS = {
     },
     "vllm": {
         f"runtime/engine/{part}.py"
-        for part in ("server", "worker", "norms", "http_speedups", "last_turn_parsing")
+        for part in (
+            "server", "worker", "norms", "one_token_prefills", "http_speedups", "last_turn_parsing"
+        )  # fmt: skip
     },
     "torchtune": {"runtime/trainer/network.py", "runtime/recipes/"},
     "transformers": {"runtime/trainer/network.py", "runtime/engine/server.py", "examples/tiny_model/"},
