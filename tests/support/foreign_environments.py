@@ -20,6 +20,7 @@ AGENTS = ("openai-agents==0.24.0", "httpx==0.28.1")
 PYDANTIC_AI = ("pydantic-ai-slim[openai,anthropic]==2.62.0", "httpx==0.28.1")
 LITELLM = ("litellm==1.106.2", "mcp", "httpx==0.28.1")
 LM_EVAL = ("lm_eval==0.4.13", "requests", "aiohttp", "tenacity", "transformers>=5")
+VERIFIERS = ("verifiers==0.4.0",)
 LANGGRAPH = ("langgraph==1.2.22", "langchain-openai==1.7.3")
 # With openai 3 its own client fails at the first request, as it gives httpx's time-outs to what is httpx2
 # there; with polars 2 its delete_checkpoints(), as it takes a mean of a column of times.

@@ -19,11 +19,13 @@ import pytest
 from runtime.tiny import grammar
 from tests.support.environment import REPOSITORY
 
-EXAMPLES = sorted((REPOSITORY / "examples").glob("*.py"))
-# The shortest has no options: it is read as a whole, and begins at once.
-WITH_OPTIONS = [path for path in EXAMPLES if path.stem != "hello"]
+# Beside an example that trains it, as somebody else's would be installed.
+ENVIRONMENTS = {"verifiers_french"}
+EXAMPLES = sorted(it for it in (REPOSITORY / "examples").glob("*.py") if it.stem not in ENVIRONMENTS)
+# The shortest have no options: they are read as a whole, and begin at once.
+WITH_OPTIONS = [path for path in EXAMPLES if path.stem not in {"hello", "verifiers_env"}]
 # What is read first is short.
-MOST_LINES = {"hello": 30, "loop": 150}
+MOST_LINES = {"hello": 30, "loop": 150, "verifiers_env": 60}
 TRANSLATING = ("quickstart", "two_predictors", "arbor_quickstart", "better_together")
 # With `--offline`, and public data without it.
 OFFLINE = ("arbor_quickstart", "better_together", "classify", "papillon", "summarise_ruler")
@@ -33,8 +35,8 @@ MADE = ("email_search", "temporal_clue")
 ARBORS_PLACE = REPOSITORY / "launcher" / "client" / "arbor" / "on_path"
 # What `pip install slipway-rl[dspy]` brings, and our own public surface.
 INSTALLED = {"dspy", "matplotlib", "openai"}
-# Only under `launch --arbor`, and only where the data is not our own.
-BESIDE = {"arbor", "datasets"}
+# Only under `launch --arbor`, where the data is not our own, and where the environment is not.
+BESIDE = {"arbor", "datasets", "verifiers"}
 OURS = "launcher.client"
 
 
