@@ -13,6 +13,8 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat, 
 
 # Request headers. A program may instead use the base URL `/rollouts/<id>/v1`.
 ROLLOUT_HEADER = "x-slipway-rollout"
+# At the base URL `/rollouts/x-session-id/v1`: the rollout's name, from clients that send one for an episode.
+SESSION_HEADER = "x-session-id"
 PREDICTOR_HEADER = "x-slipway-predictor"
 CALL_HEADER = "x-slipway-call"
 # "eval": held-out evaluation, recorded apart and refused for training (C48).

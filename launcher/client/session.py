@@ -32,7 +32,7 @@ from launcher.client.error_display import install_excepthook
 from launcher.client.failures import NotConnected
 from launcher.client.no_progress import MAX_EMPTY_STEPS, NoProgressGuard, check_max_empty_steps
 from launcher.client.program_state import ProgramState
-from launcher.client.request_bodies import TrainSettings, Validation
+from launcher.client.request_bodies import SESSION_HEADER, TrainSettings, Validation
 from launcher.client.schema import CheckpointInfo, RuntimeStatus
 from launcher.client.steps import TrainingSteps
 from launcher.client.tracing.rollout import Rollout, TracedRun, samples_of
@@ -111,6 +111,11 @@ class Session(TrainingSteps):
     def rollout_url(self, rollout: str) -> str:
         """The base URL that tags everything sent through it with this rollout, for any SDK."""
         return self.connection.rollout_url(rollout)
+
+    @property
+    def session_url(self) -> str:
+        """The base URL at which each request's header X-Session-ID names its rollout; verifiers sends it."""
+        return self.connection.rollout_url(SESSION_HEADER)
 
     def new_rollout(self) -> str:
         """A new, unused rollout id."""

@@ -2,8 +2,8 @@
 
 Serves vLLM's OpenAI API on the Unix socket `socket_dir/engine-0.sock`; the supervisor starts it, the gateway
 is its only client (engine_client.py), command.py has vLLM's arguments, worker.py our additions inside it.
-With worker.py, norms.py, one_token_prefills.py, http_speedups.py and last_turn_parsing.py the only importer of
-vLLM. Knows nothing of versions.
+With worker.py, norms.py, one_token_prefills.py, http_speedups.py and last_turn_parsing.py the only importer
+of vLLM. Knows nothing of versions.
 
 Start-up is imports. So they happen once: the engine core is forked from this process instead of spawned, runs
 the model in its own process instead of a third one, and the model's class is inspected here instead of in a

@@ -5,6 +5,7 @@ The engine is scripted, as the tiny model calls no tools; gateway and relay are 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from itertools import chain
 from typing import Any
@@ -88,6 +89,31 @@ def test_b04_openai_agents_by_the_responses_api_train_on_what_was_sampled(
     assert said["requests"] == [TURNS] * len(said["rollouts"])
     counts = check(world, form, said)
     assert counts["turns_joined"] == (TURNS - 1) * len(said["rollouts"]) and not counts["sealed"]
+
+
+@pytest.fixture(scope="module")
+def by_mcp(world: AgentWorld) -> dict[str, Any]:
+    """What a program says whose agents have an MCP server's tools, by the API that they use."""
+    return world.said_by(AGENTS, "mcp_rollouts.py")
+
+
+@pytest.mark.parametrize("form", ["mcp", "mcp_responses"])
+def test_b04_an_agent_with_the_tools_of_an_mcp_server_trains_on_what_was_sampled(
+    world: AgentWorld, by_mcp: dict[str, Any], form: str
+) -> None:
+    said = by_mcp[form]
+    assert said["requests"] == [TURNS] * len(said["rollouts"]) and said["astray"] == 0
+    counts = check(world, form, said)
+    assert counts["turns_joined"] == (TURNS - 1) * len(said["rollouts"]) and not counts["sealed"]
+    for turns in world.heard(form).values():
+        messages = turns[-1].asked["messages"]
+        calls = {call["id"]: call for message in messages for call in message.get("tool_calls") or ()}
+        results = {it["tool_call_id"]: it["content"] for it in messages if it["role"] == "tool"}
+        assert calls.keys() == results.keys() and len(results) >= TURNS - 1
+        for name, call in calls.items():
+            said_by_tool = results[name]  # by chat, the SDK sends a list of texts
+            text = said_by_tool if isinstance(said_by_tool, str) else said_by_tool[0]["text"]
+            assert int(text) == sum(json.loads(call["function"]["arguments"]).values())
 
 
 @pytest.fixture(scope="module")

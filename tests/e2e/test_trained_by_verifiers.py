@@ -88,6 +88,7 @@ def test_verifiers_train_client_gets_the_ids_and_logprobs_that_are_recorded_and_
     assert sorted(trained) == sorted(chain(*sampled))
 
 
+@pytest.mark.long
 def test_the_example_of_an_environment_takes_a_step_where_it_is_copied(
     run: Session, python: str, tmp_path: Path
 ) -> None:
@@ -106,7 +107,7 @@ def test_the_example_of_an_environment_takes_a_step_where_it_is_copied(
         [python, "verifiers_env.py"], cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=900
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    assert re.search(r"^step 1/1: reward [01]\.\d\d$", done.stdout, re.MULTILINE), done.stdout
+    assert re.search(r"^[01]\.\d+$", done.stdout, re.MULTILINE), done.stdout
     assert re.search(r"^held-out: \S+ → \S+ of 50 tasks$", done.stdout, re.MULTILINE), done.stdout
 
 

@@ -191,6 +191,12 @@ def test_tags_are_read_from_headers_as_from_the_path(gateway: Gateway) -> None:
     assert gateway.chat(headers=headers).status_code == 200
     (line,) = of_rollout(gateway, "tagged")
     assert line["tags"] == {"rollout": "tagged", "predictor": "translate", "call": 2, "purpose": "eval"}
+    session = {"X-Session-ID": "by-session"}
+    assert (
+        gateway.chat("x-session-id", session).status_code == gateway.chat(headers=session).status_code == 200
+    )
+    assert len(of_rollout(gateway, "by-session")) == 1, "at the address for it alone"
+    assert gateway.chat("x-session-id").status_code == 400
 
 
 def test_c06_a_retried_request_makes_one_sample(fresh: Gateway) -> None:

@@ -21,6 +21,8 @@ PYDANTIC_AI = ("pydantic-ai-slim[openai,anthropic]==2.62.0", "httpx==0.28.1")
 LITELLM = ("litellm==1.106.2", "mcp", "httpx==0.28.1")
 LM_EVAL = ("lm_eval==0.4.13", "requests", "aiohttp", "tenacity", "transformers>=5")
 VERIFIERS = ("verifiers==0.4.0",)
+# Its server, too. It needs a click that our `cloud` extra does not allow.
+OPENENV = ("openenv==0.10.0", "httpx==0.28.1")
 LANGGRAPH = ("langgraph==1.2.22", "langchain-openai==1.7.3")
 # With openai 3 its own client fails at the first request, as it gives httpx's time-outs to what is httpx2
 # there; with polars 2 its delete_checkpoints(), as it takes a mean of a column of times.

@@ -23,9 +23,9 @@ from tests.support.environment import REPOSITORY
 ENVIRONMENTS = {"verifiers_french"}
 EXAMPLES = sorted(it for it in (REPOSITORY / "examples").glob("*.py") if it.stem not in ENVIRONMENTS)
 # The shortest have no options: they are read as a whole, and begin at once.
-WITH_OPTIONS = [path for path in EXAMPLES if path.stem not in {"hello", "verifiers_env"}]
+WITH_OPTIONS = [path for path in EXAMPLES if path.stem not in {"hello", "verifiers_env", "openenv_env"}]
 # What is read first is short.
-MOST_LINES = {"hello": 30, "loop": 150, "verifiers_env": 60}
+MOST_LINES = {"hello": 30, "loop": 150, "verifiers_env": 40, "openenv_env": 40}
 TRANSLATING = ("quickstart", "two_predictors", "arbor_quickstart", "better_together")
 # With `--offline`, and public data without it.
 OFFLINE = ("arbor_quickstart", "better_together", "classify", "papillon", "summarise_ruler")
@@ -36,7 +36,7 @@ ARBORS_PLACE = REPOSITORY / "launcher" / "client" / "arbor" / "on_path"
 # What `pip install slipway-rl[dspy]` brings, and our own public surface.
 INSTALLED = {"dspy", "matplotlib", "openai"}
 # Only under `launch --arbor`, where the data is not our own, and where the environment is not.
-BESIDE = {"arbor", "datasets", "verifiers"}
+BESIDE = {"arbor", "datasets", "verifiers", "openenv"}
 OURS = "launcher.client"
 
 

@@ -34,8 +34,8 @@ IMPORTERS = {
     "vllm": {
         f"runtime/engine/{part}.py"
         for part in (
-            "server", "worker", "norms", "one_token_prefills", "http_speedups", "last_turn_parsing"
-        )  # fmt: skip
+            "server", "worker", "norms", "one_token_prefills", "http_speedups", "last_turn_parsing",
+        )
     },
     "torchtune": {"runtime/trainer/network.py", "runtime/recipes/"},
     "transformers": {"runtime/trainer/network.py", "runtime/engine/server.py", "examples/tiny_model/"},

@@ -80,28 +80,26 @@ async def main(tokenizer: str) -> None:
     env = vf.load_environment(vf.resolve_env_config(config))
     (task,) = env.taskset
 
-    async def roll_out(name: str) -> vf.Trace:
-        client = vf.TrainClientConfig(
-            base_url=run.rollout_url(name),
-            api_key_var="LAUNCH_API_KEY",
-            renderer=DefaultRendererConfig(),
-            renderer_model_name=tokenizer,
-        )
-        sampling = vf.SamplingConfig(temperature=1.0, max_tokens=LIMIT)
+    client = vf.TrainClientConfig(
+        base_url=run.session_url,
+        api_key_var="LAUNCH_API_KEY",
+        renderer=DefaultRendererConfig(),
+        renderer_model_name=tokenizer,
+    )
+    sampling = vf.SamplingConfig(temperature=1.0, max_tokens=LIMIT)
+
+    async def roll_out() -> vf.Trace:
         episode = await env.run_episode(task, vf.ModelContext(run.model, client, sampling))
         (trace,) = episode.traces
         assert episode.ok, trace.errors
         return trace
 
-    names = [run.new_rollout() for _ in range(ROLLOUTS)]
     async with env.serving():
-        traces = await asyncio.gather(*map(roll_out, names))
-    rewards = {
-        name: trace.reward + number for number, (name, trace) in enumerate(zip(names, traces, strict=True))
-    }
+        traces = await asyncio.gather(*(roll_out() for _ in range(ROLLOUTS)))
+    rewards = {trace.id: trace.reward + number for number, trace in enumerate(traces)}
     said = {
-        "rollouts": names,
-        "turns": {name: turns_of(trace) for name, trace in zip(names, traces, strict=True)},
+        "rollouts": list(rewards),
+        "turns": {trace.id: turns_of(trace) for trace in traces},
         "counts": run.step([group("phrase", rewards)]).counts.model_dump(),
     }
     print(json.dumps(said))
