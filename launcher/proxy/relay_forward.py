@@ -21,12 +21,12 @@ from launcher.base.failpoints import failpoint
 from launcher.proxy import relay_rules
 from launcher.proxy.relay_connection import RelayConnection, peer_state
 from launcher.proxy.relay_receipts import Receipts
+from runtime.shared import event_streams
 
 REQUEST_HEADER = "x-slipway-request"
 # On every answer that sampled, and so wants a receipt.
 _VERSION_HEADER = "x-slipway-policy-version"
 _EVENTS = "text/event-stream"
-_EVENTS_END = b"data: [DONE]\n\n"
 # An answer up to this size is held back until it is whole, so that it can be asked for again; a longer one
 # and a stream of events pass through as they come.
 _BUFFERED_BYTES = 16 * 1024 * 1024
@@ -258,8 +258,8 @@ class Forwarder:
         try:
             await response.prepare(call.request)
             while piece:
-                end = (end + piece)[-len(_EVENTS_END) :]
-                is_end = end == _EVENTS_END
+                end = event_streams.tail(end, piece)
+                is_end = event_streams.is_stream_end(end)
                 if is_end or upstream.content_type != _EVENTS:
                     was_there = peer_state(call.request.transport) == "open"
                 await response.write(piece)

@@ -81,7 +81,7 @@ def test_r01_openai_agents_that_call_one_tool_at_a_time_train_on_what_was_sample
     assert not any("parallel_tool_calls" in it.asked for turns in heard for it in turns)
 
 
-@pytest.mark.parametrize("form", ["responses", "stored"])
+@pytest.mark.parametrize("form", ["responses", "stored", "streamed", "streamed_responses"])
 def test_b04_openai_agents_by_the_responses_api_train_on_what_was_sampled(
     world: AgentWorld, openai_agents: dict[str, Any], form: str
 ) -> None:
@@ -122,7 +122,10 @@ def pydantic_ai(world: AgentWorld) -> dict[str, Any]:
     return world.said_by(PYDANTIC_AI, "pydantic_ai_rollouts.py")
 
 
-@pytest.mark.parametrize("form", ["pydantic_ai", "responses_ai", "anthropic_ai"])
+PYDANTICS = ["pydantic_ai", "responses_ai", "anthropic_ai"]
+
+
+@pytest.mark.parametrize("form", [*PYDANTICS, *(f"{form}_stream" for form in PYDANTICS)])
 def test_b04_pydantic_ai_as_it_is_installed_trains_by_each_api(
     world: AgentWorld, pydantic_ai: dict[str, Any], form: str
 ) -> None:
@@ -137,7 +140,7 @@ def by_litellm(world: AgentWorld) -> dict[str, Any]:
     return world.said_by(LITELLM, "litellm_rollouts.py")
 
 
-@pytest.mark.parametrize("form", ["litellm_responses", "litellm_messages"])
+@pytest.mark.parametrize("form", ["litellm_responses", "litellm_messages", "litellm_stream"])
 def test_b04_litellm_trains_by_the_apis_that_it_has_beside_chat(
     world: AgentWorld, by_litellm: dict[str, Any], form: str
 ) -> None:
@@ -153,7 +156,10 @@ def langgraph(world: AgentWorld) -> dict[str, Any]:
     return world.said_by(LANGGRAPH, "langgraph_rollouts.py")
 
 
-@pytest.mark.parametrize(("form", "tagged"), [("url", 0), ("block", TURNS), ("responses_api", TURNS)])
+@pytest.mark.parametrize(
+    ("form", "tagged"),
+    [("url", 0), ("block", TURNS), ("responses_api", TURNS), ("graph", TURNS), ("graph_api", TURNS)],
+)
 def test_b05_the_turns_of_a_langgraph_agent_are_one_sequence(
     world: AgentWorld, langgraph: dict[str, Any], form: str, tagged: int
 ) -> None:

@@ -1,8 +1,8 @@
 """A pretend engine that calls tools, and renders a conversation as a model's chat template does.
 
 A message is ids of its own, so a prompt goes on from the turn before id for id as long as the client sends
-back what was answered. All that it was asked and answered is kept in a file, one JSON object a line: what a
-tap on its socket would hear.
+back what was answered. A streamed answer comes in several parts. All that it was asked and answered is kept
+in a file, one JSON object a line: what a tap on its socket would hear.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class ToolingEngine(PretendEngine):
         self._numbers = itertools.count()
         super().__init__(socket)
 
-    async def _chat(self, request: web.Request) -> web.Response:
+    async def _chat(self, request: web.Request) -> web.StreamResponse:
         asked = await request.json()
         if asked["model"] not in ("base", *self.adapters):
             return web.json_response({"error": {"message": "no such model"}}, status=404)
@@ -58,6 +58,8 @@ class ToolingEngine(PretendEngine):
             "created": 0,
             "model": asked["model"],
         }
+        if asked.get("stream"):
+            return await _stream(request, _chunks(body, choice, prompt, usage))
         return web.json_response(body | {"choices": [choice], "prompt_token_ids": prompt, "usage": usage})
 
     def _keep(self, asked: Message, prompt: list[int], ids: list[int], logprobs: list[float]) -> None:
@@ -65,6 +67,42 @@ class ToolingEngine(PretendEngine):
             with self.heard.open("a") as file:
                 line = {"asked": asked, "prompt": prompt, "ids": ids, "logprobs": logprobs}
                 file.write(json.dumps(line) + "\n")
+
+
+async def _stream(request: web.Request, chunks: Sequence[Message]) -> web.StreamResponse:
+    response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+    await response.prepare(request)
+    for event in (*map(json.dumps, chunks), "[DONE]"):
+        await response.write(f"data: {event}\n\n".encode())
+    return response
+
+
+def _chunks(body: Message, choice: Message, prompt: list[int], usage: Message) -> list[Message]:
+    """An answer in parts: the role, a text in two, each call with its arguments in two, the end."""
+    message = choice["message"]
+    deltas: list[Message] = [{"role": "assistant", "content": ""}]
+    if text := message.get("content"):
+        deltas += [{"content": text[:5]}, {"content": text[5:]}]
+    for index, call in enumerate(message.get("tool_calls") or ()):
+        name, arguments = call["function"]["name"], call["function"]["arguments"]
+        deltas.append({"tool_calls": [call | {"index": index, "function": {"name": name, "arguments": ""}}]})
+        for part in (arguments[:3], arguments[3:]):
+            deltas.append({"tool_calls": [{"index": index, "function": {"arguments": part}}]})
+    last, logprobs = len(deltas), choice["logprobs"]["content"]
+    chunks = []
+    for place, delta in enumerate([*deltas, {}]):
+        # A token with each part, and the rest of them at the end.
+        part = slice(place, None if place == last else place + 1)
+        chunk = {
+            "index": 0,
+            "delta": delta,
+            "token_ids": choice["token_ids"][part],
+            "logprobs": {"content": logprobs[part]},
+            "finish_reason": choice["finish_reason"] if place == last else None,
+        }
+        chunks.append(body | {"object": "chat.completion.chunk", "choices": [chunk]})
+    chunks[0]["prompt_token_ids"] = prompt
+    return [*chunks, body | {"object": "chat.completion.chunk", "choices": [], "usage": usage}]
 
 
 def rendered(messages: Sequence[Message]) -> list[int]:

@@ -17,6 +17,7 @@ from aiohttp import web
 from launcher.proxy import relay_forward, relay_rules
 from launcher.proxy.relay import Relay
 from launcher.proxy.relay_connection import peer_state
+from runtime.shared.event_streams import COMMENT_END, OPENAI_END
 from tests.support.upstream import Upstream, upstream_in_a_folder
 from tests.support.waiting import wait_until, wait_until_async
 
@@ -26,7 +27,6 @@ CHAT = "/v1/chat/completions"
 RECEIPTS = "/slipway/receipts"
 STEPS = "/slipway/steps"
 SAMPLED = {"x-slipway-policy-version": "3"}
-DONE = b"data: [DONE]\n\n"
 
 
 class Gateway:
@@ -168,7 +168,7 @@ def test_c52_a_stream_that_was_reset_at_its_end_is_not_received_a_moment_later(
     async def events(request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse(headers=SAMPLED | {"Content-Type": "text/event-stream"})
         await response.prepare(request)
-        await response.write(DONE)
+        await response.write(OPENAI_END)
         return response
 
     gateway.upstream.handlers[CHAT] = events
@@ -286,9 +286,9 @@ def test_c52_what_sampled_nothing_has_no_receipt(gateway: Gateway, client: httpx
     assert gateway.told == [("sampled", "received")]
 
 
-@pytest.mark.parametrize("leaves", ["at the end of the events", "before"])
+@pytest.mark.parametrize("end", [OPENAI_END, COMMENT_END, None], ids=["OpenAI", "comment", "before"])
 def test_c52_a_stream_is_received_once_the_end_of_its_events_is_there(
-    gateway: Gateway, door: Relay, client: httpx.Client, leaves: str
+    gateway: Gateway, door: Relay, client: httpx.Client, end: bytes | None
 ) -> None:
     left = threading.Event()
 
@@ -296,10 +296,10 @@ def test_c52_a_stream_is_received_once_the_end_of_its_events_is_there(
         response = web.StreamResponse(headers=SAMPLED | {"Content-Type": "text/event-stream"})
         await response.prepare(request)
         await response.write(b'data: {"a": 1}\n\n')
-        if leaves == "at the end of the events":
-            await response.write(DONE[:7])
+        if end is not None:
+            await response.write(end[:5])
             await asyncio.sleep(0)
-            await response.write(DONE[7:])
+            await response.write(end[5:])
         await wait_until_async(left.is_set)
         return response
 
@@ -308,7 +308,7 @@ def test_c52_a_stream_is_received_once_the_end_of_its_events_is_there(
         assert answer.status_code == 200
         pieces = answer.iter_raw()
         got = b""
-        while (DONE if leaves == "at the end of the events" else b"data: {") not in got:
+        while (end or b"data: {") not in got:
             got += next(pieces)
     wait_until(lambda: door.stats().active == 0, what="the relay has seen it leave")
     left.set()
@@ -316,7 +316,7 @@ def test_c52_a_stream_is_received_once_the_end_of_its_events_is_there(
     ask(client, "after")
     wait_until(lambda: ("after", "received") in gateway.told)
     assert [name for name, state in gateway.told if state == "received"] == (
-        ["s", "after"] if leaves == "at the end of the events" else ["after"]
+        ["after"] if end is None else ["s", "after"]
     )
 
 

@@ -248,6 +248,7 @@ def test_the_two_halves_share_only_the_light_modules() -> None:
         "runtime.shared.architectures",
         "runtime.shared.language_model",
         "runtime.shared.anthropic_errors",
+        "runtime.shared.event_streams",
     }
     shared |= {"runtime.shared.runtime_config", "runtime.shared.statuses", "runtime.shared.imports"}
     shared |= {"runtime.shared.model_shape", "runtime.shared.gpu_memory", "runtime.shared.open_files"}

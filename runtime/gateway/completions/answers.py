@@ -21,6 +21,7 @@ from runtime.gateway.http.openai_errors import ApiError
 from runtime.gateway.samples import content_key, parsed_fields
 from runtime.gateway.samples.journal import Sample
 from runtime.gateway.samples.samples import why_not_trainable
+from runtime.shared.event_streams import OPENAI_END
 
 # Fields that we request beyond the client's, and those that vLLM adds empty.
 _IDS = ("prompt_token_ids", "token_ids")
@@ -305,7 +306,7 @@ class StreamedAnswer:
     def _event(self, payload: bytes) -> bytes:
         if payload.strip() == b"[DONE]":
             self.done = True
-            return b"data: [DONE]\n\n"
+            return OPENAI_END
         body = msgspec.json.decode(payload)
         if "error" in body:
             self.error = payload

@@ -16,6 +16,7 @@ from starlette.routing import Route
 
 from runtime.gateway.dialects.chat_request import refuse, refuse_fields
 from runtime.gateway.dialects.endpoint import DialectEndpoint, Serve
+from runtime.shared.event_streams import OPENAI_END
 
 Body = dict[str, Any]
 
@@ -50,7 +51,6 @@ _REFUSED = {
     "ec_transfer_params": _INTERNAL,
 }
 _TOKEN = "token_id:"
-_END = b"data: [DONE]\n\n"
 
 
 class GenerateTranslation:
@@ -140,7 +140,7 @@ class GenerateEvents:
 
     def end(self) -> Iterator[bytes]:
         """The last."""
-        yield _END
+        yield OPENAI_END
 
     def failed(self, error: Body) -> Iterator[bytes]:
         """An error in the midst of it."""

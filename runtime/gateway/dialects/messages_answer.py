@@ -12,6 +12,7 @@ import msgspec
 
 from runtime.gateway.dialects.chat_answer import ChatAnswer, Part, arguments_of
 from runtime.shared.anthropic_errors import in_anthropics_form
+from runtime.shared.event_streams import COMMENT_END
 
 Body = dict[str, Any]
 
@@ -120,6 +121,7 @@ class MessageEvents:
         named = {} if answer.slipway is None else {"slipway": answer.slipway}
         yield _event("message_delta", delta=delta, usage=_usage(answer), **named)
         yield _event("message_stop")
+        yield COMMENT_END
 
     def failed(self, error: Body) -> Iterator[bytes]:
         """The events of an answer that broke off."""

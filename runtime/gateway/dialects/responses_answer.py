@@ -13,6 +13,7 @@ import msgspec
 
 from runtime.gateway.dialects.chat_answer import ChatAnswer, Part
 from runtime.gateway.dialects.responses_request import Body, ResponsesRequest
+from runtime.shared.event_streams import COMMENT_END
 
 # A request's fields that its response repeats, and their defaults.
 _REPEATED: dict[str, Any] = {
@@ -144,6 +145,7 @@ class ResponseEvents:
         yield from self._close()
         whole = response(self._request, self.answer)
         yield self._event(f"response.{whole['status']}", response=whole)
+        yield COMMENT_END
 
     def failed(self, error: Body) -> Iterator[bytes]:
         """The events of an answer that broke off."""

@@ -2,7 +2,7 @@
 
 The tool is `@function_tool` as it comes, with `strict: true`. One agent calls as it likes, another calls one
 tool after the other; a third uses the Responses API, which the SDK does by itself, and a fourth goes on there
-by `previous_response_id`.
+by `previous_response_id`. Two stream, by either API.
 """
 
 from __future__ import annotations
@@ -48,6 +48,8 @@ AGENTS = {
     "one": Agent(name="adder", instructions=instructions, tools=[add], model=model, model_settings=one_call),
     "responses": Agent(name="adder", instructions=instructions, tools=[add], model=responses),
     "stored": Agent(name="adder", instructions=instructions, tools=[add], model=responses),
+    "streamed": Agent(name="adder", instructions=instructions, tools=[add], model=model),
+    "streamed_responses": Agent(name="adder", instructions=instructions, tools=[add], model=responses),
 }
 
 
@@ -55,7 +57,12 @@ async def roll_out(name: str, number: int) -> tuple[Rollout, list[int]]:
     """A rollout, and how many calls each answer made that its agent was given."""
     async with run.rollout() as rollout:
         question, stored = f"{name} {number}: what is the sum?", name == "stored"
-        done = await Runner.run(AGENTS[name], question, auto_previous_response_id=stored)
+        if name.startswith("streamed"):
+            done: Any = Runner.run_streamed(AGENTS[name], question)
+            async for _ in done.stream_events():
+                pass
+        else:
+            done = await Runner.run(AGENTS[name], question, auto_previous_response_id=stored)
     rollout.reward = float(number % 2)  # whatever a tiny model says, there is something to learn
     calls = [sum(it.type == "function_call" for it in answer.output) for answer in done.raw_responses]
     return rollout, calls

@@ -2,7 +2,7 @@
 
 "url": each rollout has a `ChatOpenAI` of its own at its address. "block": one for all, in the rollouts'
 blocks. "forgetful": the same with other instructions at every turn, so that no turn goes on from the last.
-"responses_api": one for all by the Responses API.
+"responses_api": one for all by the Responses API. "graph" and "graph_api": the same two, streamed.
 """
 
 from __future__ import annotations
@@ -44,6 +44,8 @@ def agent_at(base_url: str, prompt: Any = INSTRUCTIONS, **settings: Any) -> Any:
 
 def ask(agent: Any, form: str, number: int) -> str:
     question = {"messages": [("user", f"{form} {number}: what is the sum?")]}
+    if form.startswith("graph"):
+        return str([part.content for part, _ in agent.stream(question, stream_mode="messages")])
     return agent.invoke(question)["messages"][-1].content
 
 
@@ -51,6 +53,8 @@ agents = {
     "block": agent_at(run.base_url),
     "forgetful": agent_at(run.base_url, other_each_time),
     "responses_api": agent_at(run.base_url, use_responses_api=True),
+    "graph": agent_at(run.base_url),
+    "graph_api": agent_at(run.base_url, use_responses_api=True),
 }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from functools import partial
 from typing import Any
 
 import litellm
@@ -26,13 +27,16 @@ def add(arguments: dict[str, int]) -> str:
     return str(arguments["first"] + arguments["second"])
 
 
-async def by_responses(turns: Turns) -> bool:
+async def by_responses(turns: Turns, stream: bool = False) -> bool:
     """One turn; whether another follows."""
     answer: Any = await litellm.aresponses(
         model=f"openai/{run.model}", api_base=run.base_url, api_key=run.api_key, input=turns,
-        instructions="Add what you are given.",
+        instructions="Add what you are given.", stream=stream,
         tools=[{"type": "function", "name": "add", "parameters": SCHEMA, "strict": False}],
     )  # fmt: skip
+    if stream:
+        events = [event async for event in answer]
+        answer = events[-1].response
     items = [item if isinstance(item, dict) else item.model_dump() for item in answer.output]
     calls = [item for item in items if item["type"] == "function_call"]
     turns += items
@@ -64,7 +68,11 @@ async def by_messages(turns: Turns) -> bool:
     return bool(calls)
 
 
-FORMS = {"litellm_responses": by_responses, "litellm_messages": by_messages}
+FORMS = {
+    "litellm_responses": by_responses,
+    "litellm_messages": by_messages,
+    "litellm_stream": partial(by_responses, stream=True),
+}
 
 
 async def roll_out(form: str, number: int) -> Rollout:

@@ -1,9 +1,13 @@
-"""A pydantic-ai program as its users write it, in rollouts of its run, by three APIs. Prints JSON."""
+"""A pydantic-ai program as its users write it, in rollouts of its run, by three APIs, streamed and not.
+
+Prints JSON.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import AsyncIterable
 from typing import Any
 
 from pydantic_ai import Agent
@@ -25,6 +29,7 @@ MODELS: dict[str, Any] = {
     "responses_ai": OpenAIResponsesModel(run.model, provider=openai),
     "anthropic_ai": AnthropicModel(run.model, provider=anthropic),
 }
+MODELS |= {f"{form}_stream": model for form, model in MODELS.items()}
 
 
 def add(first: int, second: int) -> int:
@@ -32,10 +37,17 @@ def add(first: int, second: int) -> int:
     return first + second
 
 
+async def read(_: Any, events: AsyncIterable[Any]) -> None:
+    """With a reader of its events an agent asks for streams."""
+    async for _ in events:
+        pass
+
+
 async def roll_out(form: str, number: int) -> Rollout:
     adder = Agent(MODELS[form], instructions="Add what you are given.", tools=[add])
+    question = f"{form} {number}: what is the sum?"
     async with run.rollout() as rollout:
-        result = await adder.run(f"{form} {number}: what is the sum?")
+        result = await adder.run(question, event_stream_handler=read if form.endswith("_stream") else None)
     rollout.reward = number % 2 if result.output else 0.0
     return rollout
 
