@@ -25,7 +25,7 @@ def episode(seed, model, purpose):
             answer = client.chat.completions.create(model=model, messages=messages, max_tokens=32)
             messages.append(answer.choices[0].message)
             result = env.step({"text": answer.choices[0].message.content or ""})
-            rollout.reward += result.reward
+            rollout.reward += result.reward or 0.0
     return rollout
 
 

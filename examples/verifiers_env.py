@@ -23,7 +23,7 @@ async def play(task, model=run.model, url=run.session_url, temperature=1.0):
 
 async def score(model):
     played = await asyncio.gather(*(play(task, model, run.base_url, 0.0) for task in tasks[50:]))
-    return sum(float(reward) for _, reward in played) / len(played)
+    return sum(reward for _, reward in played if not isinstance(reward, str)) / len(played)
 
 
 async def main():

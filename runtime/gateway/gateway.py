@@ -249,7 +249,7 @@ def _openai_routes(parts: Components) -> list[Route]:
     responses = Responses(parts.completions.serve, ResponseStore(parts.state_dir / "responses"))
     messages = Messages(parts.completions.serve, parts.completions.render)
     name = parts.config.served_name
-    tokenizer = TokenizerRoutes(parts.completions.engine_of, parts.completions.checked, name)
+    tokenizer = TokenizerRoutes(parts.completions, name)
     routes = [Route("/healthz", health, methods=["GET"])]
     for root in ("", "/rollouts/{rollout}"):
         prefix = f"{root}/v1"

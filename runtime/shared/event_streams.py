@@ -5,10 +5,16 @@ Neighbours: the gateway writes an end, the relay looks for one: what is delivere
 
 from __future__ import annotations
 
-# OpenAI's, and a comment, which every reader skips, behind the last event of a dialect that has no such end.
 OPENAI_END = b"data: [DONE]\n\n"
-COMMENT_END = b": end\n\n"
+# A comment in the last event of a dialect that has no such end. Readers skip it, and none has the event
+# before the blank line behind it is there.
+COMMENT_END = b"\n: end\n\n"
 _LONGEST = max(len(OPENAI_END), len(COMMENT_END))
+
+
+def as_last(event: bytes) -> bytes:
+    """An event, marked as the last of its stream."""
+    return event.removesuffix(b"\n\n") + COMMENT_END
 
 
 def tail(before: bytes, piece: bytes) -> bytes:

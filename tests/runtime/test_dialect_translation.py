@@ -72,9 +72,10 @@ def read(frames: bytes) -> list[dict[str, Any]]:
     """The events of a stream; each has its own name in front."""
     found = []
     for frame in frames.split(b"\n\n")[:-1]:
-        name, data = frame.decode().split("\n", 1)
+        name, data, *comment = frame.decode().split("\n")
         found.append(json.loads(data.removeprefix("data: ")))
         assert name == f"event: {found[-1]['type']}"
+    assert comment == [": end"], "the relay knows the last event by it"
     return found
 
 

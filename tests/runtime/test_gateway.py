@@ -196,6 +196,8 @@ def test_tags_are_read_from_headers_as_from_the_path(gateway: Gateway) -> None:
         gateway.chat("x-session-id", session).status_code == gateway.chat(headers=session).status_code == 200
     )
     assert len(of_rollout(gateway, "by-session")) == 1, "at the address for it alone"
+    assert gateway.chat("X-Session-ID", session).status_code == 200
+    assert len(of_rollout(gateway, "by-session")) == 2
     assert gateway.chat("x-session-id").status_code == 400
 
 

@@ -97,7 +97,7 @@ def _wrong_with(ask: Ask, answer: dict[str, Any]) -> str | None:
 def _wrong_in_dialect(path: str, body: bytes) -> str | None:
     """A whole answer, or events that end as this dialect's do."""
     if body.startswith(b"event: "):
-        last = json.loads(body.removesuffix(COMMENT_END).split(b"\n\n")[-2].split(b"data: ", 1)[1])
+        last = json.loads(body.removesuffix(COMMENT_END).split(b"\n\n")[-1].split(b"data: ", 1)[1])
         ended = ("response.completed", "response.incomplete", "message_stop")
         return None if last["type"] in ended else f"a stream that ends with {last['type']}"
     said = json.loads(body)

@@ -96,7 +96,8 @@ def test_a_stream_of_ids_is_the_whole_answer_in_parts(gateway: Gateway) -> None:
 
 
 def test_text_is_given_beside_the_ids_where_it_is_asked_for(gateway: Gateway) -> None:
-    body = {"token_ids": prompt_ids(gateway), "sampling_params": SAMPLING, "output_mode": "text"}
+    cool = SAMPLING | {"temperature": 0.05}
+    body = {"token_ids": prompt_ids(gateway), "sampling_params": cool, "output_mode": "text"}
     (choice,) = post(gateway, GENERATE, body)["choices"]
     shown = post(gateway, "/detokenize", {"tokens": choice["token_ids"]})["prompt"]
     content = choice["logprobs"]["content"]
@@ -171,6 +172,7 @@ def test_the_tokenizers_routes_speak_of_the_models_own_tokenizer(gateway: Gatewa
         ("/tokenize", {"prompt": ["a"]}, "prompt"),
         ("/tokenize", {"messages": []}, "messages"),
         ("/tokenize", {"messages": MESSAGES, "chat_template": "{{ 1 }}"}, "chat_template"),
+        ("/tokenize", {"messages": MESSAGES, "return_token_strs": True}, "return_token_strs"),
         ("/tokenize", {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages"),
         ("/detokenize", {"tokens": ["a"]}, "tokens"),
         ("/detokenize", {"tokens": [-1]}, "tokens"),
@@ -186,9 +188,8 @@ def test_messages_are_tokenised_as_their_chat_is(gateway: Gateway) -> None:
     tools = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
     asked = {"messages": MESSAGES, "tools": tools}
     chat = post(gateway, "/v1/chat/completions", asked | {"max_tokens": 1, "return_token_ids": True})
-    answer = post(gateway, "/tokenize", asked | {"return_token_strs": True})
+    answer = post(gateway, "/tokenize", asked | {"return_token_strs": False})
     assert answer["tokens"] == chat["prompt_token_ids"] and answer["count"] == len(answer["tokens"])
-    assert len(answer["token_strs"]) == answer["count"]
     long = post(gateway, "/tokenize", {"messages": [{"role": "user", "content": "a b " * 2000}]})
     assert long["count"] > long["max_model_len"], "who must shorten a prompt wants to know by how much"
 

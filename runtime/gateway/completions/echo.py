@@ -7,7 +7,6 @@ answers, answers.py puts them in. A sample has only what was sampled.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from typing import Any
 
@@ -31,15 +30,16 @@ async def prompt_texts(body: Body, client: EngineClient) -> Sequence[str]:
     if not is_echoed(body):
         return ()
     prompt = body["prompt"]
-    prompts = [prompt] if isinstance(prompt, str) or (prompt and isinstance(prompt[0], int)) else prompt
-    return await asyncio.gather(*(_text_of(one, client) for one in prompts))
+    is_one = isinstance(prompt, str) or (prompt and isinstance(prompt[0], int | float))
+    # One after the other: there may be any number, each no longer than the context.
+    return [await _text_of(one, client) for one in ([prompt] if is_one else prompt)]
 
 
 async def _text_of(prompt: Any, client: EngineClient) -> str:
-    """Of token ids the engine says it; they are no more than its context."""
+    """Of token ids the engine says it; to vLLM 5.0 is an id as well."""
     if isinstance(prompt, str):
         return prompt
-    return (await client.tokenizer("/detokenize", {"tokens": prompt}))["prompt"]
+    return (await client.tokenizer("/detokenize", {"tokens": [int(token) for token in prompt]}))["prompt"]
 
 
 def put_before(choice: Body, texts: Sequence[str], choices_of_one: int) -> None:

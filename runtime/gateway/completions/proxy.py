@@ -23,7 +23,7 @@ from runtime.gateway.completions.prefix_continuation import ChatTurn, PrefixCont
 from runtime.gateway.completions.request_parsing import ParsedRequest
 from runtime.gateway.completions.routing_key import routing_key_of
 from runtime.gateway.engines.engine import Engine
-from runtime.gateway.engines.engine_client import EngineClient, EngineError
+from runtime.gateway.engines.engine_client import EngineClient, EngineError, EngineUnreachableError
 from runtime.gateway.engines.engine_pool import EnginePool
 from runtime.gateway.http import openai_errors
 from runtime.gateway.http.openai_errors import ApiError, not_ready
@@ -317,9 +317,11 @@ def engine_refusal(error: EngineError) -> ApiError:
 
 
 async def _prompt_texts(request: ParsedRequest, engine: Engine) -> Sequence[str]:
-    """The prompts with which the answer begins; () if it has no echo. Raises ApiError."""
+    """The prompts with which the answer begins; () if it has no echo. Raises EngineGoneError and ApiError."""
     try:
         return await echo.prompt_texts(request.body, engine.client)
+    except EngineUnreachableError as error:
+        raise EngineGoneError(str(error)) from error
     except EngineError as error:
         raise engine_refusal(error) from error
 

@@ -153,11 +153,11 @@ def parse_request(
 def read_tags(headers: Mapping[str, str], path_rollout: str | None) -> Tags:
     """Rollout, predictor, call and purpose, from the path or the headers. Raises ApiError(400)."""
     rollout = path_rollout if path_rollout is not None else headers.get(ROLLOUT_HEADER)
-    if path_rollout == SESSION_HEADER and not (rollout := headers.get(SESSION_HEADER)):
-        message = (
-            "at this address each request names its rollout in the header X-Session-ID, and this has none"
-        )
-        raise ApiError(400, message, param=SESSION_HEADER)
+    if path_rollout is not None and path_rollout.lower() == SESSION_HEADER:
+        rollout = headers.get(SESSION_HEADER, "")
+        if not _NAME.fullmatch(rollout):
+            message = "at this address X-Session-ID names the rollout: 1 to 128 printable characters"
+            raise ApiError(400, message, param=SESSION_HEADER)
     predictor, call = headers.get(PREDICTOR_HEADER), headers.get(CALL_HEADER)
     purpose = headers.get(PURPOSE_HEADER, "train")
     for header, value in ((ROLLOUT_HEADER, rollout), (PREDICTOR_HEADER, predictor)):

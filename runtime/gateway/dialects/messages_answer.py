@@ -12,7 +12,7 @@ import msgspec
 
 from runtime.gateway.dialects.chat_answer import ChatAnswer, Part, arguments_of
 from runtime.shared.anthropic_errors import in_anthropics_form
-from runtime.shared.event_streams import COMMENT_END
+from runtime.shared.event_streams import as_last
 
 Body = dict[str, Any]
 
@@ -120,8 +120,7 @@ class MessageEvents:
         delta: Body = {"stop_reason": _stop_reason(answer), "stop_sequence": _stop_sequence(answer)}
         named = {} if answer.slipway is None else {"slipway": answer.slipway}
         yield _event("message_delta", delta=delta, usage=_usage(answer), **named)
-        yield _event("message_stop")
-        yield COMMENT_END
+        yield as_last(_event("message_stop"))
 
     def failed(self, error: Body) -> Iterator[bytes]:
         """The events of an answer that broke off."""

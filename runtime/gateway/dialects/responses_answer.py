@@ -13,7 +13,7 @@ import msgspec
 
 from runtime.gateway.dialects.chat_answer import ChatAnswer, Part
 from runtime.gateway.dialects.responses_request import Body, ResponsesRequest
-from runtime.shared.event_streams import COMMENT_END
+from runtime.shared.event_streams import as_last
 
 # A request's fields that its response repeats, and their defaults.
 _REPEATED: dict[str, Any] = {
@@ -144,8 +144,7 @@ class ResponseEvents:
             yield from self._begin(part)
         yield from self._close()
         whole = response(self._request, self.answer)
-        yield self._event(f"response.{whole['status']}", response=whole)
-        yield COMMENT_END
+        yield as_last(self._event(f"response.{whole['status']}", response=whole))
 
     def failed(self, error: Body) -> Iterator[bytes]:
         """The events of an answer that broke off."""

@@ -6,8 +6,7 @@ with them would be, however long they are.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, Protocol
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse
@@ -18,21 +17,28 @@ from runtime.gateway.completions.proxy import engine_refusal
 from runtime.gateway.dialects.chat_request import refuse
 from runtime.gateway.dialects.endpoint import checked
 from runtime.gateway.engines.engine_client import EngineClient, EngineError
+from runtime.gateway.http.openai_errors import CONTEXT_LENGTH, ApiError
 from runtime.gateway.requests.request_fields import Kind
 
 Body = dict[str, Any]
-# A request's body as an engine may see it. Raises ApiError.
-CheckBody = Callable[[Kind, Body], Body]
-# An engine that serves a model, by its name. Raises ApiError.
-EngineOf = Callable[[str], Awaitable[EngineClient]]
+
+
+class PromptReader(Protocol):
+    """completions/proxy.py. All raise ApiError."""
+
+    async def engine_of(self, model: str) -> EngineClient: ...
+    async def render(self, chat: Body) -> list[int]: ...
+    def checked(self, kind: Kind, body: Body) -> Body: ...
+
 
 _OF_TEXT = frozenset({"model", "prompt", "add_special_tokens"})
 _OF_MESSAGES = frozenset(
     {
         "model", "messages", "tools", "add_generation_prompt", "continue_final_message",
-        "add_special_tokens", "chat_template_kwargs",
+        "add_special_tokens", "chat_template_kwargs", "documents", "reasoning_effort",
     }
 )  # fmt: skip
+_OF_TEMPLATE = _OF_MESSAGES - {"documents", "reasoning_effort"}  # what the engine's own route takes
 _OF_TOKENS = frozenset({"model", "tokens"})
 _MAX_TOKEN = 2**31
 # Others wait while an engine reads a text; these are several of the longest contexts.
@@ -42,9 +48,8 @@ _MAX_BYTES, _MAX_TOKENS = 2_000_000, 500_000
 class TokenizerRoutes:
     """The routes. `model`: the one that is meant where a request names none."""
 
-    def __init__(self, engine_of: EngineOf, check: CheckBody, model: str) -> None:
-        self._engine_of = engine_of
-        self._check = check
+    def __init__(self, completions: PromptReader, model: str) -> None:
+        self._completions = completions
         self._model = model
 
     def routes(self, prefix: str) -> list[Route]:
@@ -59,15 +64,28 @@ class TokenizerRoutes:
         body = await self._body(request)
         shown = {"return_token_strs": body.pop("return_token_strs", None) is True}
         if body.get("messages") is not None:
-            _check_fields(body, _OF_MESSAGES)
-            checked_body = self._check("chat", body)
-            kept = {name: value for name, value in checked_body.items() if name in _OF_MESSAGES}
-            return await self._ask("/tokenize", kept | shown)
+            if shown["return_token_strs"]:
+                refuse("return_token_strs", "is served for a prompt, not for messages")
+            return await self._of_messages(body)
         body.pop("messages", None)
         _check_fields(body, _OF_TEXT)
         if not isinstance(body.get("prompt"), str):
             refuse("prompt", "is a text")
         return await self._ask("/tokenize", body | shown)
+
+    async def _of_messages(self, body: Body) -> JSONResponse:
+        _check_fields(body, _OF_MESSAGES)
+        engine = await self._completions.engine_of(body["model"])
+        try:
+            tokens = await self._completions.render(body)
+        except ApiError as error:
+            if error.code != CONTEXT_LENGTH:
+                raise
+            # No chat has these ids; how many they are is what one wants to know.
+            kept = self._completions.checked("chat", body)
+            return await self._ask("/tokenize", {one: kept[one] for one in kept if one in _OF_TEMPLATE})
+        answer: Body = {"count": len(tokens), "tokens": tokens, "token_strs": None}
+        return JSONResponse(answer | {"max_model_len": engine.facts.context_length})
 
     async def _detokenize(self, request: Request) -> JSONResponse:
         body = await self._body(request)
@@ -95,7 +113,7 @@ class TokenizerRoutes:
         return body if body.get("model") is not None else body | {"model": self._model}
 
     async def _ask(self, path: str, body: Body | None) -> JSONResponse:
-        engine = await self._engine_of(self._model if body is None else body["model"])
+        engine = await self._completions.engine_of(self._model if body is None else body["model"])
         content = body and {name: value for name, value in body.items() if name != "model"}
         try:
             return JSONResponse(await engine.tokenizer(path, content))
