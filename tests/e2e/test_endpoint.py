@@ -169,7 +169,7 @@ def test_a_malformed_body_is_400(variables: dict[str, str], body: bytes) -> None
 
 def test_a_route_that_is_not_listed_is_404(variables: dict[str, str]) -> None:
     headers = {"authorization": f"Bearer {variables['LAUNCH_API_KEY']}"}
-    for path in ["/load_lora_adapter", "/embeddings", "/../collective_rpc", "/../tokenize", "/../metrics"]:
+    for path in ["/load_lora_adapter", "/embeddings", "/../collective_rpc", "/../server_info", "/../metrics"]:
         assert httpx.post(variables["LAUNCH_BASE_URL"] + path, headers=headers, json={}).status_code == 404, (
             path
         )

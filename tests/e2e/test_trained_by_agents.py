@@ -22,11 +22,12 @@ def test_b04_an_agent_with_strict_tools_trains_the_policy_on_the_ids_that_the_en
     run = connect("shared")
     before = run.version
     said = said_by(AGENTS, "agents_rollouts.py", base_url=run.base_url, api_key=run.api_key)
-    assert said["strict"] and run.version == before + 4
+    agents = ("agents", "one", "responses", "stored", "streamed", "streamed_responses")
+    assert said["strict"] and run.version == before + len(agents)
     machine = pupil.home / "runs" / run.run_id / "machine"  # a newer run may be beside it
     lines = [json.loads(line) for file in machine.glob("samples/*.jsonl") for line in file.open()]
     sampled = {sample["id"]: sample["completion_ids"] for line in lines for sample in line.get("samples", ())}
-    for agent in (said[name] for name in ("agents", "one", "responses", "stored")):
+    for agent in (said[name] for name in agents):
         counts, names = agent["counts"], agent["rollouts"]
         assert agent["requests"] == [1] * len(names)  # the tiny model calls no tools
         assert counts["trained"] == counts["samples"] == len(names) and not counts["dropped"]
