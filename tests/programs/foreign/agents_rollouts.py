@@ -3,6 +3,8 @@
 The tool is `@function_tool` as it comes, with `strict: true`. One agent calls as it likes, another calls one
 tool after the other; a third uses the Responses API, which the SDK does by itself, and a fourth goes on there
 by `previous_response_id`. Two stream, by either API.
+
+    LAUNCH_BASE_URL=… LAUNCH_API_KEY=… python agents_rollouts.py [AGENT …]
 """
 
 from __future__ import annotations
@@ -82,7 +84,7 @@ async def trained(name: str) -> dict[str, Any]:
 
 async def main() -> None:
     theirs = httpx2.AsyncClient._send_single_request
-    said = {name: await trained(name) for name in AGENTS} | {
+    said = {name: await trained(name) for name in sys.argv[1:] or AGENTS} | {
         "strict": all(getattr(tool, "strict_json_schema", False) for tool in AGENTS["agents"].tools),
         "astray": run.astray,
         "untouched": httpx2.AsyncClient._send_single_request is theirs,
