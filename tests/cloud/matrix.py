@@ -35,7 +35,7 @@ TRAINING = ("python", "examples/quickstart.py", "--steps", "400")
 PROGRAMS = (IDLE[1], ASKING[2], TRAINING[1])
 # The heart's own requests come first: this one is the program's.
 _COUNTS = {"relay.read": 5, "relay.forwarded": 5, "relay.answered": 5}
-_LATE = ("down taken", "cli.pulling", "cli.pulled", "cloud.downing", "cloud.downed", "cli.downed")
+_LATE = ("cli.pulling", "cli.pulled", "cloud.downing", "cloud.downed", "cli.downed")
 # How an end begins that launch itself lives to see, and what it ends with.
 _SAID = {"term": "TERM:", "int": "Ctrl-C:", "hup": "the terminal closed:", "raise": "launch has a bug"}
 _CODES = {"kill9": -9, "segv": -11, "term": 143, "int": 130, "hup": 129, "raise": 1}
@@ -82,19 +82,18 @@ def _machine_is_made(rig: Rig, launched: Launched) -> bool:
     return bool(rig.witness("run"))
 
 
-def _taken(name: str, rig: Rig, launched: Launched) -> bool:
-    """SkyPilot has the request: of a launch, and no cluster in its books; of a down, and a cluster still."""
+def _launch_is_taken(rig: Rig, launched: Launched) -> bool:
+    """SkyPilot has the request, and no cluster in its books. A down needs no server, so that has none."""
     home = rig.folder / "launch" / "runs"
     for database in home.glob("*/skypilot/.sky/api_server/requests.db"):
         with contextlib.suppress(sqlite3.Error), contextlib.closing(sqlite3.connect(database)) as books:
-            return bool(books.execute("SELECT 1 FROM requests WHERE name = ?", (name,)).fetchone())
+            return bool(books.execute("SELECT 1 FROM requests WHERE name = 'sky.launch'").fetchone())
     return False
 
 
 REACHED: dict[str, Callable[[Rig, Launched], bool]] = {
-    "launch taken": functools.partial(_taken, "sky.launch"),
+    "launch taken": _launch_is_taken,
     "machine made": _machine_is_made,
-    "down taken": functools.partial(_taken, "sky.down"),
 }
 
 # Passed only by a run that goes on on a new machine: of a rented one `test_matrix.py` has a test of its own.
