@@ -1,6 +1,6 @@
 """An environment of Prime Intellect's verifiers, here `verifiers_french` beside this file, trains as it is.
 
-uv run --with verifiers==0.4.0 launch -- python examples/verifiers_env.py"""
+Run `uv run --with verifiers==0.4.0 launch -- python examples/verifiers_env.py`."""
 
 import asyncio
 
