@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 
 import pytest
-from safetensors.numpy import load_file
 
 from launcher.client import connect
 from tests.support.agent_world import said_by
 from tests.support.foreign_environments import AGENTS
 from tests.support.launched import Launched
+from tests.support.step_tokens import trained_tokens
 
 pytestmark = pytest.mark.slow
 
@@ -32,11 +32,5 @@ def test_b04_an_agent_with_strict_tools_trains_the_policy_on_the_ids_that_the_en
         counts, names = agent["counts"], agent["rollouts"]
         assert agent["requests"] == [1] * len(names)  # the tiny model calls no tools
         assert counts["trained"] == counts["samples"] == len(names) and not counts["dropped"]
-        (step,) = [
-            path
-            for path in machine.glob("steps/[0-9]*/batch.json")
-            if {row["rollout"] for row in json.loads(path.read_text()).get("samples", ())} == set(names)
-        ]
-        arrays = load_file(step.with_name("batch.safetensors"))
-        trained = arrays["tokens"][arrays["sampled"].astype(bool)].tolist()
+        trained = trained_tokens(machine, names)
         assert trained and trained == [token for (name,) in agent["samples"] for token in sampled[name]]

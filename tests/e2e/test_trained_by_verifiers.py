@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from safetensors.numpy import load_file
 
 from launcher.client import Session, connect
 from tests.support.agent_world import said_by
@@ -19,6 +18,7 @@ from tests.support.environment import REPOSITORY
 from tests.support.foreign_environments import VERIFIERS, python_with
 from tests.support.launched import Launched
 from tests.support.ports import free_port
+from tests.support.step_tokens import trained_tokens
 
 pytestmark = pytest.mark.slow
 
@@ -76,13 +76,7 @@ def test_verifiers_train_client_gets_the_ids_and_logprobs_that_are_recorded_and_
     # verifiers renders the whole conversation anew: a text may be other ids then than were sampled.
     assert counts["turns_joined"] == joined and counts["sealed"] == len(names) - joined
     assert set(counts["sealed_by"]) <= {"cut off", "history rewritten", "another conversation"}
-    (step,) = [
-        path
-        for path in machine.glob("steps/[0-9]*/batch.json")
-        if {row["rollout"] for row in json.loads(path.read_text()).get("samples", ())} == set(names)
-    ]
-    arrays = load_file(step.with_name("batch.safetensors"))
-    trained = arrays["tokens"][arrays["sampled"].astype(bool)].tolist()
+    trained = trained_tokens(machine, names)
     sampled = [[*chain(*(turn["completion"] for turn in said["turns"][name]))] for name in names]
     assert len(trained) == sum(map(len, sampled))
     assert sorted(trained) == sorted(chain(*sampled))

@@ -17,6 +17,7 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
 from runtime.gateway.requests.request_fields import CHAT, COMPLETION
+from tests.runtime import hostile_dialects as dialects
 from tests.runtime import hostile_values as values
 
 Cut = Literal["no", "in the body", "before the answer", "in the answer"]
@@ -238,10 +239,10 @@ def _with_settings(ask: Ask) -> Ask:
 
 def of_other_dialects() -> Iterator[Ask]:
     """Every field that a dialect has of its own, with what stands in such fields and what does not."""
-    for path, fields in values.DIALECTS.items():
+    for path, fields in dialects.DIALECTS.items():
         for name, own in fields.items():
             for value in [*own, *values.TYPES]:
-                yield Ask(path, encoded(values.USUAL[path] | {name: value}))
+                yield Ask(path, encoded(dialects.USUAL[path] | {name: value}))
 
 
 def dialect_asks(count: int, number: int) -> list[Ask]:
