@@ -35,14 +35,24 @@ def sequences(batch: Batch) -> Sequences:
 
 
 def pack_logprobs(policy: Policy, one: Pack, batch: Batch) -> losses.TokenLogprobs:
-    """The logprobs of a pack's T sampled tokens, each at the temperature it was sampled with."""
+    """The logprobs of a pack's T sampled tokens, each at the temperature it was sampled with.
+
+    Where a grammar held an answer, among the tokens that it allowed. Raises BatchError.
+    """
     device = policy.device
+    allowed_TW = policy.grammar_masks.of_pack(one, batch) if batch.meta.get("grammars") else None
     temperature_T = torch.from_numpy(batch.temperature)[one.sequence_T].to(device)
     hidden = policy.hidden(
         one.tokens_BL.to(device), one.positions_BL.to(device), attention_pattern(one, device)
     )
     rows, places = one.row_T.to(device), one.place_T.to(device)
-    return losses.token_logprobs(hidden[rows, places], policy.output, one.target_T.to(device), temperature_T)
+    return losses.token_logprobs(
+        hidden[rows, places],
+        policy.output,
+        one.target_T.to(device),
+        temperature_T,
+        None if allowed_TW is None else allowed_TW.to(device),
+    )
 
 
 def attention_pattern(one: Pack, device: torch.device) -> Tensor | AttentionPattern:

@@ -26,6 +26,7 @@ from runtime.trainer.compiling import Compiled
 _EPSILON = 1e-4
 # Far beyond any clip; past e^88 a ratio would be infinite and its gradient NaN even where it is clipped.
 _MAX_LOG_RATIO = 20.0
+_NO_LOGIT = torch.finfo(torch.float32).min
 
 
 def advantages(reward_M: Tensor, group_M: Tensor, *, scale: bool = False) -> Tensor:
@@ -60,13 +61,15 @@ def token_logprobs(
     output: Callable[[Tensor], Tensor],
     target_T: Tensor,
     temperature_T: Tensor,
+    allowed_TW: Tensor | None = None,
     *,
     chunk: int = 1024,
 ) -> TokenLogprobs:
     """Logprobs of `target_T` in fp32, logits divided by the temperature *before* the log-softmax.
 
-    `output` maps hidden states to logits. Chunks bound the memory to chunk x V; with more than one, logits
-    are recomputed in the backward pass rather than kept.
+    `output` maps hidden states to logits. `allowed_TW`: a bit for each token that could be sampled
+    (`grammar_masks.py`); None: any. Chunks bound the memory to chunk x V; with more than one, logits are
+    recomputed in the backward pass rather than kept.
     """
     tokens = len(target_T)
     chunk_logprobs = _chunk_function(hidden_TD.device.type)
@@ -75,10 +78,13 @@ def token_logprobs(
         hidden_TD = functional.pad(hidden_TD, (0, 0, 0, more))
         target_T = functional.pad(target_T, (0, more))
         temperature_T = functional.pad(temperature_T, (0, more), value=1.0)
+        if allowed_TW is not None:
+            allowed_TW = functional.pad(allowed_TW, (0, 0, 0, more), value=-1)
     pieces = []
     for start in range(0, len(target_T), chunk):
         part = slice(start, start + chunk)
-        arguments = (hidden_TD[part], output, target_T[part], temperature_T[part])
+        allowed = None if allowed_TW is None else allowed_TW[part]
+        arguments = (hidden_TD[part], output, target_T[part], temperature_T[part], allowed)
         if len(target_T) > chunk and hidden_TD.requires_grad:
             pieces.append(checkpoint(chunk_logprobs, *arguments, use_reentrant=False))
         else:
@@ -94,13 +100,26 @@ def _chunk_function(device: str) -> Callable[..., tuple[Tensor, Tensor]]:
 
 
 def _logprob_chunk(
-    hidden_TD: Tensor, output: Callable[[Tensor], Tensor], target_T: Tensor, temperature_T: Tensor
+    hidden_TD: Tensor,
+    output: Callable[[Tensor], Tensor],
+    target_T: Tensor,
+    temperature_T: Tensor,
+    allowed_TW: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
     logits_TV = output(hidden_TD).float() / temperature_T[:, None]
+    if allowed_TW is not None:
+        # As good as minus infinity, of which the entropy below would make NaN.
+        logits_TV = logits_TV.masked_fill(~_unpacked(allowed_TW, logits_TV.shape[1]), _NO_LOGIT)
     all_TV = logits_TV.log_softmax(-1)
     with torch.no_grad():
         entropy_T = -(all_TV.exp() * all_TV).sum(-1)
     return all_TV.gather(1, target_T[:, None])[:, 0], entropy_T
+
+
+def _unpacked(bits_TW: Tensor, size: int) -> Tensor:
+    """Words of 32 bits, the first token's lowest, as booleans [T, size]."""
+    shift = torch.arange(32, device=bits_TW.device, dtype=bits_TW.dtype)
+    return (bits_TW[:, :, None] >> shift & 1).bool().flatten(1)[:, :size]
 
 
 @dataclass(frozen=True)

@@ -36,6 +36,11 @@ adapter_off = disable_adapter
 _ATTENTION = "slipway"
 
 
+def load_tokenizer(folder: Path) -> Any:
+    """The tokenizer of a model's folder, as vLLM has it."""
+    return transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+
+
 def load_model(folder: Path, config: Mapping[str, Any], dtype: torch.dtype, device: str) -> nn.Module:
     """The frozen base of a folder. Raises PolicyError unless its weights are this model's, all of them.
 

@@ -25,6 +25,7 @@ from runtime.shared.language_model import OTHER_MODULES, is_multimodal, language
 from runtime.shared.peft_format import CONFIG, PREFIX, WEIGHTS, Lora, check_adapter_config
 from runtime.shared.projections import lora_targets
 from runtime.trainer.attention import AttentionPattern, DenseMask
+from runtime.trainer.grammar_masks import GrammarMasks
 from runtime.trainer.network import (
     adapter_off,
     add_lora,
@@ -58,12 +59,15 @@ class Policy:
 
     The model multiplies with the working copy, which equals the engine's copy of the exported fp32 file. Both
     round A and B to the model's precision and then fold the scale into B, which rounds B once more (C31).
-    `config`: the language model's config.json. `one_sequence_per_row`: a row holds one sequence, because the
-    model passes a state along it.
+    `config`: the language model's config.json. `folder`: the model's, with its tokenizer.
+    `one_sequence_per_row`: a row holds one sequence, because the model passes a state along it.
     """
 
-    def __init__(self, model: nn.Module, lora: Lora, device: torch.device, config: Mapping[str, Any]) -> None:
+    def __init__(
+        self, model: nn.Module, lora: Lora, device: torch.device, config: Mapping[str, Any], folder: Path
+    ) -> None:
         self.model = model
+        self.grammar_masks = GrammarMasks(folder, int(config["vocab_size"]))
         self.lora = lora
         self.device = device
         self.output: Callable[[Tensor], Tensor] = lm_head_of(model)  # hidden [T, D] to logits [T, V]
@@ -242,7 +246,7 @@ def build(folder: Path, lora: Lora, *, dtype: str, device: str, seed: int, recom
         compile_layers(model)
     if recompute:
         enable_gradient_checkpointing(model)
-    return Policy(model, lora, torch.device(device), config)
+    return Policy(model, lora, torch.device(device), config, folder)
 
 
 def _read_config(folder: Path) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 import pytest
-from openai import AsyncOpenAI
+from openai import AsyncOpenAI, OpenAI
 from openai.types.chat.chat_completion import Choice
 
 from launcher.client import (
@@ -18,6 +18,7 @@ from launcher.client import (
     connect,
     gather_ahead,
     gather_trajectory_groups,
+    group,
 )
 from launcher.client.trajectories.ahead import StepGroups
 from launcher.client.trajectories.members import OTHER_MODEL
@@ -107,6 +108,25 @@ def test_b10_two_steps_of_gathered_trajectories_with_every_answer_counted(run: S
         ("train", 2),
         ("val", 1),
     ]
+
+
+def test_r07_answers_held_to_a_schema_train_as_the_engine_sampled_them(run: Session) -> None:
+    schema = {"type": "object", "properties": {"a": {"enum": ["x", "y"]}}, "required": ["a"]}
+    form = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
+    names = [run.new_rollout() for _ in range(4)]
+    for name in names:
+        with OpenAI(base_url=run.rollout_url(name), api_key=run.api_key, timeout=600) as client:
+            answer = client.chat.completions.with_raw_response.create(
+                model="policy", messages=[{"role": "user", "content": "a"}], max_tokens=16,
+                response_format=form,  # type: ignore[arg-type]
+            )  # fmt: skip
+        assert "x-slipway-untrainable" not in answer.headers
+    result = run.step([group("held", {name: float(place) for place, name in enumerate(names)})])
+    assert result.counts.trained == len(names) and not result.counts.dropped
+    (line,) = run.metrics(after=result.step - 1)
+    # The engine samples one of a few tokens there: without the mask the trainer's ratios are far from 1.
+    assert line["metrics"]["ratio"] == pytest.approx(1, abs=1e-2)
+    assert abs(line["metrics"]["kl_behaviour"]) < 1e-3
 
 
 def test_c39_three_steps_rolled_out_ahead_with_the_versions_that_answered_as_recorded(

@@ -20,8 +20,9 @@ from tests.support.environment import REPOSITORY
 from tests.support.mutant_digest import Digests
 from tests.support.mutant_log import Caught, Log, commit, now
 from tests.support.mutant_runs import MutantRuns, Outcome
-from tests.support.mutant_selection import Turns, select
+from tests.support.mutant_selection import select
 from tests.support.mutants import Mutant
+from tests.support.turns import Turns
 
 pytestmark = pytest.mark.slow
 
@@ -54,7 +55,7 @@ def check(mutant: Mutant, outcome: Outcome) -> None:
 
 
 def test_without_a_mutation_the_same_tests_pass_the_same_way(runs: MutantRuns) -> None:
-    """Of the changed ones: of the others the full run has seen it, and their tests run in their own lanes."""
+    """Of the changed ones: of the others the full run has seen it."""
     for outcome in runs.run_whole(SELECTION.changed):
         assert outcome.exit_code == 0, f"pytest ended with {outcome.exit_code}:\n{outcome.output}"
 

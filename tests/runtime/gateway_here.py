@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -32,10 +32,17 @@ async def gateway_here(
             await client.close()
 
 
-async def ask(parts: Components, rollout: str | None, messages: list[Any], **fields: Any) -> tuple[int, Any]:
+async def ask(
+    parts: Components,
+    rollout: str | None,
+    messages: list[Any],
+    headers: Mapping[str, str] = {},
+    **fields: Any,
+) -> tuple[int, Any]:
     """The status and body of a chat's answer, by the door."""
     body = json.dumps({"model": "policy", "messages": messages, **fields}).encode()
-    scope = {"headers": [], "path_params": {} if rollout is None else {"rollout": rollout}}
+    named = [(name.encode(), value.encode()) for name, value in headers.items()]
+    scope = {"headers": named, "path_params": {} if rollout is None else {"rollout": rollout}}
     sent: list[dict[str, Any]] = []
     unread = [{"type": "http.request", "body": body}]
 

@@ -73,7 +73,7 @@ def record_choices(
     engine: EngineFacts = UNKNOWN,
     turn: ChatTurn | None = None,
 ) -> list[str]:
-    prompts, found = samples(request, choices, engine, turn)
+    prompts, found = samples(request, choices, engine, turn, repeats_grammars=lambda: True)
     exchange = Exchange(
         request=request.id,
         digest=request.digest,

@@ -123,10 +123,17 @@ def test_a_seed_harms_no_engine(gateway: Gateway) -> None:
     assert gateway.chat().status_code == 200
 
 
-def test_c09_a_grammar_comes_through_and_its_sample_is_not_for_training(gateway: Gateway) -> None:
-    answer = gateway.chat("grammar", structured_outputs={"choice": ["oui", "non"]})
-    assert answer.json()["choices"][0]["message"]["content"] in ("oui", "non")
-    assert of_rollout(gateway, "grammar")[0]["samples"][0]["unscorable"] == "structured_outputs"
+def test_c09_a_grammar_comes_through_and_one_that_cannot_be_repeated_is_not_for_training(
+    gateway: Gateway,
+) -> None:
+    for held, why in (
+        ({"choice": ["oui", "non"]}, None),
+        ({"grammar": 'root ::= "oui"'}, "structured_outputs"),
+    ):
+        answer = gateway.chat(why or "repeated", structured_outputs=held)
+        assert answer.json()["choices"][0]["message"]["content"] in ("oui", "non")
+        assert answer.headers.get("x-slipway-untrainable") == why
+        assert of_rollout(gateway, why or "repeated")[0]["samples"][0]["unscorable"] == why
 
 
 @pytest.mark.parametrize("stream", [False, True])

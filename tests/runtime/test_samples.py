@@ -115,8 +115,11 @@ CUTTING = [
     ({"bad_words": ["cat"]}, "bad_words"),
     ({"allowed_token_ids": [1, 2]}, "allowed_token_ids"),
     ({"min_tokens": 3}, "min_tokens"),
-    ({"response_format": {"type": "json_object"}}, "response_format"),
-    ({"structured_outputs": {"regex": "a+"}}, "structured_outputs"),
+    ({"response_format": {"type": "structural_tag", "format": {}}}, "response_format"),
+    ({"response_format": {"type": "json_object"}, "tools": [TOOL]}, "response_format"),
+    ({"response_format": {"type": "json_object"}, "ignore_eos": True}, "response_format"),
+    ({"structured_outputs": {"grammar": 'root ::= "a"'}}, "structured_outputs"),
+    ({"structured_outputs": {"regex": "a+", "whitespace_pattern": " "}}, "structured_outputs"),
     ({"tool_choice": "required"}, "tool_choice"),
     ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice"),
 ]

@@ -19,6 +19,7 @@ import pytest
 from tests.support.environment import REPOSITORY, runtime_environ, runtime_python
 from tests.support.lane import Lane, LaneError, in_a_lane
 from tests.support.places import are_taken, of_this_computer
+from tests.support.turns import Turns, is_left_out
 
 RUNTIME = "tests/runtime/"
 GPU = "tests/gpu/"
@@ -57,8 +58,10 @@ GPU_LANE = "runtime-gpu"
 LAUNCHER_PYTHON = "SLIPWAY_TEST_LAUNCHER_PYTHON"
 _IN_ITS_PLACE = ("-p", "tests.support.places")
 _ALONE = "--one-by-one"
+_EVERY_TURN = "--every-turn"
 _IN_LANES = pytest.StashKey[bool]()
 _STARTED = pytest.StashKey[dict[str, Lane]]()
+_LEFT_OUT = pytest.StashKey[int]()
 
 
 def lane_of(nodeid: str) -> str | None:
@@ -77,15 +80,25 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         _ALONE, action="store_true", help="run all tests of this environment here, one after the other"
     )
+    parser.addoption(
+        _EVERY_TURN, action="store_true", help="a whole run with all tests that take turns (turns.py)"
+    )
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Decide whether there are lanes, and have what runs here come first: the lanes work meanwhile.
 
-    Lanes are for the slow tests of more than one of them, when nobody debugs.
+    Lanes are for the slow tests of more than one of them, when nobody debugs. A whole run leaves out whose
+    turn it is not.
     """
     option = config.option
+    if (
+        config.args_source is config.ArgsSource.TESTPATHS
+        and "not long" in option.markexpr
+        and not option.every_turn
+    ):
+        _leave_out(config, items)
     chosen = {lane_of(item.nodeid) for item in items if item.get_closest_marker("slow")}
     alone = option.one_by_one or option.usepdb or option.capture == "no" or in_a_lane()
     config.stash[_IN_LANES] = not alone and len(chosen) > 1
@@ -124,6 +137,21 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
     # As pytest's runner does after each test: what a test of this process left up for its next one ends here.
     item.session._setupstate.teardown_exact(nextitem)
     return True
+
+
+def pytest_report_collectionfinish(config: pytest.Config) -> str | None:
+    """How much less than everything a whole run is."""
+    if count := config.stash.get(_LEFT_OUT, 0):
+        return f"{count} tests have their turn in the next two runs (--every-turn runs all)"
+    return None
+
+
+def _leave_out(config: pytest.Config, items: list[pytest.Item]) -> None:
+    turn = Turns().now()
+    left_out = [item for item in items if is_left_out(item.nodeid, turn)]
+    items[:] = [item for item in items if item not in left_out]
+    config.hook.pytest_deselected(items=left_out)
+    config.stash[_LEFT_OUT] = len(left_out)
 
 
 def reports(item: pytest.Item) -> list[pytest.TestReport]:

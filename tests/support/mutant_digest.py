@@ -17,7 +17,9 @@ from tests.support.symbols import Symbols
 
 _CHARACTERS = 16
 # Where a test runs in a whole suite; a mutant's run has no lanes.
-_LANES = frozenset(f"tests/support/{name}.py" for name in ("lane", "lane_reports", "lanes", "places"))
+_LANES = frozenset(
+    f"tests/support/{name}.py" for name in ("lane", "lane_reports", "lanes", "places", "turns")
+)
 
 
 class Digests:

@@ -1,23 +1,20 @@
 """Which mutants a normal run runs: the changed ones, and a third of the others in turn.
 
 Changed is what the log of the last full run does not have as it is now (`mutant_digest.py`, `mutant_log.py`).
-Of every three others in name order one has its turn. The first run in a checkout takes the turn that HEAD
-says, as a number, and each run that ends leaves the next turn to the next: three runs run all. Without a
-commit all run. Every process with the same tree chooses the same.
+Of every three others in name order one has its turn (`turns.py`). Without a commit all run. Every process
+with the same tree chooses the same.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from tests.support.environment import REPOSITORY
 from tests.support.mutant_digest import Digests
-from tests.support.mutant_log import Log, commit
+from tests.support.mutant_log import Log
 from tests.support.mutants import Mutant
-
-THIRDS = 3
+from tests.support.turns import TURNS, Turns
 
 
 @dataclass(frozen=True)
@@ -43,28 +40,6 @@ class Selection:
         return f"{said}; {len(self.left_out)} unchanged have theirs in the next two runs"
 
 
-class Turns:
-    """Whose turn it is in this checkout, kept beside what pytest keeps."""
-
-    def __init__(self, tree: Path = REPOSITORY) -> None:
-        self._file = tree / ".pytest_cache" / "mutants_turn"
-        self._commit = commit(tree)
-
-    def now(self) -> int | None:
-        """0, 1 or 2; None where there is no commit."""
-        if self._commit is None:
-            return None
-        kept = self._file.read_text() if self._file.exists() else self._commit
-        return int(kept, 16) % THIRDS
-
-    def pass_on(self) -> None:
-        """This one's mutants have run."""
-        turn = self.now()
-        if turn is not None:
-            self._file.parent.mkdir(exist_ok=True)
-            self._file.write_text(str((turn + 1) % THIRDS))
-
-
 def select() -> Selection:
     """For this tree as it is now."""
     mutants, digests = Mutant.all(), Digests(REPOSITORY)
@@ -86,7 +61,7 @@ def choose(
     for place, mutant in enumerate(sorted(mutants, key=lambda mutant: mutant.name)):
         if seen.get(mutant.name) != now[mutant.name]:
             changed.append(mutant)
-        elif turn is None or place % THIRDS == turn:
+        elif turn is None or place % len(TURNS) == turn:
             chosen.append(mutant)
         else:
             left_out.append(mutant)

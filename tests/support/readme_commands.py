@@ -171,7 +171,7 @@ def _pytest_fault(words: list[str]) -> str | None:
         elif word == "-k":
             next(rest, None)
         elif word.startswith("-"):
-            if word not in {"-q", "--one-by-one"}:
+            if word not in {"-q", "--one-by-one", "--every-turn"}:
                 return f"no known option of pytest: {word}"
         elif not (ROOT / word.partition("::")[0]).exists():
             return f"there is no {word}"

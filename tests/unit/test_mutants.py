@@ -16,9 +16,10 @@ from tests.support.environment import REPOSITORY
 from tests.support.mutant_digest import Digests
 from tests.support.mutant_log import Caught, Log, commit, summary
 from tests.support.mutant_runs import MutantRuns
-from tests.support.mutant_selection import Turns, choose
+from tests.support.mutant_selection import choose
 from tests.support.mutants import Change, Copies, Mutant
 from tests.support.symbols import Symbols
+from tests.support.turns import Turns
 
 FILES = {
     "runtime/__init__.py": "",

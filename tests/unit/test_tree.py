@@ -38,6 +38,7 @@ IMPORTERS = {
         )
     },
     "torchtune": {"runtime/trainer/network.py", "runtime/recipes/"},
+    "xgrammar": {"runtime/trainer/grammar_masks.py"},
     "transformers": {"runtime/trainer/network.py", "runtime/engine/server.py", "examples/tiny_model/"},
     "dspy": {
         "launcher/client/dspy/", "launcher/client/arbor/", "examples/",

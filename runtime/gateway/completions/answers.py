@@ -7,7 +7,7 @@ comes in (whole, streamed); both fill the same `Choice`s.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +18,7 @@ from runtime.gateway.completions.prefix_continuation import ChatTurn
 from runtime.gateway.completions.request_parsing import ParsedRequest
 from runtime.gateway.engines.engine_client import UNKNOWN, EngineFacts
 from runtime.gateway.http.openai_errors import ApiError
+from runtime.gateway.requests import distribution
 from runtime.gateway.samples import content_key, parsed_fields
 from runtime.gateway.samples.journal import Sample
 from runtime.gateway.samples.samples import why_not_trainable
@@ -112,10 +113,12 @@ def samples(
     engine: EngineFacts = UNKNOWN,
     turn: ChatTurn | None = None,
     of_base: bool = False,
+    repeats_grammars: Callable[[], bool] = distribution.never,
 ) -> tuple[list[list[int]], list[Sample]]:
     """Prompts (each once) and samples of a finished answer, in the order of the choices.
 
     `of_base`: the model before training was asked by its name. It is no policy: a judge, an opponent.
+    `repeats_grammars`: the trainer can repeat a request's grammar with this model.
     """
     prompts: list[list[int]] = []
     found: list[Sample] = []
@@ -124,7 +127,9 @@ def samples(
             prompts.append(choice.prompt_ids)
         why_not = _OF_BASE if of_base else None
         if why_not is None:
-            why_not = why_not_trainable(request.body, choice.completion_ids, choice.logprobs)
+            why_not = why_not_trainable(
+                request.body, choice.completion_ids, choice.logprobs, repeats_grammars=repeats_grammars
+            )
         if why_not is None:
             why_not = _prompt_not_trainable(choice.prompt_ids, engine)
         name, calls = _content(request, choice), choice.visible_calls(request)

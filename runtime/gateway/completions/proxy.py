@@ -7,6 +7,7 @@ is sent again when the engine is back; nothing is sampled twice under one reques
 
 from __future__ import annotations
 
+import functools
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -15,6 +16,7 @@ from typing import Any, Protocol
 import aiohttp
 import msgspec
 
+from runtime.engine.command import model_parsers
 from runtime.gateway.completions import echo, request_parsing
 from runtime.gateway.completions.answers import Choice, StreamedAnswer, WholeAnswer, question, samples
 from runtime.gateway.completions.in_flight import GRACE_SECONDS, Headers, InFlightRequest, InFlightRequests
@@ -81,7 +83,9 @@ class Completions:
         self._ignored_fields = ignored_fields
         self._name_samples = config.name_samples
         self._continuing = PrefixContinuation(store, config.continue_turns)
-        self._untrainable = TrainabilityCheck(warnings)
+        # Not of a model that thinks: its grammar begins where vLLM's parser sees the end of a thought.
+        self._repeats_grammars = functools.cache(lambda: model_parsers(config.model_path).reasoning is None)
+        self._untrainable = TrainabilityCheck(warnings, self._repeats_grammars)
         self.in_flight = InFlightRequests()
 
     def endpoint(self, kind: Kind) -> CompletionEndpoint:
@@ -271,7 +275,9 @@ class Completions:
         engine: Engine,
     ) -> None:
         """Before the client has the answer: a delivered answer is always recorded."""
-        prompts, found = samples(request, choices, engine.client.facts, turn, served.name == BASE)
+        prompts, found = samples(
+            request, choices, engine.client.facts, turn, served.name == BASE, self._repeats_grammars
+        )
         exchange = Exchange(
             request=request.id,
             digest=request.digest,

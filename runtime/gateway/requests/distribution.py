@@ -4,16 +4,18 @@
 A behaviour logprob is comparable with the trainer's only if every token could have been sampled, at a known
 temperature. Settings that cut or bend the distribution make a sample unscorable, with the setting as reason.
 Settings that only end an answer (stop strings, stop tokens, a length, detected repetition) or only change its
-text leave the distribution unchanged. Neighbours: request_fields.py has the table of the fields' effects;
-samples.py asks once per request. Pure.
+text leave the distribution unchanged. A grammar that the trainer can repeat (shared/grammar.py) cuts it in a
+known way. Neighbours: request_fields.py has the table of the fields' effects; samples.py asks once per
+request. Pure.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from runtime.gateway.requests.request_fields import SAMPLING, sampled_temperature
+from runtime.shared.grammar import repeatable
 
 _DEFAULT_TEMPERATURE = 1.0
 # By which the engine holds an answer to a grammar.
@@ -26,10 +28,21 @@ def temperature(settings: Mapping[str, Any]) -> float:
     return _DEFAULT_TEMPERATURE if given is None else sampled_temperature(float(given))
 
 
-def distorted_by(settings: Mapping[str, Any]) -> str | None:
-    """The first setting that bends the distribution, or None. `greedy` stands for a temperature of 0."""
+def never() -> bool:
+    """No grammar is repeated."""
+    return False
+
+
+def distorted_by(settings: Mapping[str, Any], *, repeats_grammars: Callable[[], bool] = never) -> str | None:
+    """The first setting that bends the distribution, or None. `greedy` stands for a temperature of 0.
+
+    `repeats_grammars`: whether the trainer can hold this model's answers to a grammar as the engine does;
+    asked only where a request has one.
+    """
     if temperature(settings) <= 0:
         return "greedy"
+    if repeatable(settings) and repeats_grammars():
+        settings = {name: value for name, value in settings.items() if name not in _GRAMMARS}
     return next((name for name in SAMPLING if _distorts(name, settings)), None) or _distorted_by_tools(
         settings
     )

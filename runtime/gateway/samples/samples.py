@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict, defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ from runtime.gateway.samples.parsed_fields import Names
 from runtime.gateway.samples.sample_ref import SampleRef
 from runtime.gateway.samples.turn_index import TurnIndex
 from runtime.gateway.samples.turns import COMPLETE_REASONS, SampledTurn
+from runtime.shared.grammar import repeatable
 
 # Request ids remembered for a retry; beyond this the oldest are forgotten (the samples are not).
 REMEMBERED_REQUESTS = 1 << 16
@@ -132,6 +133,7 @@ class SampleStore:
             exchange.temperature,
             sample.finish_reason not in COMPLETE_REASONS,
             None if exchange.conversation is None else exchange.conversation.apart,
+            repeatable(exchange.settings),
         )
 
     def stored(self, request: str) -> StoredRequest | None:
@@ -252,10 +254,14 @@ class SampleStore:
 
 
 def why_not_trainable(
-    settings: Mapping[str, Any], completion_ids: list[int], logprobs: list[float | None]
+    settings: Mapping[str, Any],
+    completion_ids: list[int],
+    logprobs: list[float | None],
+    *,
+    repeats_grammars: Callable[[], bool] = distribution.never,
 ) -> str | None:
     """The reason a completion can never be trained on; None if it can (C9, C10)."""
-    if setting := distribution.distorted_by(settings):
+    if setting := distribution.distorted_by(settings, repeats_grammars=repeats_grammars):
         return setting
     if not completion_ids:
         return "empty completion"

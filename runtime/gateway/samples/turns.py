@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from runtime.gateway.samples.sample_ref import SampleRef
+from runtime.shared.grammar import Grammar
 
 # How a completion ends when the policy itself ended it; "length" and the like cut it.
 COMPLETE_REASONS = ("stop", "tool_calls")
@@ -36,6 +37,8 @@ class SampledTurn:
     truncated: bool
     # Why its request was not made to go on from an earlier turn.
     apart: str | None = None
+    # What the engine held its answer to.
+    grammar: Grammar | None = None
 
     @property
     def end(self) -> int:

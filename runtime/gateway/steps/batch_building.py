@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from runtime.gateway.samples.turns import SampledTurn
 from runtime.gateway.steps.selection import Selection, Source
 from runtime.shared.batch import Batch
+from runtime.shared.grammar import Grammar
 from runtime.shared.statuses import StepCounts
 
 
@@ -33,7 +34,8 @@ class _Row:
 
 def build(selection: Selection, store: Source, meta: dict[str, Any]) -> Batch:
     """The batch of a selection: the engine's own ids and logprobs, copied. `meta` is added to its JSON."""
-    rows = [_row([store.load_turn(ref) for ref in turns]) for turns, _ in selection.sequences]
+    grammars: dict[Grammar, int] = {}
+    rows = [_row([store.load_turn(ref) for ref in turns], grammars) for turns, _ in selection.sequences]
     sampled = np.concatenate([row.sampled for row in rows])
     counts = selection.counts.model_copy(update={"sampled_tokens": int(sampled.sum())})
     return Batch(
@@ -47,12 +49,12 @@ def build(selection: Selection, store: Source, meta: dict[str, Any]) -> Batch:
         member=np.asarray([member for _, member in selection.sequences], np.int64),
         reward=np.asarray([member.reward for _, member in selection.members], np.float32),
         group=np.asarray([group for group, _ in selection.members], np.int64),
-        meta=meta | _meta(selection, rows, counts),
+        meta=meta | _meta(selection, rows, counts) | _described_grammars(grammars),
     )
 
 
-def _row(turns: list[SampledTurn]) -> _Row:
-    """A sequence's turns, laid down in the ids of its last."""
+def _row(turns: list[SampledTurn], grammars: dict[Grammar, int]) -> _Row:
+    """A sequence's turns, laid down in the ids of its last. `grammars`: the step's so far, by number."""
     last = turns[-1]
     tokens = np.asarray(last.prompt + last.completion, np.int32)
     sampled = np.zeros(len(tokens), np.uint8)
@@ -66,7 +68,7 @@ def _row(turns: list[SampledTurn]) -> _Row:
         "rollout": tags.rollout,
         "predictor": tags.predictor,
         "call": tags.call,
-        "turns": [_segment(turn) for turn in turns],
+        "turns": [_segment(turn) | _grammar(turn, grammars) for turn in turns],
     }
     oldest = min(turn.ref.version for turn in turns)
     return _Row(tokens, sampled, logprobs, last.temperature, oldest, last.truncated, described)
@@ -83,6 +85,15 @@ def _meta(selection: Selection, rows: list[_Row], counts: StepCounts) -> dict[st
         "lags": {str(version): lag for version, lag in sorted(selection.staleness.items())},
         "counts": counts.model_dump(),
     }
+
+
+def _grammar(turn: SampledTurn, grammars: dict[Grammar, int]) -> dict[str, int]:
+    """The number of the grammar that held a turn: requests of a program have the same few, of any size."""
+    return {} if turn.grammar is None else {"grammar": grammars.setdefault(turn.grammar, len(grammars))}
+
+
+def _described_grammars(grammars: dict[Grammar, int]) -> dict[str, Any]:
+    return {"grammars": [grammar.as_json() for grammar in grammars]} if grammars else {}
 
 
 def _segment(turn: SampledTurn) -> dict[str, Any]:
