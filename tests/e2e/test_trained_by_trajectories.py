@@ -113,7 +113,7 @@ def test_b10_two_steps_of_gathered_trajectories_with_every_answer_counted(run: S
 def test_r07_answers_held_to_a_schema_train_as_the_engine_sampled_them(run: Session) -> None:
     schema = {"type": "object", "properties": {"a": {"enum": ["x", "y"]}}, "required": ["a"]}
     form = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
-    names = [run.new_rollout() for _ in range(4)]
+    before, names = run.settle().step, [run.new_rollout() for _ in range(4)]
     for name in names:
         with OpenAI(base_url=run.rollout_url(name), api_key=run.api_key, timeout=600) as client:
             answer = client.chat.completions.with_raw_response.create(
@@ -123,10 +123,10 @@ def test_r07_answers_held_to_a_schema_train_as_the_engine_sampled_them(run: Sess
         assert "x-slipway-untrainable" not in answer.headers
     result = run.step([group("held", {name: float(place) for place, name in enumerate(names)})])
     assert result.counts.trained == len(names) and not result.counts.dropped
-    (line,) = run.metrics(after=result.step - 1)
+    (line,) = run.metrics(after=before)
     # The engine samples one of a few tokens there: without the mask the trainer's ratios are far from 1.
-    assert line["metrics"]["ratio"] == pytest.approx(1, abs=1e-2)
-    assert abs(line["metrics"]["kl_behaviour"]) < 1e-3
+    assert line["metrics"]["ratio_mean"] == pytest.approx(1, abs=1e-3)
+    assert line["metrics"]["ratio_max"] < 1.01
 
 
 def test_c39_three_steps_rolled_out_ahead_with_the_versions_that_answered_as_recorded(
