@@ -83,6 +83,9 @@ def arguments(config: RuntimeConfig, index: int) -> list[str]:
     # By default vLLM takes the backend of the first grammar, and later grammars that need another one fail.
     words += ["--structured-outputs-config", json.dumps({"backend": "xgrammar"})]
     parsers = model_parsers(config.model_path)
+    if parsers.tool_calls == "mistral":
+        # Beside a tokenizer in Mistral's own format vLLM would take that, with grammars of its own for chats.
+        words += ["--tokenizer-mode", "hf"]
     if parsers.tool_calls:
         words += ["--enable-auto-tool-choice", "--tool-call-parser", parsers.tool_calls]
     if parsers.reasoning:

@@ -182,6 +182,7 @@ class GRPOLoRARecipe(FTRecipeInterface):
                 self.store.load(batch.meta["from"])
             else:
                 self.policy.check_tokens(int(batch.tokens.max()), int(np.diff(batch.offsets).max()))
+                batch = self.policy.grammar_masks.checked(batch)
                 UpdateSettings.of(self.cfg, batch.meta)
         except _REFUSALS:
             self.ranks.any(True)

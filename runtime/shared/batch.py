@@ -26,6 +26,8 @@ from safetensors.numpy import load_file, save_file
 from runtime.shared import json_files
 
 SCHEMA = 1
+# With answers that were held to grammars: a trainer that knows none would take their logprobs for others.
+GRAMMAR_SCHEMA = 2
 _TENSORS = "batch.safetensors"
 META = "batch.json"
 # name -> (dtype, dimension): the file's whole content.
@@ -89,6 +91,11 @@ class Batch:
     def empty_before(self) -> dict[str, int]:
         """The number of `steps` without a lesson since the last one, and of their `samples`."""
         return self.meta.get("empty") or {}
+
+    @property
+    def of_other_grammars(self) -> list[int]:
+        """The sequences that the trainer's grammars do not allow (grammar_masks.py)."""
+        return self.meta.get("of_other_grammars") or []
 
     @functools.cached_property
     def turns(self) -> NDArray[np.int64]:
@@ -209,8 +216,9 @@ def read_batch(folder: Path) -> Batch:
 
 
 def _check(batch: Batch, name: str) -> None:
-    if batch.meta.get("schema") != SCHEMA:
-        raise BatchError(f"{name}: schema {batch.meta.get('schema')}, not {SCHEMA}")
+    schema = GRAMMAR_SCHEMA if batch.meta.get("grammars") else SCHEMA
+    if batch.meta.get("schema") != schema:
+        raise BatchError(f"{name}: schema {batch.meta.get('schema')}, not {schema}")
     if batch.kind not in ("train", "supervised", "restore") or not isinstance(batch.meta.get("step"), int):
         raise BatchError(f"{name}: step {batch.meta.get('step')} of kind {batch.kind}")
     if batch.kind == "restore" and not isinstance(batch.meta.get("from"), str):

@@ -52,9 +52,10 @@ def repeatable(settings: Mapping[str, Any]) -> Grammar | None:
     found = _of_form(form) if isinstance(form, Mapping) else None
     if isinstance(structured, Mapping):
         found = _of_structured(structured)
-    if found is None:
+    stops = settings.get("stop_token_ids") or ()
+    if found is None or not all(type(stop) is int for stop in stops):
         return None
-    return Grammar(*found, tuple(settings.get("stop_token_ids") or ()))
+    return Grammar(*found, tuple(stops))
 
 
 def _of_form(form: Mapping[str, Any]) -> tuple[str, str] | None:

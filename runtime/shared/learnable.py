@@ -137,6 +137,8 @@ def _drop_reason(batch: Batch, sequence: int, settings: ResolvedTrainConfig) -> 
         return "reward not finite"
     if len(behaviour) == 0:
         return "nothing sampled"
+    if sequence in batch.of_other_grammars:
+        return "held to another grammar"
     if not np.isfinite(behaviour).all():
         return "logprob not finite"
     return "truncated" if settings.overlong == "mask" and batch.truncated[sequence] else None

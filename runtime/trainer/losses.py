@@ -117,9 +117,9 @@ def _logprob_chunk(
 
 
 def _unpacked(bits_TW: Tensor, size: int) -> Tensor:
-    """Words of 32 bits, the first token's lowest, as booleans [T, size]."""
-    shift = torch.arange(32, device=bits_TW.device, dtype=bits_TW.dtype)
-    return (bits_TW[:, :, None] >> shift & 1).bool().flatten(1)[:, :size]
+    """Words of 32 bits, the first token's lowest, as booleans [T, size]; a byte for each on the way."""
+    bit = 1 << torch.arange(8, device=bits_TW.device, dtype=torch.uint8)
+    return (bits_TW.view(torch.uint8)[:, :, None] & bit).bool().flatten(1)[:, :size]
 
 
 @dataclass(frozen=True)

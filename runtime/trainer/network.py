@@ -37,8 +37,20 @@ _ATTENTION = "slipway"
 
 
 def load_tokenizer(folder: Path) -> Any:
-    """The tokenizer of a model's folder, as vLLM has it."""
+    """The tokenizer of a model's folder, as vLLM has it. Raises OSError and ValueError."""
     return transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+
+
+def end_tokens(folder: Path, tokenizer: Any) -> frozenset[int]:
+    """The ids at which vLLM ends an answer: the tokenizer's own, and those that the model's folder names."""
+    try:
+        settings = transformers.GenerationConfig.from_pretrained(folder, local_files_only=True)
+    except OSError:  # as vLLM does
+        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        settings = transformers.GenerationConfig.from_model_config(config)
+    named = settings.eos_token_id
+    ids = [tokenizer.eos_token_id, *(named if isinstance(named, list) else [named])]
+    return frozenset(one for one in ids if one is not None)
 
 
 def load_model(folder: Path, config: Mapping[str, Any], dtype: torch.dtype, device: str) -> nn.Module:

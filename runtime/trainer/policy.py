@@ -49,7 +49,7 @@ def resolve(model_path: str) -> Path:
         raise PolicyError(f"there is no model folder {model_path}")
     from huggingface_hub import snapshot_download
 
-    wanted = ["*.json", "*.safetensors", "*.txt", "*.jinja"]
+    wanted = ["*.json", "*.safetensors", "*.txt", "*.jinja", "*.model"]
     # The same weights once more, in their maker's own format.
     return Path(snapshot_download(model_path, allow_patterns=wanted, ignore_patterns=["consolidated*"]))
 

@@ -22,7 +22,6 @@ from tests.support.mutant_log import Caught, Log, commit, now
 from tests.support.mutant_runs import MutantRuns, Outcome
 from tests.support.mutant_selection import select
 from tests.support.mutants import Mutant
-from tests.support.turns import Turns
 
 pytestmark = pytest.mark.slow
 
@@ -34,16 +33,10 @@ def name_of(mutant: Mutant) -> str:
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[MutantRuns]:
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MutantRuns]:
     runs = MutantRuns(tmp_path_factory.mktemp("mutants"))
     yield runs
     runs.close()
-    session = request.session
-    ran = [
-        item for item in session.items if getattr(item, "originalname", "") == "test_the_mutation_is_caught"
-    ]
-    if len(ran) == len(SELECTION.chosen) and not (session.shouldstop or session.shouldfail):
-        Turns().pass_on()
 
 
 def check(mutant: Mutant, outcome: Outcome) -> None:

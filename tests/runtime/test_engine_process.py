@@ -56,6 +56,16 @@ def test_tool_calls_are_parsed_where_the_tokenizer_has_the_parsers_token(tmp_pat
     assert option(command.arguments(config(), 0), "--tool-call-parser") == "hermes"
 
 
+def test_a_mistral_keeps_the_tokenizer_that_the_trainer_has(tmp_path: Path) -> None:
+    """Beside one in Mistral's own format vLLM would take that, and make other grammars of chats."""
+    (tmp_path / "config.json").write_text('{"model_type": "mistral"}')
+    (tmp_path / "chat_template.jinja").write_text("[AVAILABLE_TOOLS] [TOOL_CALLS]")
+    (tmp_path / "tokenizer.json").write_text(json.dumps({"model": {"vocab": {"[TOOL_CALLS]": 5}}}))
+    words = command.arguments(config(model_path=str(tmp_path)), 0)
+    assert (option(words, "--tokenizer-mode"), option(words, "--tool-call-parser")) == ("hf", "mistral")
+    assert "--tokenizer-mode" not in command.arguments(config(), 0)
+
+
 def lora_modules(words: list[str]) -> list[str]:
     first = words.index("--lora-target-modules") + 1
     return list(itertools.takewhile(lambda word: not word.startswith("--"), words[first:]))

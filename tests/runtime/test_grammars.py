@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,19 +19,22 @@ from runtime.gateway.engines.engine_client import EngineClient
 from runtime.gateway.requests import distribution
 from runtime.gateway.requests.request_fields import Kind
 from runtime.gateway.samples.samples import SampleStore
-from runtime.shared.batch import Batch, BatchError
+from runtime.shared.batch import Batch, BatchError, empty_batch
 from runtime.shared.grammar import Grammar, repeatable
 from runtime.shared.headers import REFUSE, UNTRAINABLE_HEADER
+from runtime.shared.learnable import learnable
 from runtime.trainer import losses
 from runtime.trainer import policy as policies
 from runtime.trainer.forward import pack_logprobs, sequences
+from runtime.trainer.grammar_masks import GrammarMasks
 from runtime.trainer.packing import Pack, pack
 from runtime.trainer.policy import Lora, Policy
-from tests.runtime.conftest import TINY_MODEL, RunningEngine
+from tests.runtime.conftest import TINY_MODEL, RunningEngine, start_engine
 from tests.runtime.gateway_here import ask, gateway_here
 from tests.runtime.recorded import record_choices
-from tests.runtime.test_recorded_answers import admitted, answered, with_engine
+from tests.runtime.test_recorded_answers import EOS, admitted, answered, with_engine
 from tests.runtime.test_samples import batch_of
+from tests.runtime.trainer_fixtures import SETTINGS
 
 SCHEMA = {
     "type": "object",
@@ -83,8 +88,28 @@ async def sampled_by_grammars(client: EngineClient, store: SampleStore, kind: Ki
 
 
 @pytest.fixture(scope="module")
-def policy() -> Policy:
-    return policies.build(TINY_MODEL, Lora(rank=4, alpha=4.0), dtype="float32", device="cpu", seed=0)
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny model as instruct models are published: with more ends than the tokenizer's own."""
+    folder = tmp_path_factory.mktemp("model") / "model"
+    shutil.copytree(TINY_MODEL, folder)
+    vocabulary = json.loads((folder / "tokenizer.json").read_text())["model"]["vocab"]
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [EOS, vocabulary["Ċ"]]}))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def engine(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningEngine]:
+    own = start_engine(tmp_path_factory.mktemp("engine"), model_path=str(model))
+    try:
+        own.wait_until_ready()
+        yield RunningEngine(own.socket, model)
+    finally:
+        own.end()
+
+
+@pytest.fixture(scope="module")
+def policy(model: Path) -> Policy:
+    return policies.build(model, Lora(rank=4, alpha=4.0), dtype="float32", device="cpu", seed=0)
 
 
 @pytest.fixture(scope="module")
@@ -114,14 +139,26 @@ def test_c09_r07_the_trainer_has_the_engines_logprobs_of_what_a_grammar_held(
 
 
 @pytest.mark.slow
-def test_c09_a_token_that_its_grammar_does_not_allow_ends_the_step_with_that(
+def test_c09_an_answer_that_its_grammar_does_not_allow_is_not_trained_and_counted(
     step: Batch, policy: Policy
 ) -> None:
+    assert policy.grammar_masks.checked(step) is step
     tokens = step.tokens.copy()
     first = int(np.flatnonzero(step.sampled)[0])
-    tokens[first] = (tokens[first] + 1) % 3  # a special token or a byte, which no grammar here begins with
-    with pytest.raises(BatchError, match="by a grammar"):
-        computed(policy, replace(step, tokens=tokens))
+    tokens[first] = (tokens[first] + 1) % 3  # a special token, which no grammar here begins with
+    checked = policy.grammar_masks.checked(replace(step, tokens=tokens))
+    assert checked.of_other_grammars == [0]
+    found, before = learnable(checked, SETTINGS), learnable(step, SETTINGS)
+    assert found.dropped - before.dropped == {"held to another grammar": 1}
+    assert found.sequences == before.sequences[1:]
+
+
+def test_a_grammar_that_cannot_be_compiled_refuses_its_step_by_name(tmp_path: Path) -> None:
+    meta = {"schema": 2, "grammars": [{"kind": "json", "text": "{}", "stop_token_ids": []}]}
+    meta |= {"samples": [{"turns": [{"start": 1, "end": 2, "grammar": 0}]}]}
+    batch = replace(empty_batch(meta), offsets=np.array([0, 2]), tokens=np.array([1, 2], np.int32))
+    with pytest.raises(BatchError, match="cannot be repeated"):
+        GrammarMasks(tmp_path, 10).checked(batch)
 
 
 @pytest.mark.slow
@@ -222,6 +259,7 @@ def test_c09_r07_a_grammar_that_can_be_repeated_costs_no_sample(held: dict[str, 
         {"structured_outputs": {"structural_tag": "{}"}},
         {"structured_outputs": {"regex": "a", "disable_any_whitespace": True}},
         {"structured_outputs": {"choice": "abc"}},
+        {"structured_outputs": {"regex": "a"}, "stop_token_ids": [3.0]},
         {"structured_outputs": {}},
     ],
     ids=str,

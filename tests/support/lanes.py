@@ -61,6 +61,7 @@ _ALONE = "--one-by-one"
 _EVERY_TURN = "--every-turn"
 _IN_LANES = pytest.StashKey[bool]()
 _STARTED = pytest.StashKey[dict[str, Lane]]()
+# Of a whole run that leaves out whose turn it is not: how many tests.
 _LEFT_OUT = pytest.StashKey[int]()
 
 
@@ -170,6 +171,9 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     for trouble in filter(None, _close(session.config)):
         session.exitstatus = pytest.ExitCode.INTERNAL_ERROR
         print(f"\n{trouble}", file=sys.stderr)
+    has_run = session.testscollected and not session.config.option.collectonly
+    if _LEFT_OUT in session.config.stash and has_run and session.exitstatus == pytest.ExitCode.OK:
+        Turns().pass_on()
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

@@ -1,8 +1,9 @@
 """Whose turn it is: of the costliest tests, and of the unchanged mutations, a whole run takes a third.
 
-Three whole runs in one checkout take all. The first takes the turn that HEAD says, as a number, and each run
-that ends leaves the next turn to the next. Without a commit it is everybody's. Whoever names a file, a folder
-or marks gets all that is there; `--every-turn` does so in a whole run: before work is handed over.
+Three whole runs in one checkout take all, if they pass. The first takes the turn that HEAD says, as a number,
+and each run that passes leaves the next turn to the next. Without a commit it is everybody's. Whoever names a
+file, a folder or marks gets all that is there; `--every-turn` does so in a whole run: before work is handed
+over.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ class Turns:
         return int(kept, 16) % len(TURNS)
 
     def pass_on(self) -> None:
-        """This one's mutants have run."""
+        """This one's tests have passed."""
         turn = self.now()
         if turn is not None:
             self._file.parent.mkdir(exist_ok=True)

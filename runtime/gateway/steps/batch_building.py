@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from runtime.gateway.samples.turns import SampledTurn
 from runtime.gateway.steps.selection import Selection, Source
-from runtime.shared.batch import Batch
+from runtime.shared.batch import GRAMMAR_SCHEMA, Batch
 from runtime.shared.grammar import Grammar
 from runtime.shared.statuses import StepCounts
 
@@ -93,7 +93,9 @@ def _grammar(turn: SampledTurn, grammars: dict[Grammar, int]) -> dict[str, int]:
 
 
 def _described_grammars(grammars: dict[Grammar, int]) -> dict[str, Any]:
-    return {"grammars": [grammar.as_json() for grammar in grammars]} if grammars else {}
+    if not grammars:
+        return {}
+    return {"schema": GRAMMAR_SCHEMA, "grammars": [grammar.as_json() for grammar in grammars]}
 
 
 def _segment(turn: SampledTurn) -> dict[str, Any]:
