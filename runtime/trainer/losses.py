@@ -104,7 +104,7 @@ def _logprob_chunk(
     output: Callable[[Tensor], Tensor],
     target_T: Tensor,
     temperature_T: Tensor,
-    allowed_TW: Tensor | None,
+    allowed_TW: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     logits_TV = output(hidden_TD).float() / temperature_T[:, None]
     if allowed_TW is not None:

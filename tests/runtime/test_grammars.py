@@ -143,14 +143,15 @@ def test_c09_an_answer_that_its_grammar_does_not_allow_is_not_trained_and_counte
     step: Batch, policy: Policy
 ) -> None:
     assert policy.grammar_masks.checked(step) is step
-    tokens = step.tokens.copy()
-    first = int(np.flatnonzero(step.sampled)[0])
+    before = learnable(step, SETTINGS)
+    (row, *others), tokens = before.sequences, step.tokens.copy()
+    first = int(step.offsets[row] + np.flatnonzero(step.sampled[step.span(row)])[0])
     tokens[first] = (tokens[first] + 1) % 3  # a special token, which no grammar here begins with
     checked = policy.grammar_masks.checked(replace(step, tokens=tokens))
-    assert checked.of_other_grammars == [0]
-    found, before = learnable(checked, SETTINGS), learnable(step, SETTINGS)
+    assert checked.of_other_grammars == [row]
+    found = learnable(checked, SETTINGS)
     assert found.dropped - before.dropped == {"held to another grammar": 1}
-    assert found.sequences == before.sequences[1:]
+    assert found.sequences == others
 
 
 def test_a_grammar_that_cannot_be_compiled_refuses_its_step_by_name(tmp_path: Path) -> None:

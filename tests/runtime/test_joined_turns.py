@@ -208,7 +208,7 @@ def test_b05_the_first_sequences_that_were_sealed_are_said_with_what_to_do(gatew
 
 UNTRAINABLE: dict[str, dict[str, Any]] = {
     "tool_choice": {"tools": [TOOL], "tool_choice": "required"},
-    "response_format": {"response_format": {"type": "json_object"}},
+    "response_format": {"response_format": {"type": "json_object"}, "tools": [TOOL]},
     "top_p": {"top_p": 0.9},
     "temperature": {"temperature": 0},
 }

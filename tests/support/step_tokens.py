@@ -15,7 +15,7 @@ def trained_tokens(machine: Path, rollouts: Iterable[str]) -> list[int]:
     (step,) = [
         path
         for path in machine.glob("steps/[0-9]*/batch.json")
-        if {row["rollout"] for row in json.loads(path.read_text()).get("samples", ())} == wanted
+        if {row.get("rollout") for row in json.loads(path.read_text()).get("samples", ())} == wanted
     ]
     arrays = load_file(step.with_name("batch.safetensors"))
     return arrays["tokens"][arrays["sampled"].astype(bool)].tolist()
