@@ -18,7 +18,7 @@ CONTENT = answer([1, 2], choice([3], [-0.5]), choice([4], [-0.25], index=1))
 def test_b03_the_samples_of_a_rollout_have_names_and_what_cannot_be_trained_a_reason(tmp_path: Path) -> None:
     store = SampleStore(tmp_path)
     late = record(store, asked("late", "r", n=2), CONTENT, version=1, delivered=False)
-    held = sampled(store, "r", version=2, response_format={"type": "json_object"})
+    held = sampled(store, "r", version=2, top_p=0.5)
     judged = sampled(store, "r", x_slipway_purpose="eval", x_slipway_predictor="judge")
     sampled(store, "another")
     app = FastAPI()
