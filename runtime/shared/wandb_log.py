@@ -1,13 +1,9 @@
 """Logs a run to Weights & Biases: each committed step, each validation and, if enabled, rollout texts.
 
-    train/reward  train/reward/PREDICTOR  train/loss  train/lag2/clip_fraction  …   counts/trained  …
-    val/score     val/score/PREDICTOR     val/standard_error  …                train/completions (a table)
-    val/reward    beside val/score, of what `run.log` has averaged: the name in ART
-
-The axes are train/step, and val/step, which is the version that was scored: wandb's own steps only ever go
-up, and a validation comes between two of ours, from another process. Neighbours: the recipe calls;
-`validations.py` and the gateway's `rollout_log.py` have the files that are read here. Knows nothing of
-training.
+The rows are those of `tracker_rows.py`, with texts as the table `train/completions`. Their axes are
+train/step, and val/step, which is the version that was scored: wandb's own steps only ever go up, and a
+validation comes between two of ours, from another process. Neighbours: the recipe calls; `validations.py` and
+the gateway's `rollout_log.py` have the files that are read here. Knows nothing of training.
 """
 
 from __future__ import annotations
@@ -19,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from runtime.shared import json_files, validations
+from runtime.shared import json_files, tracker_rows, validations
 from runtime.shared.redaction import HIDDEN, hide
 from runtime.shared.wandb_signals import CLOSE, OPEN
 
@@ -27,7 +23,6 @@ _WANDB_SECONDS = 30.0
 # Of a text in the table; the files at home have more of it.
 _CHARACTERS = 2_000
 _COLUMNS = ("step", "group", "predictor", "reward", "prompt", "completion", "dropped")
-_OTHERS = ("standard_error", "parse_rate", "cut_off_rate", "examples")
 _OWN_SECRETS = ("WANDB_API_KEY", "HF_TOKEN")
 _log = logging.getLogger(__name__)
 
@@ -105,9 +100,7 @@ class WandbLog:
         if self._run is None or (maybe_logged and self._run.summary.get("train/step") == line["step"]):
             return
         self._validated()
-        numbers = {f"train/{name}": value for name, value in line["metrics"].items()}
-        counts = {f"counts/{name}": value for name, value in line["counts"].items() if name != "dropped"}
-        row = {**numbers, **counts, "train/step": line["step"], "policy_version": line["version"]}
+        row = tracker_rows.step_row(line)
         if self._completions and (rows := list(self._completions_table(line["step"]))):
             row["train/completions"] = self._table(columns=list(_COLUMNS), data=rows)
         self._run.log(row)
@@ -131,7 +124,7 @@ class WandbLog:
 
     def _validated(self) -> None:
         for line in self._validations.take():
-            self._run.log(_validation(line))
+            self._run.log(tracker_rows.validation_row(line))
             self._validations.logged(line)
 
     def _completions_table(self, step: int) -> Iterator[list[Any]]:
@@ -146,17 +139,6 @@ class WandbLog:
             except ValueError:
                 continue
             yield [_table_cell(name, record.get(name)) for name in _COLUMNS]
-
-
-def _validation(line: dict[str, Any]) -> dict[str, Any]:
-    name = f"val/{line['name']}"
-    row = {name: line["score"], "val/step": line.get("version") or 0}
-    row |= {f"{name}/{predictor}": value for predictor, value in (line.get("predictors") or {}).items()}
-    if line["name"] == "score":
-        if not line["compile"]:  # an average of rewards, by `run.log`; programs for ART look for this name
-            row["val/reward"] = line["score"]
-        row |= {f"val/{other}": line[other] for other in _OTHERS if line.get(other) is not None}
-    return row
 
 
 def _table_cell(name: str, value: Any) -> Any:

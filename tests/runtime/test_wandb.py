@@ -24,7 +24,14 @@ def line(step: int) -> dict[str, Any]:
     return {
         "step": step,
         "version": step,
-        "metrics": {"loss": step / 10, "reward": 0.5, "reward/draft": 0.25, "learning_rate": 1e-3},
+        "settings": {"kl_beta": 0.1},
+        "metrics": {
+            "loss": step / 10,
+            "reward": 0.5,
+            "reward/draft": 0.25,
+            "learning_rate": 1e-3,
+            "kl_reference": 0.5,
+        },
         "counts": {"trained": 8, "dropped": {"truncated": 1}},
     }
 
@@ -132,6 +139,7 @@ def test_c43_wandb_has_each_step_once_over_several_lives(tmp_path: Path) -> None
         assert record["train/loss"] == pytest.approx(step / 10)
         assert record["train/reward/draft"] == 0.25
         assert record["train/learning_rate"] == 1e-3
+        assert record["train/kl"] == record["train/kl_reference"] == 0.5, "TRL's name of it"
         assert record["policy_version"] == step and record["counts/trained"] == 8
     assert {file.name for file in tmp_path.rglob("*.wandb")} == {"run-run-1.wandb"}
 
@@ -146,7 +154,7 @@ def test_a19_wandb_has_each_validation_once_over_several_lives_in_their_order(tm
     assert [it["val/other"] for it in found if "val/other" in it] == [0.25]
     assert {it["val/standard_error"] for it in found if "val/score" in it} == {0.125}
     assert {it["val/score/draft"] for it in found if "val/score" in it} == {0.75}
-    assert not any("val/reward" in it for it in found), "a compile's score is not a reward's average"
+    assert [it["val/reward"] for it in found if "val/score" in it] == [it[1] for it in scored]
     order = [
         it.get("train/step", f"validation {it['val/step']}" if "val/score" in it else "other") for it in found
     ]
