@@ -52,6 +52,9 @@ class LiveStatus:
     cost: float
     budget: float | None = None
     step: int | None = None
+    # The number of its program's last step, and the time until then, where both are known.
+    steps: int | None = None
+    seconds_left: float | None = None
     reward: float | None = None
     tunnel_ms: float | None = None
     lease_left_seconds: float | None = None
@@ -60,21 +63,34 @@ class LiveStatus:
     waits_for: str | None = None
 
     def line(self) -> str:
-        """name · up time · $ of budget · step · reward · tunnel ms · lease left."""
+        """name · up time · $ of budget · step of steps, time left · reward · tunnel ms · lease left."""
         money = format_money(self.cost) + (f" of {format_money(self.budget)}" if self.budget else "")
         parts = [self.name, f"up {format_duration(self.up_seconds)}", money]
         if self.waits_for and not self.trouble:
             return " · ".join([*parts, self.waits_for])
-        parts.append("step -" if self.step is None else f"step {self.step}")
+        parts.append(self._step())
         parts.append("reward -" if self.reward is None else f"reward {self.reward:.3g}")
         parts.append("tunnel -" if self.tunnel_ms is None else f"tunnel {self.tunnel_ms:.0f} ms")
         left = self.lease_left_seconds
         # Renewed all the time, so its seconds matter only when it is nearly over.
-        rounded = left if left is None or left < 120 else left // 60 * 60
-        parts.append("lease -" if rounded is None else f"lease {format_duration(rounded)} left")
+        parts.append("lease -" if left is None else f"lease {_rounded_duration(left)} left")
         if self.trouble:
             parts.append(self.trouble)
         return " · ".join(parts)
+
+    def _step(self) -> str:
+        if self.step is None:
+            return "step -"
+        if self.steps is None or self.step > self.steps:  # the program has gone on to something else
+            return f"step {self.step}"
+        is_known = self.seconds_left is not None and self.seconds_left >= 1
+        left = f", about {_rounded_duration(self.seconds_left or 0.0)} left" if is_known else ""
+        return f"step {self.step} of {self.steps}{left}"
+
+
+def _rounded_duration(seconds: float) -> str:
+    """In whole minutes, from two on."""
+    return format_duration(seconds if seconds < 120 else seconds // 60 * 60)
 
 
 class Output:

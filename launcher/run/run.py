@@ -271,6 +271,7 @@ class Run:
         return self._request.started_by if self._request.resumed is None else None
 
     def _watched(self, machine: Machine) -> WatchedRun:
+        from launcher.results.program_progress import ProgramProgress
         from launcher.run.work import WatchedRun
 
         assert self._parts.monitor is not None  # _connect made both
@@ -278,7 +279,7 @@ class Run:
         return WatchedRun(
             self._label, self._begun_at, self._limits, self._parts.monitor, machine.ended,
             self._parts.background_copy.latest, self._timeout_budget_seconds,
-            self._request.settings.grace_seconds,
+            self._request.settings.grace_seconds, ProgramProgress(self._folder / RESULTS).latest,
         )  # fmt: skip
 
     def _print_ready(self, endpoint: LocalEndpoint) -> None:

@@ -17,6 +17,7 @@ from launcher.base import clock
 from launcher.base.errors import JobFailed, LimitReached
 from launcher.console.output import LiveStatus, Output
 from launcher.records.lease import LONGER_LIMIT_HINT, Limits
+from launcher.results.program_progress import Progress
 from launcher.run.runtime_monitor import RuntimeMonitor, RuntimeSnapshot
 from launcher.run.signals import Interrupted
 from launcher.teardown.minder import GRACE_SECONDS, Command
@@ -33,9 +34,9 @@ _MISSED_SECONDS = 1.0
 @dataclass(frozen=True)
 class WatchedRun:
     """The inputs of the watch loop. `ended` asks the machine why the runtime is gone, `durability` is its
-    progress; `grace_seconds` is the program's time to save its state when the run is interrupted;
-    `timeout_budget_seconds` is how long the runtime may be silent (`timeout_budget.py`). `begun_at` and
-    the limits are on the clock that counts sleep (`base/clock.py`)."""
+    progress, `progress` the program's; `grace_seconds` is the program's time to save its state when the run
+    is interrupted; `timeout_budget_seconds` is how long the runtime may be silent (`timeout_budget.py`).
+    `begun_at` and the limits are on the clock that counts sleep (`base/clock.py`)."""
 
     label: str
     begun_at: float
@@ -45,6 +46,7 @@ class WatchedRun:
     durability: Callable[[], DurabilityStatus]
     timeout_budget_seconds: float
     grace_seconds: float = GRACE_SECONDS
+    progress: Callable[[], Progress | None] = lambda: None
 
 
 class Work:
@@ -192,12 +194,15 @@ class Work:
         status = snapshot.status
         silent = None if snapshot.silent_since is None else time.monotonic() - snapshot.silent_since
         trouble = _runtime_problem(status) if status else None
+        progress = self._watched.progress()
         return LiveStatus(
             name=self._watched.label,
             up_seconds=now - self._watched.begun_at,
             cost=self._watched.limits.spent + self._watched.limits.cost(now),
             budget=self._watched.limits.budget,
             step=status.step if status else None,
+            steps=progress.steps if progress else None,
+            seconds_left=progress.seconds_left(time.time()) if progress else None,
             reward=reward_of(status.last_metrics) if status else None,
             tunnel_ms=None if snapshot.round_trip_seconds is None else snapshot.round_trip_seconds * 1000,
             lease_left_seconds=snapshot.lease.left(now),

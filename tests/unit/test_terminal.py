@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import fcntl
 import io
 import json
@@ -127,6 +128,24 @@ def test_the_live_line_says_what_was_promised() -> None:
         live(7).line()
         == "dev · up 3m 12s · $0.00 of $40.00 · step 7 · reward 0.5 · tunnel 2 ms · lease 14m left"
     )
+
+
+@pytest.mark.parametrize(
+    ("steps", "seconds_left", "shown"),
+    [
+        (None, None, "step 7 · "),  # a loop of the user's own
+        (40, None, "step 7 of 40 · "),
+        (40, 0.4, "step 7 of 40 · "),
+        (40, 71.6, "step 7 of 40, about 1m 12s left · "),
+        (40, 725.0, "step 7 of 40, about 12m left · "),
+        (6, None, "step 7 · "),  # the optimizer's last was step 6
+    ],
+)
+def test_the_live_line_says_how_long_the_steps_take_that_are_left(
+    steps: int | None, seconds_left: float | None, shown: str
+) -> None:
+    line = dataclasses.replace(live(7), steps=steps, seconds_left=seconds_left).line()
+    assert f"$40.00 · {shown}reward 0.5" in line
 
 
 def test_a_terminal_gets_the_live_line_and_a_dumb_or_plain_one_does_not(terminal: Terminal) -> None:

@@ -14,6 +14,7 @@ import pytest
 
 from launcher.console.output import Output
 from launcher.records.lease import Lease, Limits
+from launcher.results.program_progress import Progress
 from launcher.run.runtime_monitor import RuntimeSnapshot
 from launcher.run.work import WatchedRun, Work
 from launcher.teardown import minder
@@ -33,7 +34,9 @@ def status(phase: str, detail: str | None = None, version: int = 6) -> RuntimeSt
 
 def test_a_publication_that_failed_is_said_once_in_the_terminal_and_so_is_its_end() -> None:
     said = io.StringIO()
-    watched = SimpleNamespace(label="x", begun_at=0.0, limits=Limits(0.0), monitor=None)
+    watched = SimpleNamespace(
+        label="x", begun_at=0.0, limits=Limits(0.0), monitor=None, progress=lambda: None
+    )
     work = Work(cast(WatchedRun, watched), None, "", Output(stdout=said, stderr=said, environ={}))
     beats = [
         status("ready"),
@@ -50,12 +53,25 @@ def test_a_publication_that_failed_is_said_once_in_the_terminal_and_so_is_its_en
     assert lines == [None, "the newest step is not being served", "the newest step is not being served", None]
 
 
+def test_the_live_line_has_the_steps_of_its_program() -> None:
+    progress = Progress(40, 33, None)
+    watched = SimpleNamespace(label="x", begun_at=0.0, limits=Limits(0.0), progress=lambda: progress)
+    work = Work(cast(WatchedRun, watched), None, "", Output(environ={}))
+    live = work._live(RuntimeSnapshot(Lease(60, 0), status=status("ready", version=7)), 1.0)
+    assert (live.step, live.steps, live.seconds_left) == (7, 40, None)
+
+
 @pytest.mark.parametrize("where", ["the gateway's", "the trainer's"])
 def test_n16_a_full_disk_of_the_machine_is_a_warning_once_and_so_is_its_end(where: str) -> None:
     said, full = io.StringIO(), "[Errno 28] No space left on device"
     monitor = SimpleNamespace(latest=lambda: snapshots.pop(0))
     watched = SimpleNamespace(
-        label="x", begun_at=0.0, limits=Limits(0.0), monitor=monitor, durability=DurabilityStatus
+        label="x",
+        begun_at=0.0,
+        limits=Limits(0.0),
+        monitor=monitor,
+        durability=DurabilityStatus,
+        progress=lambda: None,
     )
     work = Work(cast(WatchedRun, watched), None, "", Output(stdout=said, stderr=said, environ={}))
     child = {"name": "trainer", "state": "ready", "detail": f"not committed yet: {full}"}
@@ -73,7 +89,9 @@ def test_n16_a_full_disk_of_the_machine_is_a_warning_once_and_so_is_its_end(wher
 
 
 def test_n11_only_what_restarts_is_said_to_restart_and_what_is_slow_to_be_slow() -> None:
-    watched = SimpleNamespace(label="x", begun_at=0.0, limits=Limits(0.0), monitor=None)
+    watched = SimpleNamespace(
+        label="x", begun_at=0.0, limits=Limits(0.0), monitor=None, progress=lambda: None
+    )
     output = Output(stdout=io.StringIO(), stderr=io.StringIO(), environ={})
     work = Work(cast(WatchedRun, watched), None, "", output)
 

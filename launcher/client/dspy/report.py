@@ -116,7 +116,7 @@ class Journal:
         if not place.step and not place.superseded:
             settings = {"settings": place.settings} if place.settings else {}
             work = {**place.work.to_dict(), "steps": self._steps, "step": 0, **settings}
-            self._write("compile", {"time": round(time.time(), 3), **work})
+            self._write("compile", work)
 
     def note(self, text: str) -> None:
         """A line for people alone."""
@@ -204,7 +204,8 @@ class Journal:
     def _write(self, kind: str, fields: dict[str, Any]) -> None:
         if self._path is not None:
             with self._path.open("a") as file:
-                line = {"kind": kind, "compile": self._compile, **_finite_json(fields)}
+                now = round(time.time(), 3)
+                line = {"kind": kind, "compile": self._compile, **_finite_json(fields), "time": now}
                 file.write(json.dumps(line, allow_nan=False) + "\n")
 
 
