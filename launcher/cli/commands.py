@@ -107,6 +107,7 @@ def root(
     disk: options.Disk = None,
     settings: options.Set = None,
     wandb: options.Wandb = None,
+    trackio: options.Trackio = None,
     port: options.Port = None,
     openai_env: options.OpenaiEnv = None,
     arbor: options.Arbor = None,

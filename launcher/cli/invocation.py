@@ -16,9 +16,8 @@ from launcher.console.output import Output
 # The parameters of `launch` that are settings of a run; --max is `maximum` here, because `max` is Python's.
 RUN_OPTIONS = (
     "model", "name", "resume", "from_run", "gpus", "infra", "train_gpus", "infer_gpus", "disk", "wandb",
-    "port", "openai_env", "arbor", "art", "budget", "max_price", "yes", "maximum", "lease", "idle", "grace",
-    "copy_rate",
-    "keep_output",
+    "trackio", "port", "openai_env", "arbor", "art", "budget", "max_price", "yes", "maximum", "lease", "idle",
+    "grace", "copy_rate", "keep_output",
 )  # fmt: skip
 
 

@@ -109,6 +109,15 @@ Wandb = Annotated[
         rich_help_panel=_WHAT,
     ),
 ]
+Trackio = Annotated[
+    bool | None,
+    typer.Option(
+        "--trackio",
+        help="Log to Trackio on this computer: into results/trackio, or your TRACKIO_DIR. Needs the extra "
+        "`trackio`.",
+        rich_help_panel=_WHAT,
+    ),
+]
 Port = Annotated[
     str | None,
     typer.Option(

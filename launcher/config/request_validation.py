@@ -32,6 +32,7 @@ from launcher.models import adapter_folder, hub, model_config
 from launcher.models.model_config import FoundConfig
 from launcher.records.endpoint import keyless_option, wanted_port
 from launcher.records.records import RecordStore, RunRecord
+from launcher.results import trackio_process
 from launcher.types.offers import plan_command
 from launcher.types.plan import refuse_rental_options, split_local_gpus
 from launcher.types.settings import Settings
@@ -118,6 +119,8 @@ def validate(parsed: ParsedRequest, home: Home, say: Callable[[str], None] = lam
     if (port := wanted_port(settings)) is not None:
         ports.check_port(port, home, keyless_option=keyless_option(settings))
     preflight.check_wandb(settings, os.environ)
+    if settings.trackio:
+        trackio_process.check_installed()
     preflight.check_folders(home)
     preflight.check_disk(settings, model_path, home)
     if not rented:

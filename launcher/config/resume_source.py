@@ -38,6 +38,7 @@ _RECORDED = {
     "arbor": "arbor",
     "art": "art",
     "wandb": "wandb",
+    "trackio": "trackio",
     "gpus": "gpus",
     "infra": "infra",
     "train_gpus": "train_gpus",

@@ -133,6 +133,7 @@ def load(
         art=values["art"].value,
         keep_output=values["keep_output"].value,
         wandb=values["wandb"].value,
+        trackio=values["trackio"].value,
         yes=values["yes"].value,
         runtime=overrides,
         values=values,

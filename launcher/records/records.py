@@ -131,6 +131,11 @@ class RunRecord:
         return self.details.get("settings", {}).get("wandb", "disabled") != "disabled"
 
     @property
+    def logs_to_trackio(self) -> bool:
+        """Whether its steps go to Trackio on this computer."""
+        return bool(self.details.get("settings", {}).get("trackio"))
+
+    @property
     def life(self) -> Life:
         """The newest life, up to its proven end: an unproven machine is still paid for."""
         price = (self.machine.get("standing") or {}).get("price_per_hour") or 0.0

@@ -218,6 +218,8 @@ class Ending:
         if failure is None and self._signals.received is not None:
             failure = Interrupted(self._signals.received)
         failpoint("cli.downed")  # not caught, as above
+        if self._components.trackio is not None:
+            self._try("writing to Trackio", self._components.trackio.finish)
         unwritten = self._write_final_record(failure, proof)
         failure = failure or unwritten
         if self._components.guardian is not None and proof.verified and unwritten is None:

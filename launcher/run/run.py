@@ -47,7 +47,7 @@ from launcher.records.endpoint import (
 )
 from launcher.records.lease import LONGER_LIMIT_HINT, Limits
 from launcher.records.records import RecordStore, RunRecord
-from launcher.results import durable
+from launcher.results import durable, trackio_process
 from launcher.run import machine_from_plan, rented_run
 from launcher.run.ending import ONE_MORE_CTRL_C, Ending
 from launcher.run.phase_times import PhaseTimes
@@ -222,6 +222,8 @@ class Run:
         results.mkdir(mode=0o700, exist_ok=True)
         background_copy = self._parts.background_copy = BackgroundCopy(machine, results)
         background_copy.start()
+        if settings.trackio:
+            self._parts.trackio = trackio_process.TrackioProcess(self._folder)
         run_id, told = self._record.id, (settings.openai_env, settings.arbor, settings.art)
         return LocalEndpoint(root, token, run_id, results, timeout_budget_seconds, *told)
 
@@ -290,6 +292,10 @@ class Run:
             lines.append(f"  your programs that were written for Arbor run as they are{key}")
         if endpoint.art:
             lines.append(f"  your programs that were written for ART run with our backend{key}")
+        settings = self._request.settings
+        if settings.trackio:
+            project = str(settings.values["wandb_project"].value)
+            lines.append(f"  Trackio: {trackio_process.view_command(endpoint.run_dir, project, os.environ)}")
         if not self._request.command:
             lines.append(f'  in another terminal: eval "$(launch env {self._label})"')
             lines.append("  Ctrl-C here copies the results and takes everything down")

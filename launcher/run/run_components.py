@@ -16,6 +16,7 @@ from launcher.types.machine import Machine
 if TYPE_CHECKING:
     from launcher.proxy.relay import Relay
     from launcher.results.background_copy import BackgroundCopy
+    from launcher.results.trackio_process import TrackioProcess
     from launcher.run.runtime_monitor import RuntimeMonitor
 
 
@@ -31,6 +32,7 @@ class RunComponents:
     relay: Relay | None = None
     monitor: RuntimeMonitor | None = None
     background_copy: BackgroundCopy | None = None
+    trackio: TrackioProcess | None = None
     served: bool = False
 
 

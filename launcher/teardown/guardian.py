@@ -32,6 +32,7 @@ from launcher.records import teardown_lock
 from launcher.records.endpoint import RESULTS, delete_token
 from launcher.records.records import RUN_VARIABLE, RecordStore, RunRecord, end_fields
 from launcher.records.teardown_lock import LockHandle
+from launcher.results import trackio_process
 from launcher.teardown import abandon_results, last_copy, self_termination, take_down
 from launcher.teardown.end_run import end_run
 from launcher.types.machine import Proof, Stopped, no_progress
@@ -242,6 +243,7 @@ class _GuardiansEnd:
             if _note(self._store, self._record.id, **changes):
                 break
             time.sleep(_PAUSE_SECONDS)
+        trackio_process.write(self._record, _log)
         return 0 if proof.verified else 1
 
 

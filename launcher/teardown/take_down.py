@@ -24,6 +24,7 @@ from launcher.records.endpoint import RESULTS, delete_token
 from launcher.records.lease import Limits
 from launcher.records.records import RecordStore, RunRecord, end_fields
 from launcher.records.teardown_lock import LockHandle, LockOwner
+from launcher.results import trackio_process
 from launcher.results.background_copy import pull_with_retries
 from launcher.teardown import abandon_results, self_termination
 from launcher.teardown.end_run import COPYING_RESULTS, end_run
@@ -68,7 +69,10 @@ def pull(
         raise NotPulled(
             f"{record.id} has nothing to copy", "it ended before it had a machine", "launch status"
         )
-    return cast("Machine", machine).pull(store.folder(record.id) / RESULTS, progress, stopped)
+    report = cast("Machine", machine).pull(store.folder(record.id) / RESULTS, progress, stopped)
+    if not record.launch_alive:  # its launch does it
+        trackio_process.write(record, progress)
+    return report
 
 
 class ResultsWait:

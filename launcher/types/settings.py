@@ -186,6 +186,7 @@ SETTINGS: dict[str, Setting] = {
         Setting("art", _boolean, False),
         Setting("keep_output", _boolean, True),
         Setting("wandb", _wandb, "disabled"),
+        Setting("trackio", _boolean, False),
         Setting("yes", _boolean, False),
     )
 }
@@ -229,6 +230,7 @@ class Settings:
     art: bool
     keep_output: bool
     wandb: str
+    trackio: bool
     yes: bool
     runtime: dict[str, Any] = field(default_factory=dict)
     values: dict[str, Value] = field(default_factory=dict)

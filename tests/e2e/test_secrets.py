@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from tests.support.canaries import CommandLines, in_files
 from tests.support.environment import PROGRAMS, REPOSITORY
 from tests.support.launched import Launched, processes_of
 from tests.support.ports import free_port
+from tests.support.trackio_files import runs_in
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.slow
@@ -52,6 +54,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seen]:
     env_file.write_text(f"HF_TOKEN={HF}\nWANDB_API_KEY={WANDB}\nOTHER_API_KEY={FILE}\n")
     env_file.chmod(0o600)
     environ = {"SHELL_API_KEY": SHELL, "PYTHONPATH": str(REPOSITORY), "LAUNCH_WANDB": "offline"}
+    environ |= {"LAUNCH_TRACKIO": "1"}
     with CommandLines() as lines:
         launched = Launched(
             make_home(folder / "home"),
@@ -65,7 +68,10 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seen]:
             trained = launched.run_dir / "results" / "trained"
             wait_until(lambda: trained.exists() or launched.process.poll() is not None, 600, "a step")
             environments: dict[str, set[str]] = {}
-            for process in processes_of(launched.run_id):
+            trackio = [
+                it for it in psutil.Process(launched.process.pid).children() if "trackio" in _holder(it)
+            ]
+            for process in [*processes_of(launched.run_id), *trackio]:
                 values = " ".join(process.environ().values())
                 held = {canary for canary in (HF, WANDB, FILE, SHELL) if canary in values}
                 environments.setdefault(_holder(process), set()).update(held)
@@ -89,6 +95,7 @@ def test_g14_each_process_has_the_secrets_it_needs_and_no_other(seen: Seen) -> N
     assert len(of_runtime) >= 3
     assert not any({FILE, SHELL} & held for held in of_runtime)
     assert not any({FILE} & held for held in holders.values())
+    assert holders["launcher.results.trackio_log"] == set()
 
 
 def test_g14_no_secret_was_ever_in_a_command_line(seen: Seen) -> None:
@@ -102,3 +109,12 @@ def test_g14_no_secret_is_in_any_file_of_the_run(seen: Seen) -> None:
     home = seen.launched.run_dir / "results" / "wandb"
     assert list(home.glob("offline-run-*/*.wandb")), "wandb wrote its files, and they are home"
     assert in_files([seen.folder], [HF, WANDB, FILE, SHELL, seen.token]) == []
+
+
+def test_each_committed_step_is_in_trackio(seen: Seen) -> None:
+    results = seen.launched.run_dir / "results"
+    lines = [json.loads(line) for line in (results / "metrics.jsonl").read_text().splitlines()]
+    rows = runs_in(results / "trackio")[seen.launched.run_id]["rows"]
+    assert lines and [(it["step"], it["train/reward"]) for it in rows if "train/step" in it] == [
+        (line["step"], line["metrics"]["reward"]) for line in lines
+    ]

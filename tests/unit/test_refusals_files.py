@@ -8,6 +8,7 @@ import os
 import pytest
 
 from launcher.base.home import Home
+from launcher.results import trackio_process
 from tests.support.refusals import Place, Refused, check, place
 
 __all__ = ["place"]
@@ -48,6 +49,10 @@ FILES = [
             done=lambda place: place.patch.setattr(os, "ST_RDONLY", ~0)),
     Refused("--wandb online", 3, "--wandb online: no account", "WANDB_API_KEY", "launch --wandb offline",
             environ={"HOME": "/nowhere", "WANDB_API_KEY": "", "NETRC": ""}),
+    Refused("--trackio", 3, "--trackio needs Trackio 9.9", "0.43.0 is installed", "uv pip install --python",
+            done=lambda place: place.patch.setattr(trackio_process, "_VERSION", "9.9")),
+    Refused("--trackio", 3, "--trackio needs Trackio 0.43", "not installed in launch's environment", "'trackio==0.43.*'",
+            done=lambda place: place.patch.setattr(trackio_process, "_PACKAGE", "trackio-that-is-not-there")),
 ]  # fmt: skip
 
 

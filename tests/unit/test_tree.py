@@ -38,6 +38,7 @@ IMPORTERS = {
         )
     },
     "torchtune": {"runtime/trainer/network.py", "runtime/recipes/"},
+    "trackio": {"launcher/results/trackio_log.py"},
     "xgrammar": {"runtime/trainer/grammar_masks.py"},
     "transformers": {"runtime/trainer/network.py", "runtime/engine/server.py", "examples/tiny_model/"},
     "dspy": {
@@ -254,6 +255,7 @@ def test_the_two_halves_share_only_the_light_modules() -> None:
     shared |= {"runtime.shared.runtime_config", "runtime.shared.statuses", "runtime.shared.imports"}
     shared |= {"runtime.shared.model_shape", "runtime.shared.gpu_memory", "runtime.shared.open_files"}
     shared |= {"runtime.shared.log_errors", "runtime.shared.wandb_signals", "runtime.nvidia_smi"}
+    shared |= {"runtime.shared.tracker_rows", "runtime.shared.validations"}
     shared |= {f"runtime.shared.memory.{part}" for part in ("planning", "suggestions", "memory_item")}
     for path in _sources():
         half = path.relative_to(ROOT).parts[0]

@@ -98,6 +98,8 @@ def _report_to(reading: Translation, name: str, value: Any) -> None:
     wanted = {str(it) for it in value} if isinstance(value, list) else {str(value)}
     if wanted & {"wandb", "all"} and reading.run.config.wandb_mode == "disabled":
         reading.note(name, "W&B gets nothing of this run, which was started without --wandb online")
+    elif wanted == {"trackio"}:
+        reading.note(name, "Trackio gets this run if it was started with --trackio")
     elif others := wanted - {"wandb", "all", "none"}:
         reading.note(name, f"not to {', '.join(sorted(others))}: {_LOGGED}")
 

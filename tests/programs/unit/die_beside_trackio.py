@@ -1,0 +1,14 @@
+"""Starts the process that writes a run into Trackio, prints its id, and is killed: RUN FOLDER."""
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+import psutil
+
+from launcher.results.trackio_process import TrackioProcess
+
+follower = TrackioProcess(Path(sys.argv[1]))
+print(*(child.pid for child in psutil.Process().children()), flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
