@@ -131,50 +131,51 @@ def books(count, seed):
 # Offline: phrases whose words the tiny model knows, those of quickstart.py. The file can be copied alone.
 
 
-def words(text):
+def lexicon(text):
     """Each English word with its French: one form of a noun, a masculine and a feminine one of the others."""
     return [entry.split() for entry in text.split(", ")]
 
 
-MASCULINE = words(
+MASCULINE = lexicon(
     "cat chat, dog chien, book livre, garden jardin, bread pain, horse cheval, boat bateau, wagon wagon, "
     "kiwi kiwi, zebra zèbre, game jeu, bridge pont, brother frère, king roi, yogurt yaourt, cheese fromage"
 )
-FEMININE = words(
+FEMININE = lexicon(
     "house maison, table table, car voiture, door porte, flower fleur, key clé, sister sœur, apple pomme, "
     "chair chaise, mouse souris, city ville, cup tasse, queen reine, shirt chemise, moon lune, shop boutique"
 )
-EARLY = words("small petit petite, big grand grande, pretty joli jolie")
-LATE = words(
+BEFORE_NOUN = lexicon("small petit petite, big grand grande, pretty joli jolie")
+AFTER_NOUN = lexicon(
     "black noir noire, white blanc blanche, green vert verte, blue bleu bleue, grey gris grise, "
     "heavy lourd lourde, cold froid froide, expensive cher chère, new neuf neuve"
 )
-DETERMINERS = words("the le la, a un une, my mon ma, this ce cette")
-PREPOSITIONS = words("under sous, on sur, with avec, behind derrière")
+DETERMINERS = lexicon("the le la, a un une, my mon ma, this ce cette")
+PREPOSITIONS = lexicon("under sous, on sur, with avec, behind derrière")
 
 
 def noun_phrase(rng):
     """Such as ("the green house", "la maison verte")."""
     gender = rng.choice((1, 2))
     noun = rng.choice(MASCULINE if gender == 1 else FEMININE)
-    determiner, adjective = rng.choice(DETERMINERS), rng.choice(EARLY + LATE)
-    pair = [adjective[gender], noun[1]] if adjective in EARLY else [noun[1], adjective[gender]]
+    determiner, adjective = rng.choice(DETERMINERS), rng.choice(BEFORE_NOUN + AFTER_NOUN)
+    pair = [adjective[gender], noun[1]] if adjective in BEFORE_NOUN else [noun[1], adjective[gender]]
     return f"{determiner[0]} {adjective[0]} {noun[0]}", " ".join([determiner[gender], *pair])
 
 
 def phrases(count, seed, held_out):
     """`count` different ones of one or two nouns. A sixth of all there are is held out from any training."""
     rng = random.Random(seed)
-    found = {}
-    while len(found) < count:
+    translations = {}
+    while len(translations) < count:
         english, french = noun_phrase(rng)
         if rng.random() < 0.5:
             link, other = rng.choice(PREPOSITIONS), noun_phrase(rng)
             english, french = f"{english} {link[0]} {other[0]}", f"{french} {link[1]} {other[1]}"
         if (zlib.crc32(english.encode()) % 6 == 0) == held_out:
-            found[english] = french
-    mixed = rng.sample(list(found.items()), count)  # those of one noun are found first: there are fewer
-    return [dspy.Example(english=english, french=french).with_inputs("english") for english, french in mixed]
+            translations[english] = french
+    # Those of one noun are found first: there are fewer.
+    pairs = rng.sample(list(translations.items()), count)
+    return [dspy.Example(english=english, french=french).with_inputs("english") for english, french in pairs]
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ import dspy
 from launcher.client import GRPO, PolicyLM, connect
 
 
-def right_words(example, prediction, trace=None):
+def word_accuracy(example, prediction, trace=None):
     """The share of the words that are right and in their place; for a demo, whether all are."""
     given, wanted = prediction.french.lower().split(), example.french.lower().split()
     share = sum(a == b for a, b in zip(given, wanted, strict=False)) / max(len(given), len(wanted), 1)
@@ -40,31 +40,33 @@ def main() -> None:
     program = dspy.Predict("english -> french")
     # No temperature, so that rollouts differ; candidates are scored by one sampled answer to each example.
     program.set_lm(PolicyLM(run, max_tokens=64 if args.offline else 512))
-    raw = phrases(120, args.seed, held_out=False) if args.offline else books(400, args.seed)
-    train, held_out = raw[:80], raw[80:112]
+    examples = phrases(120, args.seed, held_out=False) if args.offline else books(400, args.seed)
+    train, held_out = examples[:80], examples[80:112]
     # An answer that does not parse scores 0, as in training. By default DSPy gives up after ten of them.
-    dspy.configure(max_errors=len(raw))
+    dspy.configure(max_errors=len(examples))
 
-    prompts = dspy.BootstrapFewShot(metric=right_words, max_bootstrapped_demos=1, max_labeled_demos=1)
-    weights = GRPO(
-        right_words,
+    prompt_optimizer = dspy.BootstrapFewShot(
+        metric=word_accuracy, max_bootstrapped_demos=1, max_labeled_demos=1
+    )
+    weight_optimizer = GRPO(
+        word_accuracy,
         num_train_steps=args.steps,
         num_dspy_examples_per_grpo_step=4,
         num_rollouts_per_grpo_step=8,
         seed=args.seed,
     )
-    together = dspy.BetterTogether(metric=right_words, p=prompts, w=weights)
+    together = dspy.BetterTogether(metric=word_accuracy, p=prompt_optimizer, w=weight_optimizer)
     best = together.compile(program, trainset=train, valset=held_out, strategy="p -> w")
 
     candidates: list = getattr(best, "candidate_programs")  # noqa: B009 - DSPy sets it
     for candidate in candidates:
         print(f"{candidate['strategy'] or 'as it was':<12}{candidate['score']:6.1f}")
     if run.run_dir:
-        found = {
+        summary = {
             "scores": [[it["strategy"], it["score"]] for it in candidates],
-            "report": weights.report.to_dict(),
+            "report": weight_optimizer.report.to_dict(),
         }
-        (run.run_dir / "better_together.json").write_text(json.dumps(found, indent=2) + "\n")
+        (run.run_dir / "better_together.json").write_text(json.dumps(summary, indent=2) + "\n")
     if getattr(best, "flag_compilation_error_occurred"):  # noqa: B009 - DSPy sets it
         raise SystemExit("DSPy ended it early: the error is in the lines above")
 
@@ -90,50 +92,51 @@ def books(count, seed):
 # Offline: phrases whose words the tiny model knows, those of quickstart.py. The file can be copied alone.
 
 
-def words(text):
+def lexicon(text):
     """Each English word with its French: one form of a noun, a masculine and a feminine one of the others."""
     return [entry.split() for entry in text.split(", ")]
 
 
-MASCULINE = words(
+MASCULINE = lexicon(
     "cat chat, dog chien, book livre, garden jardin, bread pain, horse cheval, boat bateau, wagon wagon, "
     "kiwi kiwi, zebra zèbre, game jeu, bridge pont, brother frère, king roi, yogurt yaourt, cheese fromage"
 )
-FEMININE = words(
+FEMININE = lexicon(
     "house maison, table table, car voiture, door porte, flower fleur, key clé, sister sœur, apple pomme, "
     "chair chaise, mouse souris, city ville, cup tasse, queen reine, shirt chemise, moon lune, shop boutique"
 )
-EARLY = words("small petit petite, big grand grande, pretty joli jolie")
-LATE = words(
+BEFORE_NOUN = lexicon("small petit petite, big grand grande, pretty joli jolie")
+AFTER_NOUN = lexicon(
     "black noir noire, white blanc blanche, green vert verte, blue bleu bleue, grey gris grise, "
     "heavy lourd lourde, cold froid froide, expensive cher chère, new neuf neuve"
 )
-DETERMINERS = words("the le la, a un une, my mon ma, this ce cette")
-PREPOSITIONS = words("under sous, on sur, with avec, behind derrière")
+DETERMINERS = lexicon("the le la, a un une, my mon ma, this ce cette")
+PREPOSITIONS = lexicon("under sous, on sur, with avec, behind derrière")
 
 
 def noun_phrase(rng):
     """Such as ("the green house", "la maison verte")."""
     gender = rng.choice((1, 2))
     noun = rng.choice(MASCULINE if gender == 1 else FEMININE)
-    determiner, adjective = rng.choice(DETERMINERS), rng.choice(EARLY + LATE)
-    pair = [adjective[gender], noun[1]] if adjective in EARLY else [noun[1], adjective[gender]]
+    determiner, adjective = rng.choice(DETERMINERS), rng.choice(BEFORE_NOUN + AFTER_NOUN)
+    pair = [adjective[gender], noun[1]] if adjective in BEFORE_NOUN else [noun[1], adjective[gender]]
     return f"{determiner[0]} {adjective[0]} {noun[0]}", " ".join([determiner[gender], *pair])
 
 
 def phrases(count, seed, held_out):
     """`count` different ones of one or two nouns. A sixth of all there are is held out from any training."""
     rng = random.Random(seed)
-    found = {}
-    while len(found) < count:
+    translations = {}
+    while len(translations) < count:
         english, french = noun_phrase(rng)
         if rng.random() < 0.5:
             link, other = rng.choice(PREPOSITIONS), noun_phrase(rng)
             english, french = f"{english} {link[0]} {other[0]}", f"{french} {link[1]} {other[1]}"
         if (zlib.crc32(english.encode()) % 6 == 0) == held_out:
-            found[english] = french
-    mixed = rng.sample(list(found.items()), count)  # those of one noun are found first: there are fewer
-    return [dspy.Example(english=english, french=french).with_inputs("english") for english, french in mixed]
+            translations[english] = french
+    # Those of one noun are found first: there are fewer.
+    pairs = rng.sample(list(translations.items()), count)
+    return [dspy.Example(english=english, french=french).with_inputs("english") for english, french in pairs]
 
 
 if __name__ == "__main__":

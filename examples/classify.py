@@ -24,26 +24,14 @@ import dspy
 from launcher.client import GRPO, PolicyLM, connect, evaluate
 
 COLOURS = {"black": "noir", "white": "blanc", "green": "vert", "blue": "bleu", "grey": "gris"}
-THINGS = (
-    "cat",
-    "dog",
-    "book",
-    "garden",
-    "house",
-    "table",
-    "car",
-    "door",
-    "flower",
-    "key",
-    "mouse",
-    "city",
-    "moon",
-)
-LINKS = ("under", "on", "with", "behind")
-OWNERS = ("the", "a", "my", "this")
+NOUNS = (
+    "cat", "dog", "book", "garden", "house", "table", "car", "door", "flower", "key", "mouse", "city", "moon",
+)  # fmt: skip
+PREPOSITIONS = ("under", "on", "with", "behind")
+DETERMINERS = ("the", "a", "my", "this")
 
 
-def right(example, prediction, trace=None):
+def label_match(example, prediction, trace=None):
     """1 for the right label alone; if it stands among other words, its share of them."""
     answer = prediction.label.strip().lower()
     return float(answer == example.label) or answer.split().count(example.label) / max(2, len(answer.split()))
@@ -59,24 +47,24 @@ def main() -> None:
     args = parser.parse_args()
 
     run = connect()
-    make = offline if args.offline else banking
-    examples, signature = make(args.examples or (320 if args.offline else 1000), args.seed)
+    make_task = colour_task if args.offline else banking77_task
+    examples, signature = make_task(args.examples or (320 if args.offline else 1000), args.seed)
     program = dspy.Predict(signature)
     program.set_lm(PolicyLM(run, max_tokens=64))
-    cut, end = len(examples) * 6 // 10, len(examples) * 7 // 10
-    train, validation, test = examples[:cut], examples[cut:end], examples[end:]
-    before = evaluate(program, test, right, model="base")  # after a resume, too
+    tenth = len(examples) // 10
+    train, validation, test = examples[: 6 * tenth], examples[6 * tenth : 7 * tenth], examples[7 * tenth :]
+    before = evaluate(program, test, label_match, model="base")  # after a resume, too
 
-    imitation = {"num_train_epochs": args.epochs, "gradient_accumulation_steps": 8}
+    imitation_kwargs = {"num_train_epochs": args.epochs, "gradient_accumulation_steps": 8}
     if args.offline:
-        imitation["learning_rate"] = 3e-3  # the tiny model learns in larger steps
-    teacher = knowing(program, train) if args.offline else None
-    finetune = dspy.BootstrapFinetune(metric=right, train_kwargs=imitation, num_threads=4)
-    taught = finetune.compile(program, trainset=train, teacher=teacher)
-    between = evaluate(taught, test, right)
+        imitation_kwargs["learning_rate"] = 3e-3  # the tiny model learns in larger steps
+    teacher = teacher_with_answers(program, train) if args.offline else None
+    bootstrap = dspy.BootstrapFinetune(metric=label_match, train_kwargs=imitation_kwargs, num_threads=4)
+    finetuned = bootstrap.compile(program, trainset=train, teacher=teacher)
+    after_imitation = evaluate(finetuned, test, label_match)
 
     optimizer = GRPO(
-        right,
+        label_match,
         num_train_steps=args.steps,
         num_dspy_examples_per_grpo_step=8,
         num_rollouts_per_grpo_step=8,
@@ -86,20 +74,20 @@ def main() -> None:
     program = dspy.Predict(signature)
     program.set_lm(PolicyLM(run, max_tokens=64))  # the newest version, which was trained above
     program = optimizer.compile(program, trainset=train, valset=validation)
-    written = run.run_dir / "classify.json" if run.run_dir else None
-    if optimizer.summary["had_finished"] and written and written.exists():
-        print(f"this training had finished before: {written} stays as it is")
+    scores_file = run.run_dir / "classify.json" if run.run_dir else None
+    if optimizer.summary["had_finished"] and scores_file and scores_file.exists():
+        print(f"this training had finished before: {scores_file} stays as it is")
         return
-    after = evaluate(program, test, right)
-    scores = {"before": before, "imitation": between, "reward": after}
+    after = evaluate(program, test, label_match)
+    scores = {"before": before, "imitation": after_imitation, "reward": after}
     for name, found in scores.items():
         print(f"{name:<10}{found.score:.2f} ± {found.standard_error:.2f}")
-    if written:
+    if scores_file:
         found = {name: it.score for name, it in scores.items()} | {"report": optimizer.report.to_dict()}
-        written.write_text(json.dumps(found, indent=2) + "\n")
+        scores_file.write_text(json.dumps(found, indent=2) + "\n")
 
 
-def knowing(program, examples):
+def teacher_with_answers(program, examples):
     """A teacher that gives the right answer to each of these."""
     answers = {f"## ]]\n{it.text}\n": {"label": it.label} for it in examples}
     teacher = program.deepcopy()
@@ -107,31 +95,31 @@ def knowing(program, examples):
     return teacher
 
 
-def banking(count, seed):
+def banking77_task(count, seed):
     """Questions to a bank, each with its intent."""
     rows = loader()("PolyAI/banking77", split="train")
     names = rows.features["label"].names
     instructions = f"Name the intent of a question to a bank: {', '.join(names)}."
     signature = dspy.make_signature("text -> label", instructions)
     rows = rows.shuffle(seed=seed).select(range(count))
-    return [labelled(row["text"], names[row["label"]]) for row in rows], signature
+    return [labelled_example(row["text"], names[row["label"]]) for row in rows], signature
 
 
-def labelled(text, label):
+def labelled_example(text, label):
     return dspy.Example(text=text, label=label).with_inputs("text")
 
 
-def offline(count, seed):
+def colour_task(count, seed):
     """`count` different phrases with one colour each, such as "my green book behind a cup"."""
     rng = random.Random(seed)
-    found = {}
-    while len(found) < count:
+    colour_of = {}
+    while len(colour_of) < count:
         colour = rng.choice(sorted(COLOURS))
-        words = [rng.choice(OWNERS), colour, rng.choice(THINGS)]
+        words = [rng.choice(DETERMINERS), colour, rng.choice(NOUNS)]
         if rng.random() < 0.5:
-            words += [rng.choice(LINKS), rng.choice(OWNERS), rng.choice(THINGS)]
-        found[" ".join(words)] = COLOURS[colour]
-    return [labelled(text, label) for text, label in found.items()], "text -> label"
+            words += [rng.choice(PREPOSITIONS), rng.choice(DETERMINERS), rng.choice(NOUNS)]
+        colour_of[" ".join(words)] = COLOURS[colour]
+    return [labelled_example(text, label) for text, label in colour_of.items()], "text -> label"
 
 
 def loader():

@@ -37,11 +37,11 @@ from openai import AsyncOpenAI
 
 from launcher.client import Trajectory, TrajectoryGroup, connect, gather_trajectory_groups
 
-MOST_FOR_TURNS = 0.1
+MAX_TURNS_BONUS = 0.1
 # Without a call of return_final_answer.
-MOST_AS_TEXT = 0.5
-NO_CALL = -0.1
-MOST_FOUND = 10
+MAX_TEXT_REWARD = 0.5
+NO_CALL_REWARD = -0.1
+MAX_FOUND = 10
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ class Mailbox:
         )
         found = self.database.execute(
             f"select id, sent, sender, subject from mails where {has} order by id desc limit ?",
-            (*keywords, MOST_FOUND),
+            (*keywords, MAX_FOUND),
         ).fetchall()
         return json.dumps([dict(zip(("id", "sent", "from", "subject"), row, strict=True)) for row in found])
 
@@ -108,19 +108,19 @@ class Mailbox:
         )
 
 
-def tool(name, does, **properties):
+def tool_schema(name, does, **properties):
     form = {"type": "object", "properties": properties, "required": [*properties]}
     return {"type": "function", "function": {"name": name, "description": does, "parameters": form}}
 
 
 TOOLS = [
-    tool(
+    tool_schema(
         "search_inbox",
-        f"The {MOST_FOUND} newest mails that have all of the keywords in sender, subject or text.",
+        f"The {MAX_FOUND} newest mails that have all of the keywords in sender, subject or text.",
         keywords={"type": "array", "items": {"type": "string"}},
     ),
-    tool("read_email", "The whole mail with this id.", id={"type": "integer"}),
-    tool("return_final_answer", "Answer the question, and end.", answer={"type": "string"}),
+    tool_schema("read_email", "The whole mail with this id.", id={"type": "integer"}),
+    tool_schema("return_final_answer", "Answer the question, and end.", answer={"type": "string"}),
 ]
 SYSTEM = (
     "You answer questions about a mailbox. Search it, read what you find, and call return_final_answer with "
@@ -129,7 +129,7 @@ SYSTEM = (
 )
 
 
-def call(mailbox, name, arguments):
+def call_tool(mailbox, name, arguments):
     """A tool's result; (None, answer) for the last one."""
     try:
         given = json.loads(arguments)
@@ -144,51 +144,58 @@ def call(mailbox, name, arguments):
         return f"error: {type(error).__name__}: {error}", None
 
 
-def plain(text):
+def normalized(text):
     """A text for comparison: without case, marks at the ends, and more than one space."""
     return " ".join(text.casefold().split()).strip(" .!\"'`*")
 
 
 def overlap(text, answer):
     """The share of words that two texts have in common, in their order: 1 for the same text, 0 for none."""
-    return SequenceMatcher(None, plain(text).split(), plain(answer).split()).ratio()
+    return SequenceMatcher(None, normalized(text).split(), normalized(answer).split()).ratio()
 
 
-def reward_of(fact, answer, called, turns, most):
+def reward_of(fact, answer, called, turns, max_turns):
     """`called`: the answer came by its tool. `answer` is None if the turns ran out."""
     if answer is None:
-        return NO_CALL
+        return NO_CALL_REWARD
     if not called:
-        return NO_CALL + MOST_AS_TEXT * overlap(answer, fact.answer)
-    if plain(answer) != plain(fact.answer):
+        return NO_CALL_REWARD + MAX_TEXT_REWARD * overlap(answer, fact.answer)
+    if normalized(answer) != normalized(fact.answer):
         return 0.0
-    return 1.0 + MOST_FOR_TURNS * (most - turns) / most
+    return 1.0 + MAX_TURNS_BONUS * (max_turns - turns) / max_turns
 
 
-async def rollout(client, model, mailbox, fact, prompt, turns, tokens, temperature=1.0):
+async def rollout(client, model, mailbox, fact, prompt, max_turns, tokens, temperature=1.0):
     """One game. `prompt`: the messages that put the question."""
-    made = Trajectory(messages_and_choices=[*prompt], tools=TOOLS)
+    trajectory = Trajectory(messages_and_choices=[*prompt], tools=TOOLS)
     answer, called, turn = None, False, 0
-    while answer is None and turn < turns:
+    while answer is None and turn < max_turns:
         turn += 1
-        answered = await client.chat.completions.create(
-            model=model, messages=made.messages(), tools=TOOLS, max_tokens=tokens, temperature=temperature
+        response = await client.chat.completions.create(
+            model=model,
+            messages=trajectory.messages(),
+            tools=TOOLS,
+            max_tokens=tokens,
+            temperature=temperature,
         )
-        choice = answered.choices[0]
-        made.messages_and_choices.append(choice)
+        choice = response.choices[0]
+        trajectory.messages_and_choices.append(choice)
         if not choice.message.tool_calls:
             answer = answer_text(choice.message.content or "")
         for tool_call in choice.message.tool_calls or []:
-            tells, final = call(mailbox, tool_call.function.name, tool_call.function.arguments)
+            result, final = call_tool(mailbox, tool_call.function.name, tool_call.function.arguments)
             if final is not None:
                 answer, called = final, True
-            content = tells or "the answer was taken"
-            made.messages_and_choices.append(
+            content = result or "the answer was taken"
+            trajectory.messages_and_choices.append(
                 {"role": "tool", "tool_call_id": tool_call.id, "content": content}
             )
-    made.reward = reward_of(fact, answer, called, turn, turns)
-    made.metrics |= {"turns": turn, "right": answer is not None and plain(answer) == plain(fact.answer)}
-    return made.finish()
+    trajectory.reward = reward_of(fact, answer, called, turn, max_turns)
+    trajectory.metrics |= {
+        "turns": turn,
+        "right": answer is not None and normalized(answer) == normalized(fact.answer),
+    }
+    return trajectory.finish()
 
 
 def answer_text(content):
@@ -197,7 +204,7 @@ def answer_text(content):
 
 
 # The mails' subjects: the kind's names, a mail's subject and text, the question, and the answer.
-KINDS = (
+FACT_TEMPLATES = (
     (
         ("budget review", "safety course", "board meeting", "chess evening", "book club", "fire drill"),
         "{name} in week {week}",
@@ -241,11 +248,11 @@ COLOURS = (
 )  # fmt: skip
 
 
-def office(rng, count):
+def office_facts(rng, count):
     """Different facts of an office, a quarter of them corrected once."""
     facts = {}
     while len(facts) < count:
-        names, *texts, value = rng.choice(KINDS)
+        names, *texts, value = rng.choice(FACT_TEMPLATES)
         of = {"name": rng.choice(names), "week": rng.randrange(2, 52), "answer": "{answer}"}
         subject, body, question = (text.format(**of) for text in texts)
         answer, earlier = value(rng), value(rng)
@@ -254,7 +261,7 @@ def office(rng, count):
     return [*facts.values()]
 
 
-def lost_property(rng, count):
+def lost_property_facts(rng, count):
     """Entries of found things, one for each colour and thing."""
     found = rng.sample(list(itertools.product(COLOURS, THINGS)), count)
     return [
@@ -263,15 +270,15 @@ def lost_property(rng, count):
     ]
 
 
-def mailbox_of(seed, mails, facts, make):
+def make_mailbox(seed, mail_count, fact_count, make_facts):
     """A mailbox of so many mails, the same for the same seed."""
     rng = random.Random(seed)
-    made = make(rng, facts)
-    others = [rng.choice(SMALL_TALK) for _ in range(mails - sum(len(it.mails()) for it in made))]
-    return Mailbox(made, others, [f"{name}@office.example" for name in PEOPLE], rng)
+    facts = make_facts(rng, fact_count)
+    other_mails = [rng.choice(SMALL_TALK) for _ in range(mail_count - sum(len(it.mails()) for it in facts))]
+    return Mailbox(facts, other_mails, [f"{name}@office.example" for name in PEOPLE], rng)
 
 
-def messages_for(fact, turns, offline):
+def prompt_messages(fact, turns, offline):
     if offline:
         import dspy  # the tiny model knows one form of prompt, which is DSPy's
 
@@ -299,35 +306,37 @@ async def main() -> None:
     args = parser.parse_args()
 
     steps = args.steps or (15 if args.offline else 60)
-    turns = args.max_turns or (3 if args.offline else 10)
+    max_turns = args.max_turns or (3 if args.offline else 10)
     tokens = 32 if args.offline else 512
-    mailbox = mailbox_of(2026, *((240, 72, lost_property) if args.offline else (2000, 400, office)))
+    mailbox = make_mailbox(
+        2026, *((240, 72, lost_property_facts) if args.offline else (2000, 400, office_facts))
+    )
     held_out, train = mailbox.facts[: args.held_out], mailbox.facts[args.held_out :]
     run = connect()
     client = AsyncOpenAI(base_url=run.base_url, api_key=run.api_key, timeout=run.patience.answer_seconds)
 
-    def game(fact, temperature=1.0, model=run.model):
-        messages = messages_for(fact, turns, args.offline)
-        return rollout(client, model, mailbox, fact, messages, turns, tokens, temperature)
+    def play(fact, temperature=1.0, model=run.model):
+        messages = prompt_messages(fact, max_turns, args.offline)
+        return rollout(client, model, mailbox, fact, messages, max_turns, tokens, temperature)
 
-    async def score(after, model=run.model, step=None):
+    async def score(label, model=run.model, step=None):
         """Score the held-out questions, one game each, as a validation of the run."""
-        games = [TrajectoryGroup([game(fact, 0.0, model)]) for fact in held_out]
-        groups = await gather_trajectory_groups(games, pbar_desc=f"held out, {after}")
+        games = [TrajectoryGroup([play(fact, 0.0, model)]) for fact in held_out]
+        groups = await gather_trajectory_groups(games, pbar_desc=f"held out, {label}")
         run.log(groups, step=step)
         return rewards_of(groups)
 
-    written = run.run_dir / "email_search.json" if run.run_dir else None
-    begun = run.read_state().get("email_search", 0)
-    if begun >= steps and written and written.exists():
-        print(f"this training had finished before: {written} stays as it is")
+    results_file = run.run_dir / "email_search.json" if run.run_dir else None
+    steps_done = run.read_state().get("email_search", 0)
+    if steps_done >= steps and results_file and results_file.exists():
+        print(f"this training had finished before: {results_file} stays as it is")
         return
     before = await score("before", "base", step=0)  # after a resume, too
     counts, rewards = {"trained": 0, "dropped": 0}, []
-    for number in range(begun, steps):
+    for number in range(steps_done, steps):
         facts = random.Random(f"{args.seed} {number}").sample(train, args.questions)
         groups = await gather_trajectory_groups(
-            (TrajectoryGroup(game(fact) for _ in range(args.tries)) for fact in facts),
+            (TrajectoryGroup(play(fact) for _ in range(args.tries)) for fact in facts),
             pbar_desc=f"step {number + 1}",
             max_exceptions=0.1,
         )
@@ -343,9 +352,9 @@ async def main() -> None:
     error = stdev(rises) / len(rises) ** 0.5
     scores = f"{fmean(before):.3f} → {fmean(after):.3f} over {len(rises)}"
     print(f"held-out: {scores}: {fmean(rises):+.3f} ± {error:.3f}")
-    if written:
+    if results_file:
         found = {"before": fmean(before), "after": fmean(after), "error": error, "rewards": rewards, **counts}
-        written.write_text(json.dumps(found, indent=2) + "\n")
+        results_file.write_text(json.dumps(found, indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ from launcher.client import Trajectory, TrajectoryGroup, connect, gather_traject
 
 DIRECTIONS = ("left", "right", "up", "down")
 WIN, NOT_ALLOWED = 2.0, -1.0
-GAMES_OF_A_GROUP = 8
+GAMES_PER_GROUP = 8
 STEPS_BETWEEN_VALIDATIONS = 3
 
 
@@ -51,12 +51,12 @@ async def train(args) -> None:
     client = AsyncOpenAI(base_url=run.base_url, api_key=run.api_key, timeout=run.patience.answer_seconds)
     rules = Rules(3, 32, args.moves or 24) if args.offline else Rules(4, 128, args.moves or 80)
     # ART's notebook has 3e-5; the tiny player learns in larger steps.
-    rate = 4e-3 if args.offline else 3e-5
+    learning_rate = 4e-3 if args.offline else 3e-5
 
-    def games(names, model=run.model):
-        return (rules.play(client, model, begun, tiles) for begun, tiles in names)
+    def games(seeds, model=run.model):
+        return (rules.play(client, model, beginning_seed, tiles_seed) for beginning_seed, tiles_seed in seeds)
 
-    async def judge(model=run.model, step=None):
+    async def evaluate(model=run.model, step=None):
         seeds = [(f"held-out-{place}", f"held-out-{place}") for place in range(args.held_out)]
         groups = await gather_trajectory_groups(
             (TrajectoryGroup(games([pair], model)) for pair in seeds), pbar_desc="held out"
@@ -65,12 +65,12 @@ async def train(args) -> None:
         run.log(groups, split="val", metrics={"won": found["won"]}, step=step)
         return found
 
-    written = run.run_dir / "game_2048.json" if run.run_dir else None
-    begun = run.read_state().get("2048", 0)
-    if begun >= args.steps and written and written.exists():
-        print(f"this training had finished before: {written} stays as it is")
+    results_file = run.run_dir / "game_2048.json" if run.run_dir else None
+    steps_done = run.read_state().get("2048", 0)
+    if steps_done >= args.steps and results_file and results_file.exists():
+        print(f"this training had finished before: {results_file} stays as it is")
         return
-    before = await judge("base", step=0)  # after a resume, too
+    before = await evaluate("base", step=0)  # after a resume, too
     print(f"before: {format_scores(before)}")
     if before["allowed"] < 0.5:
         raise SystemExit(
@@ -80,16 +80,16 @@ async def train(args) -> None:
         )
     counts = []
     # A program that is started again after it was stopped goes on where its last step was taken.
-    for step in range(begun, args.steps):
+    for step in range(steps_done, args.steps):
         # The tiles drop alike in all games of a group, so that the games differ by the policy's moves.
         seeds = [f"{args.seed}-{step}-{place}" for place in range(args.beginnings)]
         groups = await gather_trajectory_groups(
-            (TrajectoryGroup(games([(seed, seed)] * GAMES_OF_A_GROUP)) for seed in seeds),
+            (TrajectoryGroup(games([(seed, seed)] * GAMES_PER_GROUP)) for seed in seeds),
             pbar_desc=f"step {step + 1}",
-            max_exceptions=GAMES_OF_A_GROUP,
+            max_exceptions=GAMES_PER_GROUP,
         )
         run.log(groups, split="train")
-        done = run.train(groups, state={"2048": step + 1}, learning_rate=rate, overlong="keep")
+        done = run.train(groups, state={"2048": step + 1}, learning_rate=learning_rate, overlong="keep")
         counts.append(done)
         found = score([game for group in groups for game in group])
         print(
@@ -97,17 +97,17 @@ async def train(args) -> None:
             f"{done.trained} answers trained, {done.joined} joined"
         )
         if (step + 1) % STEPS_BETWEEN_VALIDATIONS == 0 and step + 1 < args.steps:
-            print(f"after {step + 1} steps: {format_scores(await judge())}")
-    after = await judge()
+            print(f"after {step + 1} steps: {format_scores(await evaluate())}")
+    after = await evaluate()
     print(f"after: {format_scores(after)}")
-    if written:
+    if results_file:
         dropped = sum((Counter(it.dropped) for it in counts), Counter())
         found = {
             "seed": args.seed, "before": before, "after": after, "dropped": dropped,
             "trained": sum(it.trained for it in counts), "joined": sum(it.joined for it in counts),
             "sealed": sum(it.sealed for it in counts),
         }  # fmt: skip
-        written.write_text(json.dumps(found, indent=2) + "\n")
+        results_file.write_text(json.dumps(found, indent=2) + "\n")
 
 
 def score(games):
@@ -138,27 +138,27 @@ class Rules:
     def __init__(self, side, goal, moves):
         self.side, self.goal, self.moves = side, goal, moves
 
-    async def play(self, client, model, begun, tiles):
+    async def play(self, client, model, beginning_seed, tiles_seed):
         """One game to its end, from a beginning and with tiles of these seeds."""
-        board, rng = self.beginning(begun), random.Random(f"tiles {tiles}")
+        board, rng = self.beginning(beginning_seed), random.Random(f"tiles {tiles_seed}")
         size = f"{self.side} rows of {self.side}"
-        told = f"You play 2048 on {size}. Answer with one of the directions below the board."
-        game = Trajectory(messages_and_choices=[{"role": "system", "content": told}])
+        system_prompt = f"You play 2048 on {size}. Answer with one of the directions below the board."
+        game = Trajectory(messages_and_choices=[{"role": "system", "content": system_prompt}])
         game.metrics = {"won": 0, "moves": 0, "not_allowed": 0, "best_tile": max(board)}
         for _ in range(self.moves):
             if not directions(board, self.side) or max(board) >= self.goal:
                 break
-            game.messages_and_choices.append({"role": "user", "content": shown(board, self.side)})
+            game.messages_and_choices.append({"role": "user", "content": format_board(board, self.side)})
             answer = await client.chat.completions.create(
                 model=model, messages=game.messages(), max_tokens=8, temperature=1.0
             )
             game.messages_and_choices.append(answer.choices[0])
             game.metrics["moves"] += 1
-            way = (answer.choices[0].message.content or "").lower().strip(" \n.`*'\"")
-            if way not in directions(board, self.side):
+            direction = (answer.choices[0].message.content or "").lower().strip(" \n.`*'\"")
+            if direction not in directions(board, self.side):
                 game.metrics["not_allowed"] = 1
                 break
-            board = dropped(moved(board, way, self.side), rng)
+            board = add_tile(move_tiles(board, direction, self.side), rng)
         game.metrics |= {"won": int(max(board) >= self.goal), "best_tile": max(board)}
         game.reward = NOT_ALLOWED if game.metrics["not_allowed"] else self.reward(board)
         return game
@@ -166,9 +166,9 @@ class Rules:
     def beginning(self, seed):
         """A board some moves into a game that is played at random; its tiles are half the goal together."""
         rng = random.Random(f"beginning {seed}")
-        board = dropped(dropped([0] * self.side**2, rng), rng)
+        board = add_tile(add_tile([0] * self.side**2, rng), rng)
         while sum(board) < self.goal // 2 and directions(board, self.side):
-            board = dropped(moved(board, rng.choice(directions(board, self.side)), self.side), rng)
+            board = add_tile(move_tiles(board, rng.choice(directions(board, self.side)), self.side), rng)
         return board if directions(board, self.side) else self.beginning(f"{seed}, again")
 
     def reward(self, board):
@@ -180,24 +180,24 @@ class Rules:
         return best * 0.5 + total * 0.5
 
 
-def shown(board, side):
+def format_board(board, side):
     """The rows, a dot where nothing stands, and below them the directions in which something moves."""
     cells = [f" {it or '.'}" for it in board]
     rows = ["".join(cells[at : at + side]) for at in range(0, side * side, side)]
-    return "\n".join([*rows, "".join(f" {way}" for way in directions(board, side))])
+    return "\n".join([*rows, "".join(f" {direction}" for direction in directions(board, side))])
 
 
-def moved(board, way, side):
+def move_tiles(board, direction, side):
     """The board after all tiles moved that way: two equal ones that meet are one of twice the number."""
-    across = way in ("up", "down")
+    across = direction in ("up", "down")
     rows = [board[at : at + side] for at in range(0, side * side, side)]
     rows = [list(it) for it in zip(*rows, strict=True)] if across else rows
-    rows = [pushed(it[::-1])[::-1] if way in ("right", "down") else pushed(it) for it in rows]
+    rows = [push_row(it[::-1])[::-1] if direction in ("right", "down") else push_row(it) for it in rows]
     rows = [list(it) for it in zip(*rows, strict=True)] if across else rows
     return [it for row in rows for it in row]
 
 
-def pushed(row):
+def push_row(row):
     """A row whose tiles are pushed to its beginning."""
     tiles, found = [it for it in row if it], []
     while tiles:
@@ -208,10 +208,10 @@ def pushed(row):
 
 def directions(board, side):
     """The ways in which something moves."""
-    return [way for way in DIRECTIONS if moved(board, way, side) != board]
+    return [direction for direction in DIRECTIONS if move_tiles(board, direction, side) != board]
 
 
-def dropped(board, rng):
+def add_tile(board, rng):
     """The board with a new tile: a 2, one time in ten a 4."""
     place = rng.choice([at for at, it in enumerate(board) if not it])
     return [*board[:place], 2 if rng.random() < 0.9 else 4, *board[place + 1 :]]

@@ -51,20 +51,20 @@ def main() -> None:
     # The state is committed together with its step. After a crash `launch --resume RUN` starts this program
     # again, and it goes on here.
     for number in range(run.read_state().get("loop", 0), args.steps):
-        drawn = random.Random(f"{args.seed} {number}").sample(sorted(train), PHRASES_PER_STEP)
-        every = [english for english in drawn for _ in range(ROLLOUTS_PER_PHRASE)]
-        rollouts = list(pool.map(rollout, every))
+        batch = random.Random(f"{args.seed} {number}").sample(sorted(train), PHRASES_PER_STEP)
+        prompts = [english for english in batch for _ in range(ROLLOUTS_PER_PHRASE)]
+        rollouts = list(pool.map(rollout, prompts))
 
         # 4. STEP. The rollouts of one phrase are a group: a reward counts as its distance from the group's
         #    mean (GRPO). `step` returns when the new weights are served and verified: `run.model` means them.
         groups = [
-            group(english, [it for it, of in zip(rollouts, every, strict=True) if of == english])
-            for english in drawn
+            group(english, [it for it, of in zip(rollouts, prompts, strict=True) if of == english])
+            for english in batch
         ]
-        done = run.step(groups, client_state={"loop": number + 1})
+        result = run.step(groups, client_state={"loop": number + 1})
         print(
-            f"step {number + 1}/{args.steps}: reward {done.metrics['reward']:.2f}, "
-            f"{done.counts.trained} of {done.counts.samples} answers trained, now v{run.version}",
+            f"step {number + 1}/{args.steps}: reward {result.metrics['reward']:.2f}, "
+            f"{result.counts.trained} of {result.counts.samples} answers trained, now v{run.version}",
             flush=True,
         )
 
@@ -111,7 +111,7 @@ ADJECTIVES = {
 
 def phrases():
     """Each English phrase with its French: those to train on, and 60 that are held out, always the same."""
-    every = {
+    translations = {
         f"{determiner} {adjective} {noun}": " ".join(
             [DETERMINERS[determiner][noun in FEMININE], french, ADJECTIVES[adjective][noun in FEMININE]]
         )
@@ -119,8 +119,8 @@ def phrases():
         for adjective in ADJECTIVES
         for noun, french in NOUNS.items()
     }
-    mixed = random.Random("held out").sample(sorted(every.items()), len(every))
-    return dict(mixed[60:]), dict(mixed[:60])
+    shuffled = random.Random("held out").sample(sorted(translations.items()), len(translations))
+    return dict(shuffled[60:]), dict(shuffled[:60])
 
 
 if __name__ == "__main__":

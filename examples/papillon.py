@@ -11,7 +11,7 @@ half privacy (the judge counts the private pieces that the request gives away).
 Rented, the untrusted model and the judge are gpt-4.1-mini with your OPENAI_API_KEY (with `--openai-env` that
 name is the run's own key: put yours into JUDGE_API_KEY), the data is Columbia-NLP/PUPA (`pip install
 "datasets>=3"`). Offline both are played by a small server that this program starts on 127.0.0.1, by rules:
-the tiny model writes a phrase in French, the stranger leaves out each adjective that is not right there, and
+the tiny model writes a phrase in French, the server leaves out each adjective that is not right there, and
 the tiny model reads the rest back in English. "my" should not go out: "my green house" may be asked for as
 "une maison verte", and the judge scores only the answer's subject.
 
@@ -54,39 +54,41 @@ class Compose(dspy.Signature):
 class Papillon(dspy.Module):
     def __init__(self, untrusted):
         super().__init__()
-        self.rewrite, self.compose = self.predictors_of()
+        self.rewrite, self.compose = self.make_predictors()
         self.untrusted = untrusted  # a plain LM, no predictor: never trained
 
-    def predictors_of(self) -> tuple[dspy.Module, dspy.Module]:
+    def make_predictors(self) -> tuple[dspy.Module, dspy.Module]:
         return dspy.ChainOfThought(Rewrite), dspy.Predict(Compose)
 
     def forward(self, user_query):
         try:
             request = self.write_request(user_query)
-            told = self.untrusted(request)[0]
-            response = self.answered(user_query, request, told)
+            untrusted_response = self.untrusted(request)[0]
+            response = self.write_response(user_query, request, untrusted_response)
         except Exception:  # noqa: BLE001 - as the original: what fails has said nothing, which the judge then sees
             return dspy.Prediction(llm_request="", llm_response="", response="")
-        return dspy.Prediction(llm_request=request, llm_response=told, response=response)
+        return dspy.Prediction(llm_request=request, llm_response=untrusted_response, response=response)
 
     def write_request(self, user_query):
         return self.rewrite(user_query=user_query).llm_request
 
-    def answered(self, user_query, request, told):
-        return self.compose(llm_request=request, llm_response=told, user_query=user_query).response
+    def write_response(self, user_query, request, untrusted_response):
+        return self.compose(
+            llm_request=request, llm_response=untrusted_response, user_query=user_query
+        ).response
 
 
 class TinyPapillon(Papillon):
     """The same for the tiny model, which knows these two signatures and no others."""
 
-    def predictors_of(self) -> tuple[dspy.Module, dspy.Module]:
+    def make_predictors(self) -> tuple[dspy.Module, dspy.Module]:
         return dspy.Predict("english -> french"), dspy.Predict("french -> english")
 
     def write_request(self, user_query):
         return self.rewrite(english=user_query).french
 
-    def answered(self, user_query, request, told):
-        return self.compose(french=told).english
+    def write_response(self, user_query, request, untrusted_response):
+        return self.compose(french=untrusted_response).english
 
 
 class AtLeastAsGood(dspy.Signature):
@@ -123,7 +125,7 @@ class Judge(dspy.Module):
         return self.compare(user_query=user_query, response_a=a, response_b=b).at_least_as_good
 
 
-def metric_of(judge):
+def make_metric(judge):
     def overall(example, prediction, trace=None):
         if not prediction.llm_request:
             return 0.0  # nothing was asked: silence is private, but worth nothing
@@ -152,20 +154,20 @@ def main() -> None:
 
     run = connect()
     if args.offline:
-        stranger = Stranger()
-        address, key = stranger.address, "offline"
+        offline_server = OfflineServer()
+        address, key = offline_server.address, "offline"
         train, test = phrases(150, args.held_out, args.seed)
         steps, examples_per_step = args.steps or 15, 8  # few of the tiny model's first answers are good
     else:
-        stranger = None
+        offline_server = None
         address, key = "https://api.openai.com/v1", own_key()
-        train, test = pupa(args.held_out)
+        train, test = load_pupa(args.held_out)
         steps, examples_per_step = args.steps or 40, 4
     # An address of its own: with `launch --openai-env` OPENAI_BASE_URL would send it to the policy.
-    outside = dspy.LM(f"openai/{UNTRUSTED}", api_base=address, api_key=key, max_tokens=2000)
-    program = (TinyPapillon if args.offline else Papillon)(outside)
+    outside_lm = dspy.LM(f"openai/{UNTRUSTED}", api_base=address, api_key=key, max_tokens=2000)
+    program = (TinyPapillon if args.offline else Papillon)(outside_lm)
     program.set_lm(PolicyLM(run, max_tokens=64 if args.offline else 1024))
-    metric = metric_of(Judge(outside))
+    metric = make_metric(Judge(outside_lm))
 
     before = evaluate(program, test, metric, model="base")  # after a resume, too
     optimizer = GRPO(
@@ -176,9 +178,9 @@ def main() -> None:
         seed=args.seed,
     )
     program = optimizer.compile(program, trainset=train)
-    written = run.run_dir / "papillon.json" if run.run_dir else None
-    if optimizer.summary["had_finished"] and written and written.exists():
-        print(f"this training had finished before: {written} stays as it is")
+    summary_file = run.run_dir / "papillon.json" if run.run_dir else None
+    if optimizer.summary["had_finished"] and summary_file and summary_file.exists():
+        print(f"this training had finished before: {summary_file} stays as it is")
         return
     after = evaluate(program, test, metric)
 
@@ -190,15 +192,15 @@ def main() -> None:
         print("that is no rise that could be told from chance")
     print(f"groups {report.groups}, without variance {report.groups_without_variance}")
     print(f"answers {report.samples}: trained {report.trained}, dropped {dict(report.dropped)}")
-    if written:
+    if summary_file:
         summary = {
             "before": before.to_dict(),
             "after": after.to_dict(),
             "report": report.to_dict(),
             "predictors": sorted(optimizer.history[0]["rewards"]),
-            "asked_outside": stranger.request_count if stranger else None,
+            "asked_outside": offline_server.request_count if offline_server else None,
         }
-        written.write_text(json.dumps(summary, indent=2) + "\n")
+        summary_file.write_text(json.dumps(summary, indent=2) + "\n")
 
 
 def own_key():
@@ -213,9 +215,9 @@ def own_key():
     return key
 
 
-def pupa(held_out):
+def load_pupa(held_out):
     rows = list(loader()("Columbia-NLP/PUPA", "pupa_new", split="train"))
-    made = [
+    examples = [
         dspy.Example(
             user_query=row["user_query"],
             target_response=row["target_response"],
@@ -224,7 +226,7 @@ def pupa(held_out):
         for row in rows
         if row["pii_units"]
     ]
-    return made[:225], made[225 : 225 + held_out]
+    return examples[:225], examples[225 : 225 + held_out]
 
 
 # Offline: private queries of words that the tiny model knows, and rules in place of the two models.
@@ -257,17 +259,17 @@ def phrases(count, held_out, seed):
     random.Random("held out").shuffle(pairs)
     test, rest = pairs[:held_out], pairs[held_out:]
     random.Random(seed).shuffle(rest)
-    return [query(*it) for it in rest[:count]], [query(*it) for it in test]
+    return [query_example(*it) for it in rest[:count]], [query_example(*it) for it in test]
 
 
-def query(adjective, noun):
+def query_example(adjective, noun):
     """A query, and the strong model's answer with everything except the adjective."""
-    made = dspy.Example(user_query=f"my {adjective} {noun}", target_response=f"my {noun}", pieces=["my"])
-    return made.with_inputs("user_query")
+    example = dspy.Example(user_query=f"my {adjective} {noun}", target_response=f"my {noun}", pieces=["my"])
+    return example.with_inputs("user_query")
 
 
-def understood(request):
-    """The stranger's reading of a French phrase: without the adjectives that are not right there."""
+def drop_wrong_adjectives(request):
+    """A French phrase without the adjectives that are not right there."""
     words = request.lower().split()
     kept = []
     for place, word in enumerate(words):
@@ -278,7 +280,7 @@ def understood(request):
     return " ".join(kept)
 
 
-def right_share(response, query):
+def content_overlap(response, query):
     """The share of the words that are the query's, wherever they stand; whose it is does not count."""
     given, wanted = (
         [it for it in text.lower().split() if it not in DETERMINERS] for text in (response, query)
@@ -286,16 +288,16 @@ def right_share(response, query):
     return len(set(given) & set(wanted)) / max(len(given), len(wanted), 1)
 
 
-def ruled(text):
-    """The stand-ins' answer to a prompt: a judgement where its fields ask for one, else the stranger's."""
+def answer_by_rules(text):
+    """The judge's answer to a prompt whose fields ask for one, else the untrusted model's."""
     if "[[ ## response_a ## ]]" in text:
         query, a, b = (field(text, name) for name in ("user_query", "response_a", "response_b"))
-        return format_field("at_least_as_good", right_share(a, query) >= right_share(b, query))
+        return format_field("at_least_as_good", content_overlap(a, query) >= content_overlap(b, query))
     if "[[ ## private_pieces ## ]]" in text:
         pieces = json.loads(field(text, "private_pieces"))
         words = field(text, "llm_request").lower().split()
         return format_field("pieces_given_away", len(pieces) * bool({"mon", "ma", "mes"} & set(words)))
-    return understood(text)
+    return drop_wrong_adjectives(text)
 
 
 def field(text, name):
@@ -307,20 +309,20 @@ def format_field(name, value):
     return f"[[ ## {name} ## ]]\n{value}\n\n[[ ## completed ## ]]"
 
 
-class Stranger:
+class OfflineServer:
     """An OpenAI-like server on this computer, of this process: the untrusted model and the judge."""
 
     def __init__(self):
         self.request_count = 0
         owner = self
 
-        class Door(BaseHTTPRequestHandler):
+        class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
 
             def do_POST(self):
                 body = json.loads(self.rfile.read(int(self.headers["content-length"])))
                 owner.request_count += 1
-                message = {"role": "assistant", "content": ruled(body["messages"][-1]["content"])}
+                message = {"role": "assistant", "content": answer_by_rules(body["messages"][-1]["content"])}
                 choice = {"index": 0, "message": message, "finish_reason": "stop"}
                 usage = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
                 answer = {"id": "offline", "object": "chat.completion", "created": 0, "model": body["model"]}
@@ -334,7 +336,7 @@ class Stranger:
             def log_message(self, format, *words):  # noqa: A002 - as http.server calls it
                 pass
 
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Door)
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.address = f"http://127.0.0.1:{self.server.server_address[1]}/v1"
         threading.Thread(target=self.server.serve_forever, daemon=True).start()
 

@@ -23,18 +23,18 @@ from launcher.client import GRPO, PolicyLM, connect, evaluate
 HELD_OUT, VALIDATION = 300, 80
 
 
-def right(example, prediction, trace=None):
+def exact_match(example, prediction, trace=None):
     """1 for the right translation, else 0."""
     return float(" ".join(prediction.french.lower().split()) == example.french)
 
 
-def letters(example, prediction, trace=None):
+def unique_letters(example, prediction, trace=None):
     """How many different letters of a to z the answer has, accents aside."""
     plain = unicodedata.normalize("NFKD", prediction.french.lower())
     return len(set(plain) & set("abcdefghijklmnopqrstuvwxyz"))
 
 
-REWARDS = {"right": right, "letters": letters}
+REWARDS = {"right": exact_match, "letters": unique_letters}
 # Steps and examples on the tiny model: few of its first answers are right, so "right" takes more examples.
 STEPS = {"right": 30, "letters": 40}
 EXAMPLES_PER_STEP = {"right": 16, "letters": 8}
@@ -67,13 +67,13 @@ def main() -> None:
         seed=args.seed,
     )
     program = optimizer.compile(program, trainset=train, valset=validation)
-    written = run.run_dir / "summary.json" if run.run_dir else None
-    if optimizer.summary["had_finished"] and written and written.exists():
-        print(f"this training had finished before: {written} stays as it is")
+    summary_file = run.run_dir / "summary.json" if run.run_dir else None
+    if optimizer.summary["had_finished"] and summary_file and summary_file.exists():
+        print(f"this training had finished before: {summary_file} stays as it is")
         return
     after = evaluate(program, test, metric)
 
-    show(before, after, test)
+    print_answers(before, after, test)
     status = run.status()
     summary = {
         "reward": args.reward,
@@ -87,13 +87,13 @@ def main() -> None:
         "seconds": round(time.monotonic() - began, 1),
         "training": optimizer.summary,
     }
-    if written and run.run_dir:
-        written.write_text(json.dumps(summary, indent=2) + "\n")
-        draw(optimizer.history, f"compile {optimizer.summary['compile']}", run.run_dir / "reward.png")
+    if summary_file and run.run_dir:
+        summary_file.write_text(json.dumps(summary, indent=2) + "\n")
+        draw_rewards(optimizer.history, f"compile {optimizer.summary['compile']}", run.run_dir / "reward.png")
         print(f"\nThe figures and the reward curve are in {run.run_dir}")
 
 
-def show(before, after, test) -> None:
+def print_answers(before, after, test) -> None:
     """A few answers side by side, then the scores and how sure they are (± one standard error)."""
     answers = [[getattr(it.prediction, "french", "-") for it in found.finished] for found in (before, after)]
     print(f"\n{'english':<36}{'before':<36}after")
@@ -105,7 +105,7 @@ def show(before, after, test) -> None:
     print(f"\nheld-out: {scores} over {len(test)} phrases: {rise:+.2f} ± {error:.2f}")
 
 
-def draw(history, title, path) -> None:
+def draw_rewards(history, title, path) -> None:
     """The reward of each step's rollouts, and the greedy score of each validation."""
     figure = Figure(figsize=(7, 4))
     axes = figure.subplots()
@@ -126,50 +126,51 @@ def draw(history, title, path) -> None:
 # by a phrase book that gets both wrong more often than not.
 
 
-def words(text):
+def lexicon(text):
     """Each English word with its French: one form of a noun, a masculine and a feminine one of the others."""
     return [entry.split() for entry in text.split(", ")]
 
 
-MASCULINE = words(
+MASCULINE = lexicon(
     "cat chat, dog chien, book livre, garden jardin, bread pain, horse cheval, boat bateau, wagon wagon, "
     "kiwi kiwi, zebra zèbre, game jeu, bridge pont, brother frère, king roi, yogurt yaourt, cheese fromage"
 )
-FEMININE = words(
+FEMININE = lexicon(
     "house maison, table table, car voiture, door porte, flower fleur, key clé, sister sœur, apple pomme, "
     "chair chaise, mouse souris, city ville, cup tasse, queen reine, shirt chemise, moon lune, shop boutique"
 )
-EARLY = words("small petit petite, big grand grande, pretty joli jolie")
-LATE = words(
+BEFORE_NOUN = lexicon("small petit petite, big grand grande, pretty joli jolie")
+AFTER_NOUN = lexicon(
     "black noir noire, white blanc blanche, green vert verte, blue bleu bleue, grey gris grise, "
     "heavy lourd lourde, cold froid froide, expensive cher chère, new neuf neuve"
 )
-DETERMINERS = words("the le la, a un une, my mon ma, this ce cette")
-PREPOSITIONS = words("under sous, on sur, with avec, behind derrière")
+DETERMINERS = lexicon("the le la, a un une, my mon ma, this ce cette")
+PREPOSITIONS = lexicon("under sous, on sur, with avec, behind derrière")
 
 
 def noun_phrase(rng):
     """Such as ("the green house", "la maison verte")."""
     gender = rng.choice((1, 2))
     noun = rng.choice(MASCULINE if gender == 1 else FEMININE)
-    determiner, adjective = rng.choice(DETERMINERS), rng.choice(EARLY + LATE)
-    pair = [adjective[gender], noun[1]] if adjective in EARLY else [noun[1], adjective[gender]]
+    determiner, adjective = rng.choice(DETERMINERS), rng.choice(BEFORE_NOUN + AFTER_NOUN)
+    pair = [adjective[gender], noun[1]] if adjective in BEFORE_NOUN else [noun[1], adjective[gender]]
     return f"{determiner[0]} {adjective[0]} {noun[0]}", " ".join([determiner[gender], *pair])
 
 
 def phrases(count, seed, held_out):
     """`count` different ones of one or two nouns. A sixth of all there are is held out from any training."""
     rng = random.Random(seed)
-    found = {}
-    while len(found) < count:
+    translations = {}
+    while len(translations) < count:
         english, french = noun_phrase(rng)
         if rng.random() < 0.5:
             link, other = rng.choice(PREPOSITIONS), noun_phrase(rng)
             english, french = f"{english} {link[0]} {other[0]}", f"{french} {link[1]} {other[1]}"
         if (zlib.crc32(english.encode()) % 6 == 0) == held_out:
-            found[english] = french
-    mixed = rng.sample(list(found.items()), count)  # those of one noun are found first: there are fewer
-    return [dspy.Example(english=english, french=french).with_inputs("english") for english, french in mixed]
+            translations[english] = french
+    # Those of one noun are found first: there are fewer.
+    pairs = rng.sample(list(translations.items()), count)
+    return [dspy.Example(english=english, french=french).with_inputs("english") for english, french in pairs]
 
 
 if __name__ == "__main__":

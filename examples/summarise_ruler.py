@@ -46,9 +46,9 @@ RUBRIC = """
 - Every word that is not needed costs: a summary of more than {words} words scores low.
 """
 SYSTEM = "Summarise the document in at most {words} words. Keep what somebody would ask about it."
-WORDS = 120
+MAX_WORDS = 120
 # A longer document is cut off: it has to fit into the policy's context, and into the judge's.
-CHARACTERS = 12_000
+MAX_CHARACTERS = 12_000
 
 # Offline: the words that the tiny model knows.
 NOUNS = {
@@ -59,30 +59,30 @@ NOUNS = {
 ADJECTIVES = ("black", "white", "green", "blue", "grey", "heavy", "cold", "small", "big", "pretty")
 LINKS = ("under", "on", "with", "behind")
 # Two nouns with an article each, and the words that link them.
-ENOUGH = 5
+WORDS_NEEDED = 5
 
 
 async def rollout(client, model, document, offline, temperature=1.0):
-    made = Trajectory(messages_and_choices=[*messages_for(document, offline)])
-    answered = await client.chat.completions.create(
+    trajectory = Trajectory(messages_and_choices=[*prompt_messages(document, offline)])
+    response = await client.chat.completions.create(
         model=model,
-        messages=made.messages(),
-        max_tokens=32 if offline else 2 * WORDS,
+        messages=trajectory.messages(),
+        max_tokens=32 if offline else 2 * MAX_WORDS,
         temperature=temperature,
     )
-    made.messages_and_choices.append(answered.choices[0])
-    made.metrics["words"] = len(summary_text(answered.choices[0].message.content or "").split())
-    return made.finish()
+    trajectory.messages_and_choices.append(response.choices[0])
+    trajectory.metrics["words"] = len(summary_text(response.choices[0].message.content or "").split())
+    return trajectory.finish()
 
 
-def messages_for(document, offline):
+def prompt_messages(document, offline):
     if offline:
         import dspy  # the tiny model knows one form of prompt, which is DSPy's
 
         signature = dspy.make_signature("english -> french")
         return dspy.ChatAdapter().format(signature, [], {"english": document})
     return [
-        {"role": "system", "content": SYSTEM.format(words=WORDS)},
+        {"role": "system", "content": SYSTEM.format(words=MAX_WORDS)},
         {"role": "user", "content": document},
     ]
 
@@ -108,31 +108,31 @@ async def main() -> None:
     args = parser.parse_args()
 
     steps = args.steps or (15 if args.offline else 60)
-    judge, more = judge_for(args.judge, args.offline)
-    documents = phrases(400) if args.offline else repliqa(1000)
+    judge, judge_params = make_judge(args.judge, args.offline)
+    documents = phrases(400) if args.offline else load_repliqa(1000)
     held_out, train = documents[: args.held_out], documents[args.held_out :]
     run = connect()
     client = AsyncOpenAI(base_url=run.base_url, api_key=run.api_key, timeout=run.patience.answer_seconds)
 
-    async def judged(group):
-        return await ruler_score_group(group, judge, more, RUBRIC.format(words=WORDS))
+    async def score_group(group):
+        return await ruler_score_group(group, judge, judge_params, RUBRIC.format(words=MAX_WORDS))
 
-    written = run.run_dir / "summarise_ruler.json" if run.run_dir else None
-    begun = run.read_state().get("summarise_ruler", 0)
-    if begun >= steps and written and written.exists():
-        print(f"this training had finished before: {written} stays as it is")
+    results_file = run.run_dir / "summarise_ruler.json" if run.run_dir else None
+    steps_done = run.read_state().get("summarise_ruler", 0)
+    if steps_done >= steps and results_file and results_file.exists():
+        print(f"this training had finished before: {results_file} stays as it is")
         return
     counts, rewards = {"trained": 0, "dropped": 0, "not_judged": 0}, []
-    for number in range(begun, steps):
-        picked = random.Random(f"{args.seed} {number}").sample(train, args.documents)
+    for number in range(steps_done, steps):
+        batch = random.Random(f"{args.seed} {number}").sample(train, args.documents)
         groups = await gather_trajectory_groups(
             (
                 TrajectoryGroup(rollout(client, run.model, it, args.offline) for _ in range(args.tries))
-                for it in picked
+                for it in batch
             ),
             pbar_desc=f"step {number + 1}",
             max_exceptions=0.1,
-            after_each=judged,
+            after_each=score_group,
         )
         result = await run.train_async(groups, state={"summarise_ruler": number + 1})
         run.log(groups, split="train", metrics=result.metrics, step=result.step)
@@ -152,7 +152,7 @@ async def main() -> None:
             for it in held_out
         ),
         pbar_desc="held out",
-        after_each=judged,
+        after_each=score_group,
     )
     pairs = [group for group in pairs if len(group) == 2]
     found = {"rewards": rewards, **counts, "pairs": len(pairs)}
@@ -165,11 +165,11 @@ async def main() -> None:
         print(f"held-out, judged together: {scores}: {fmean(rises):+.3f} ± {error:.3f}")
         found |= {"before": fmean(before), "after": fmean(after), "error": error}
     print(f"groups that the judge left out: {counts['not_judged']}, pairs: {len(held_out) - len(pairs)}")
-    if written:
-        written.write_text(json.dumps(found, indent=2) + "\n")
+    if results_file:
+        results_file.write_text(json.dumps(found, indent=2) + "\n")
 
 
-def judge_for(name, offline):
+def make_judge(name, offline):
     """The judge for `ruler_score_group`, and the parameters of each question to it."""
     name = name or ("" if offline else "openai/gpt-4.1-mini")
     if not name:
@@ -202,20 +202,20 @@ class LocalJudge:
         shown = re.findall(r'<(context|trajectory)(?: id="([^"]+)")?>\n(.*?)\n</\1>', text, re.DOTALL)
         common = [it for tag, _, body in shown if tag == "context" for it in json.loads(body)]
         scores = [
-            {"trajectory_id": name, "explanation": "by rules", "score": worth(common + json.loads(body))}
+            {"trajectory_id": name, "explanation": "by rules", "score": rule_score(common + json.loads(body))}
             for tag, name, body in shown
             if tag == "trajectory"
         ]
         return {"choices": [{"message": {"role": "assistant", "content": json.dumps({"scores": scores})}}]}
 
 
-def worth(conversation):
+def rule_score(conversation):
     """The share of the document's nouns that are kept, less a share for other words."""
     document = next(it["content"] for it in conversation if it["role"] == "user")
     document = document.partition("]]\n")[2].partition("\n")[0].split()
     words = summary_text(conversation[-1]["content"]).lower().split()
     wanted = {NOUNS[it] for it in document if it in NOUNS}
-    return len(wanted & set(words)) / len(wanted) * min(1.0, ENOUGH / max(1, len(words)))
+    return len(wanted & set(words)) / len(wanted) * min(1.0, WORDS_NEEDED / max(1, len(words)))
 
 
 def phrases(count):
@@ -229,9 +229,9 @@ def phrases(count):
     return [*found]
 
 
-def repliqa(count):
+def load_repliqa(count):
     rows = loader()("ServiceNow/repliqa", split="repliqa_0")
-    texts = {row["document_id"]: row["document_extracted"][:CHARACTERS] for row in rows}
+    texts = {row["document_id"]: row["document_extracted"][:MAX_CHARACTERS] for row in rows}
     found = [*texts.values()]
     random.Random("documents").shuffle(found)
     return found[:count]

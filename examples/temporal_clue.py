@@ -157,26 +157,26 @@ def solutions(size):
     return list(itertools.product(itertools.permutations(range(size)), repeat=2))
 
 
-def make(rng, world, questions):
+def make_puzzle(rng, world, question_count):
     """A puzzle of one solution, none of whose clues is needless, with so many questions."""
     size = len(world.who)
-    left = solutions(size)
-    where, when = rng.choice(left)
+    remaining = solutions(size)
+    where, when = rng.choice(remaining)
     pairs = itertools.product(CLUES, range(size), range(size))
-    true = [clue for clue in (Clue(*it) for it in pairs) if clue.holds(where, when)]
-    rng.shuffle(true)
-    told = []
-    for clue in true:
-        fewer = [it for it in left if clue.holds(*it)]
-        if len(fewer) < len(left):
-            told.append(clue)
-            left = fewer
-    for clue in list(told):
-        others = [it for it in told if it != clue]
+    true_clues = [clue for clue in (Clue(*it) for it in pairs) if clue.holds(where, when)]
+    rng.shuffle(true_clues)
+    clues = []
+    for clue in true_clues:
+        allowed = [it for it in remaining if clue.holds(*it)]
+        if len(allowed) < len(remaining):
+            clues.append(clue)
+            remaining = allowed
+    for clue in list(clues):
+        others = [it for it in clues if it != clue]
         if sum(all(it.holds(*found) for it in others) for found in solutions(size)) == 1:
-            told = others
-    rng.shuffle(told)
-    return Puzzle(world, tuple(told), tuple(questions_of(rng, where, when, questions)))
+            clues = others
+    rng.shuffle(clues)
+    return Puzzle(world, tuple(clues), tuple(questions_of(rng, where, when, question_count)))
 
 
 def questions_of(rng, where, when, count):
@@ -219,7 +219,7 @@ MARKS = r"[^\w\n]"
 LINE = rf"^{MARKS}*(?:(?:answer|question){MARKS}+)?{{letter}}(?={MARKS}*[.):]){MARKS}+(\w.*)$"
 
 
-def answers(text, puzzle):
+def parse_answers(text, puzzle):
     """A text's answer to each question: a number, or None if it names nothing, or several names.
 
     Of lines that begin with a question's letter, with any decoration, the last one counts. If no line does
@@ -242,21 +242,23 @@ def answers(text, puzzle):
 
 
 def share_right(text, puzzle):
-    right = [answer == it.answer for answer, it in zip(answers(text, puzzle), puzzle.questions, strict=True)]
+    right = [
+        answer == it.answer for answer, it in zip(parse_answers(text, puzzle), puzzle.questions, strict=True)
+    ]
     return sum(right) / len(right)
 
 
 async def rollout(client, model, puzzle, tokens, temperature=1.0):
-    made = Trajectory(messages_and_choices=[{"role": "user", "content": prompt(puzzle)}])
-    answered = await client.chat.completions.create(
-        model=model, messages=made.messages(), max_tokens=tokens, temperature=temperature
+    trajectory = Trajectory(messages_and_choices=[{"role": "user", "content": prompt(puzzle)}])
+    response = await client.chat.completions.create(
+        model=model, messages=trajectory.messages(), max_tokens=tokens, temperature=temperature
     )
-    choice = answered.choices[0]
-    made.messages_and_choices.append(choice)
+    choice = response.choices[0]
+    trajectory.messages_and_choices.append(choice)
     text = choice.message.content or ""
-    made.reward = share_right(text, puzzle)
-    made.metrics["answered"] = fmean(it is not None for it in answers(text, puzzle))
-    return made.finish()
+    trajectory.reward = share_right(text, puzzle)
+    trajectory.metrics["answered"] = fmean(it is not None for it in parse_answers(text, puzzle))
+    return trajectory.finish()
 
 
 def rewards_of(groups):
@@ -274,39 +276,39 @@ async def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
 
-    world, questions, tokens = (MOONLIGHT, 3, 40) if args.offline else (HOUSE, 6, 2048)
+    world, question_count, tokens = (MOONLIGHT, 3, 40) if args.offline else (HOUSE, 6, 2048)
     steps = args.steps or (15 if args.offline else 100)
     run = connect()
     client = AsyncOpenAI(base_url=run.base_url, api_key=run.api_key, timeout=run.patience.answer_seconds)
 
     rng = random.Random("held out")
-    held_out = [make(rng, world, questions) for _ in range(args.held_out)]
+    held_out = [make_puzzle(rng, world, question_count) for _ in range(args.held_out)]
 
-    async def score(after, model=run.model, step=None):
+    async def score(label, model=run.model, step=None):
         """Score the held-out puzzles, one answer each, as a validation of the run."""
         tries = [TrajectoryGroup([rollout(client, model, it, tokens, temperature=0.0)]) for it in held_out]
-        groups = await gather_trajectory_groups(tries, pbar_desc=f"held out, {after}")
+        groups = await gather_trajectory_groups(tries, pbar_desc=f"held out, {label}")
         run.log(groups, step=step)
         return rewards_of(groups)
 
-    written = run.run_dir / "temporal_clue.json" if run.run_dir else None
+    results_file = run.run_dir / "temporal_clue.json" if run.run_dir else None
     place = run.read_state().get("temporal_clue")
-    if place and place["steps"] >= steps and written and written.exists():
-        print(f"this training had finished before: {written} stays as it is")
+    if place and place["steps"] >= steps and results_file and results_file.exists():
+        print(f"this training had finished before: {results_file} stays as it is")
         return
     before = await score("before", "base", step=0)  # after a resume, too
 
-    def tried():
+    def puzzle_groups():
         """One puzzle after the other; begun again, the same ones."""
         for number in itertools.count():
             rng = random.Random(f"{args.seed} {number}")
-            for puzzle in [make(rng, world, questions) for _ in range(args.puzzles)]:
+            for puzzle in [make_puzzle(rng, world, question_count) for _ in range(args.puzzles)]:
                 yield TrajectoryGroup(rollout(client, run.model, puzzle, tokens) for _ in range(args.tries))
 
     counts, rewards = {"trained": 0, "dropped": 0}, []
     async for groups in gather_ahead(
         run,
-        tried(),
+        puzzle_groups(),
         per_step=args.puzzles,
         steps=steps,
         staleness=args.staleness,
@@ -325,9 +327,9 @@ async def main() -> None:
     error = stdev(rises) / len(rises) ** 0.5
     scores = f"{fmean(before):.3f} → {fmean(after):.3f} over {len(rises)}"
     print(f"held-out: {scores}: {fmean(rises):+.3f} ± {error:.3f}")
-    if written:
+    if results_file:
         found = {"before": fmean(before), "after": fmean(after), "error": error, "rewards": rewards, **counts}
-        written.write_text(json.dumps(found, indent=2) + "\n")
+        results_file.write_text(json.dumps(found, indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -34,10 +34,10 @@ from launcher.client import Trajectory, TrajectoryGroup, connect, gather_traject
 CELLS = "abcdefghi"
 LINES = ((0, 1, 2), (3, 4, 5), (6, 7, 8), (0, 3, 6), (1, 4, 7), (2, 5, 8), (0, 4, 8), (2, 4, 6))
 WIN, DRAW, LOSS, NOT_ALLOWED = 1.0, 0.5, 0.0, -1.0
-GAMES_OF_A_GROUP = 8
+GAMES_PER_GROUP = 8
 STEPS_BETWEEN_VALIDATIONS = 10
 # In self-play the opponent is the policy of so many steps ago at most.
-STEPS_OF_AN_OPPONENT = 5
+MAX_OPPONENT_AGE = 5
 
 
 def main() -> None:
@@ -56,15 +56,15 @@ async def train(args) -> None:
     run = connect()
     client = AsyncOpenAI(base_url=run.base_url, api_key=run.api_key, timeout=run.patience.answer_seconds)
     # ART's notebook has 5e-5; the tiny player learns in larger steps.
-    rate = 4e-3 if args.offline else 5e-5
+    learning_rate = 4e-3 if args.offline else 5e-5
 
     name = "self-play" if args.self_play else "tic-tac-toe"
-    written = run.run_dir / "tic_tac_toe.json" if run.run_dir else None
-    begun = run.read_state().get(name, 0)
-    if begun >= args.steps and written and written.exists():
-        print(f"this training had finished before: {written} stays as it is")
+    results_file = run.run_dir / "tic_tac_toe.json" if run.run_dir else None
+    steps_done = run.read_state().get(name, 0)
+    if steps_done >= args.steps and results_file and results_file.exists():
+        print(f"this training had finished before: {results_file} stays as it is")
         return
-    before = await judge(run, client, args.held_out, "base", step=0)  # after a resume, too
+    before = await evaluate(run, client, args.held_out, "base", step=0)  # after a resume, too
     print(f"before: {format_scores(before)}")
     if before["allowed"] < 0.5:
         raise SystemExit(
@@ -74,21 +74,21 @@ async def train(args) -> None:
         )
     counts = []
     # A program that is started again after it was stopped goes on where its last step was taken.
-    for step in range(begun, args.steps):
-        opponent = earlier(run, client) if args.self_play else at_random(args.seed, step)
+    for step in range(steps_done, args.steps):
+        opponent = earlier_policy(run, client) if args.self_play else random_opponent(args.seed, step)
         groups = await gather_trajectory_groups(
             (
                 TrajectoryGroup(
                     play(Policy(client, run.model, mark), opponent(place, mark), board)
-                    for _ in range(GAMES_OF_A_GROUP)
+                    for _ in range(GAMES_PER_GROUP)
                 )
-                for place, (board, mark) in enumerate(drawn(args, step))
+                for place, (board, mark) in enumerate(sample_openings(args, step))
             ),
             pbar_desc=f"step {step + 1}",
-            max_exceptions=GAMES_OF_A_GROUP,
+            max_exceptions=GAMES_PER_GROUP,
         )
         run.log(groups, split="train")
-        done = run.train(groups, state={name: step + 1}, learning_rate=rate, overlong="keep")
+        done = run.train(groups, state={name: step + 1}, learning_rate=learning_rate, overlong="keep")
         counts.append(done)
         games = [game for group in groups for game in group]
         print(
@@ -97,17 +97,17 @@ async def train(args) -> None:
             f"{done.joined} joined"
         )
         if (step + 1) % STEPS_BETWEEN_VALIDATIONS == 0 and step + 1 < args.steps:
-            print(f"after {step + 1} steps: {format_scores(await judge(run, client, args.held_out))}")
-    after = await judge(run, client, args.held_out)
+            print(f"after {step + 1} steps: {format_scores(await evaluate(run, client, args.held_out))}")
+    after = await evaluate(run, client, args.held_out)
     print(f"after: {format_scores(after)}")
-    if written:
+    if results_file:
         dropped = sum((Counter(it.dropped) for it in counts), Counter())
         found = {
             "seed": args.seed, "self_play": args.self_play, "before": before, "after": after,
             "trained": sum(it.trained for it in counts), "joined": sum(it.joined for it in counts),
             "sealed": sum(it.sealed for it in counts), "dropped": dropped,
         }  # fmt: skip
-        written.write_text(json.dumps(found, indent=2) + "\n")
+        results_file.write_text(json.dumps(found, indent=2) + "\n")
 
 
 # A game.
@@ -117,14 +117,14 @@ class Policy:
     """A model at the table, and the conversation there."""
 
     def __init__(self, client, model, mark):
-        told = f"You play tic-tac-toe as {mark}. Answer with the letter of a free cell."
+        system_prompt = f"You play tic-tac-toe as {mark}. Answer with the letter of a free cell."
         self.client, self.model, self.mark = client, model, mark
-        self.trajectory = Trajectory(messages_and_choices=[{"role": "system", "content": told}])
+        self.trajectory = Trajectory(messages_and_choices=[{"role": "system", "content": system_prompt}])
 
     async def move(self, board):
         """Its cell; None for an answer that is no free cell."""
         history = self.trajectory.messages_and_choices
-        history.append({"role": "user", "content": shown(board)})
+        history.append({"role": "user", "content": format_board(board)})
         answer = await self.client.chat.completions.create(
             model=self.model, messages=self.trajectory.messages(), max_tokens=8, temperature=1.0
         )
@@ -133,7 +133,7 @@ class Policy:
         return cell if len(cell) == 1 and cell in board else None
 
 
-class AtRandom:
+class RandomOpponent:
     """An opponent that takes the first free cell of an order that was drawn for it."""
 
     def __init__(self, mark, seed):
@@ -166,7 +166,7 @@ async def play(policy, opponent, opening):
     return game
 
 
-def shown(board):
+def format_board(board):
     """Three rows; a free cell is its letter."""
     return "\n".join("".join(f" {cell}" for cell in board[row : row + 3]) for row in (0, 3, 6))
 
@@ -186,11 +186,11 @@ def openings(marks, held_out):
         board = list(CELLS)
         for number, cell in enumerate(cells):
             board[cell] = "XO"[number % 2]
-        found[shown(board)] = board
+        found[format_board(board)] = board
     return [found[it] for it in sorted(found) if (zlib.crc32(it.encode()) % 5 == 0) == held_out]
 
 
-def drawn(args, step):
+def sample_openings(args, step):
     """The openings of a step, each with the mark that moves next: O; in self-play X as often."""
     rng = random.Random(f"{args.seed}-{step}")
     for place in range(args.openings):
@@ -198,27 +198,33 @@ def drawn(args, step):
         yield rng.choice(openings(marks, held_out=False)), "XO"[marks % 2]
 
 
-def at_random(seed, step):
+def random_opponent(seed, step):
     """All games of a group have the same opponent, so that they differ by the policy's moves."""
-    return lambda place, mark: AtRandom("XO"[mark == "X"], f"{seed}-{step}-{place}")
+    return lambda place, mark: RandomOpponent("XO"[mark == "X"], f"{seed}-{step}-{place}")
 
 
-def earlier(run, client):
+def earlier_policy(run, client):
     """The policy as it was some steps ago, by the name of that version; it is kept while it plays."""
-    version = run.version - run.version % STEPS_OF_AN_OPPONENT
+    version = run.version - run.version % MAX_OPPONENT_AGE
     name = f"{run.model}@v{version}"
     if version:
         run.pin(name)
     return lambda place, mark: Policy(client, name, "XO"[mark == "X"])
 
 
-async def judge(run, client, count, model=None, step=None):
+async def evaluate(run, client, count, model=None, step=None):
     """Held-out openings against opponents that are always the same, at any stage of the training."""
     boards = openings(3, held_out=True)
     groups = await gather_trajectory_groups(
         (
             TrajectoryGroup(
-                [play(Policy(client, model or run.model, "O"), AtRandom("X", f"held-out-{place}"), board)]
+                [
+                    play(
+                        Policy(client, model or run.model, "O"),
+                        RandomOpponent("X", f"held-out-{place}"),
+                        board,
+                    )
+                ]
             )
             for place, board in zip(range(count), itertools.cycle(boards), strict=False)
         ),

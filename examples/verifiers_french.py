@@ -8,7 +8,7 @@ from openai import AsyncOpenAI
 __all__ = ["OneRequest", "Phrases"]
 NOUNS = {"cat": "chat", "dog": "chien", "book": "livre", "garden": "jardin", "bridge": "pont"}
 COLOURS = {"black": "noir", "white": "blanc", "green": "vert", "blue": "bleu", "grey": "gris"}
-WORDS = {"the": "le", "a": "un", "my": "mon", "this": "ce"}
+DETERMINERS = {"the": "le", "a": "un", "my": "mon", "this": "ce"}
 PROMPT = (
     "[[ ## english ## ]]\n{english}\n\nRespond with the corresponding output fields, starting with the field "
     "`[[ ## french ## ]]`, and then ending with the marker for `[[ ## completed ## ]]`."
@@ -22,15 +22,17 @@ class Phrase(vf.TaskData):
 
 class Translation(vf.Task[Phrase]):
     @vf.reward
-    async def right(self, task: Phrase, trace: vf.Trace) -> float:
+    async def exact_match(self, task: Phrase, trace: vf.Trace) -> float:
         return float(f"]]\n{task.french}\n" in trace.last_reply)
 
 
 class Phrases(vf.Taskset[Translation]):
     def load(self):
-        for word, colour, noun in product(WORDS, COLOURS, NOUNS):
+        for word, colour, noun in product(DETERMINERS, COLOURS, NOUNS):
             prompt = PROMPT.format(english=f"{word} {colour} {noun}")
-            yield Translation(Phrase(prompt=prompt, french=f"{WORDS[word]} {NOUNS[noun]} {COLOURS[colour]}"))
+            yield Translation(
+                Phrase(prompt=prompt, french=f"{DETERMINERS[word]} {NOUNS[noun]} {COLOURS[colour]}")
+            )
 
 
 class OneRequest(vf.Harness[vf.HarnessConfig]):

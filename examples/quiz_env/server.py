@@ -13,10 +13,10 @@ from openenv.core import Action, Environment, Observation, State, create_app
 
 NOUNS = {"house": "maison", "table": "table", "car": "voiture", "door": "porte", "flower": "fleur"}
 COLOURS = {"black": "noire", "white": "blanche", "green": "verte", "blue": "bleue", "grey": "grise"}
-WORDS = {"the": "la", "a": "une", "my": "ma", "this": "cette"}
+DETERMINERS = {"the": "la", "a": "une", "my": "ma", "this": "cette"}
 PHRASES = [
-    (f"{word} {colour} {noun}", [WORDS[word], NOUNS[noun], COLOURS[colour]])
-    for word in WORDS
+    (f"{word} {colour} {noun}", [DETERMINERS[word], NOUNS[noun], COLOURS[colour]])
+    for word in DETERMINERS
     for colour in COLOURS
     for noun in NOUNS
 ]

@@ -68,7 +68,7 @@ def test_the_other_sides_answers_are_read_as_dspy_reads_them(answer: str) -> Non
 def test_an_answer_is_worth_the_same_on_both_sides() -> None:
     example = dspy.Example(french="")
     for text in ("le chat", "La Fille, à l'été", "sœur", "", "1234"):
-        rewarded = quickstart.letters(example, dspy.Prediction(french=text))
+        rewarded = quickstart.unique_letters(example, dspy.Prediction(french=text))
         assert rewarded == scored_answer.letters(text)
         assert parsed_answer.reward(f"[[ ## french ## ]]\n{text}", cut_off=False) == rewarded
     failure = inspect.signature(GRPO).parameters["format_failure_score"].default

@@ -55,7 +55,7 @@ def meaning(sentence: str, world: Any) -> Callable[[tuple[int, ...], tuple[int, 
 def test_b17_the_sentences_of_a_puzzle_allow_one_solution_and_each_of_them_is_needed(
     seed: int, world: Any
 ) -> None:
-    puzzle = CLUE.make(random.Random(seed), world, 3)
+    puzzle = CLUE.make_puzzle(random.Random(seed), world, 3)
     read = [meaning(clue.text(world), world) for clue in puzzle.clues]
     every = list(itertools.product(itertools.permutations(range(len(world.who))), repeat=2))
 
@@ -73,7 +73,7 @@ def test_b17_the_sentences_of_a_puzzle_allow_one_solution_and_each_of_them_is_ne
 
 
 def test_b17_a_puzzle_is_the_same_for_its_seed_and_another_for_another() -> None:
-    made = [CLUE.prompt(CLUE.make(random.Random(seed), CLUE.HOUSE, 6)) for seed in (1, 1, 2)]
+    made = [CLUE.prompt(CLUE.make_puzzle(random.Random(seed), CLUE.HOUSE, 6)) for seed in (1, 1, 2)]
     assert made[0] == made[1] != made[2]
     assert all(word in made[0] for word in ("Ada", "kitchen", "at nine", "F. "))
 
@@ -108,14 +108,18 @@ def test_b17_an_answer_is_read_however_it_is_decorated(text: str, right: int) ->
 @pytest.mark.parametrize("said", ["\n", " \n", "*\n", "A" + "." * 64, "A" + "." * 64 + "\n", "answer "])
 def test_b17_what_a_policy_writes_without_end_is_read_in_time(said: str) -> None:
     """By what is tried alone: a pattern that tries all ways of cutting it takes hours."""
-    assert CLUE.answers(said * 4000, known_puzzle(CLUE.HOUSE)) == [None] * 3
+    assert CLUE.parse_answers(said * 4000, known_puzzle(CLUE.HOUSE)) == [None] * 3
 
 
 @pytest.mark.process
 def test_b17_of_the_tiny_models_french_the_first_of_each_kind_counts() -> None:
     puzzle = known_puzzle(CLUE.MOONLIGHT)
-    assert CLUE.answers("[[ ## french ## ]]\nla reine sur le pont sous la lune blanche", puzzle) == [1, 2, 1]
-    assert CLUE.answers("le roi et la reine noire", puzzle) == [0, None, 0]
+    assert CLUE.parse_answers("[[ ## french ## ]]\nla reine sur le pont sous la lune blanche", puzzle) == [
+        1,
+        2,
+        1,
+    ]
+    assert CLUE.parse_answers("le roi et la reine noire", puzzle) == [0, None, 0]
     french = {word for it in grammar.phrases(20_000) for word in it.french.split()}
     for kind in CLUE.KINDS:
         for pattern in getattr(CLUE.MOONLIGHT, kind).values():
@@ -124,21 +128,24 @@ def test_b17_of_the_tiny_models_french_the_first_of_each_kind_counts() -> None:
 
 def test_b17_without_letters_two_questions_of_a_kind_cannot_be_told_apart() -> None:
     questions = (CLUE.Question("who", ("where", 0), 1), CLUE.Question("who", ("where", 1), 0))
-    assert CLUE.answers("Boris and Ada", CLUE.Puzzle(CLUE.HOUSE, (), questions)) == [None, None]
+    assert CLUE.parse_answers("Boris and Ada", CLUE.Puzzle(CLUE.HOUSE, (), questions)) == [None, None]
 
 
 # ------------------------------------------------------------------ the mailbox
 
 
 def offices() -> list[Any]:
-    return [MAIL.mailbox_of(3, 240, 72, MAIL.lost_property), MAIL.mailbox_of(3, 600, 100, MAIL.office)]
+    return [
+        MAIL.make_mailbox(3, 240, 72, MAIL.lost_property_facts),
+        MAIL.make_mailbox(3, 600, 100, MAIL.office_facts),
+    ]
 
 
 def test_b17_a_mailbox_is_the_same_for_its_seed_and_has_the_mails_that_were_asked_for() -> None:
     dumped = [[list(box.database.execute("select * from mails")) for box in offices()] for _ in range(2)]
     assert dumped[0] == dumped[1]
     assert [len(box) for box in offices()] == [240, 600]
-    other = MAIL.mailbox_of(4, 240, 72, MAIL.lost_property)
+    other = MAIL.make_mailbox(4, 240, 72, MAIL.lost_property_facts)
     assert list(other.database.execute("select * from mails")) != dumped[0][0]
 
 
@@ -174,7 +181,7 @@ def test_b17_every_answer_stands_in_the_newest_mail_of_its_subject_and_is_found_
     ],
 )
 def test_b17_a_tool_answers_whatever_it_is_given(name: str, arguments: str, says: str) -> None:
-    text, final = MAIL.call(offices()[1], name, arguments)
+    text, final = MAIL.call_tool(offices()[1], name, arguments)
     assert says in text and final is None
 
 
@@ -230,7 +237,7 @@ def played(player: Player, turns: int = 4) -> Trajectory:
     box = offices()[1]
     return asyncio.run(
         MAIL.rollout(
-            player, "policy", box, box.facts[0], MAIL.messages_for(box.facts[0], turns, False), turns, 64
+            player, "policy", box, box.facts[0], MAIL.prompt_messages(box.facts[0], turns, False), turns, 64
         )
     )
 
@@ -259,9 +266,9 @@ def test_b17_an_agent_searches_reads_and_answers_and_every_turn_is_in_its_trajec
 
 def test_b17_an_agent_that_only_searches_is_ended_and_one_that_talks_ends_itself() -> None:
     search = calls(("search_inbox", {"keywords": ["nora"]}))
-    assert played(Player(*[search] * 4)).reward == MAIL.NO_CALL
+    assert played(Player(*[search] * 4)).reward == MAIL.NO_CALL_REWARD
     talks = Player({"content": "It is surely somewhere."})
-    assert played(talks).reward == pytest.approx(MAIL.NO_CALL) and len(talks.asked) == 1
+    assert played(talks).reward == pytest.approx(MAIL.NO_CALL_REWARD) and len(talks.asked) == 1
 
 
 @pytest.mark.process
@@ -277,7 +284,7 @@ def test_b17_what_was_lost_is_of_words_that_the_tiny_model_knows_in_their_right_
 
 
 def summaries(document: str, *texts: str) -> TrajectoryGroup:
-    asked = SUMMARY.messages_for(document, True)
+    asked = SUMMARY.prompt_messages(document, True)
     return TrajectoryGroup(
         [Trajectory(messages_and_choices=[*asked, {"role": "assistant", "content": text}]) for text in texts]
     )
@@ -310,9 +317,9 @@ def test_b17_a_judge_of_openai_has_an_address_and_a_key_of_its_own(monkeypatch: 
     monkeypatch.setenv("OPENAI_API_KEY", "of-the-run")
     monkeypatch.delenv("JUDGE_API_KEY", raising=False)
     with pytest.raises(SystemExit, match="JUDGE_API_KEY"):
-        SUMMARY.judge_for(None, False)
+        SUMMARY.make_judge(None, False)
     monkeypatch.setenv("JUDGE_API_KEY", "of-the-user")
-    name, more = SUMMARY.judge_for(None, False)
+    name, more = SUMMARY.make_judge(None, False)
     assert name.startswith("openai/")
     assert more == {"api_base": "https://api.openai.com/v1", "api_key": "of-the-user"}
-    assert SUMMARY.judge_for("base", True) == ("base", None)
+    assert SUMMARY.make_judge("base", True) == ("base", None)

@@ -119,9 +119,9 @@ def test_a_right_translation_earns_one_and_letters_are_counted_without_accents()
     quickstart = load("quickstart")
     (example,) = quickstart.phrases(1, 0, held_out=True)
     said = lambda text: quickstart.dspy.Prediction(french=text)  # noqa: E731
-    assert quickstart.right(example, said(f" {example.french.upper()}\n")) == 1.0
-    assert quickstart.right(example, said(example.french + " noir")) == 0.0
-    assert quickstart.letters(example, said("Été, été! 12")) == 2
+    assert quickstart.exact_match(example, said(f" {example.french.upper()}\n")) == 1.0
+    assert quickstart.exact_match(example, said(example.french + " noir")) == 0.0
+    assert quickstart.unique_letters(example, said("Été, été! 12")) == 2
 
 
 def test_the_pages_have_the_figures_of_the_run_in_the_picture() -> None:
@@ -150,7 +150,7 @@ def test_a20_the_head_of_an_example_says_how_to_run_it_what_it_costs_and_what_to
 def test_a20_offline_data_is_the_same_for_a_seed_and_the_tiny_model_knows_its_words() -> None:
     known = {word for it in grammar.phrases(20_000) for word in f"{it.english} {it.french}".split()}
     classify, papillon = load("classify"), load("papillon")
-    labelled = [(it.text, it.label) for _ in range(2) for it in classify.offline(60, 3)[0]]
+    labelled = [(it.text, it.label) for _ in range(2) for it in classify.colour_task(60, 3)[0]]
     assert labelled[:60] == labelled[60:] and len(dict(labelled)) == 60
     assert {word for pair in labelled for word in " ".join(pair).split()} <= known
     (train, test), again = papillon.phrases(60, 20, 3), papillon.phrases(60, 20, 3)
@@ -163,11 +163,9 @@ def test_a20_offline_data_is_the_same_for_a_seed_and_the_tiny_model_knows_its_wo
 @pytest.mark.process
 def test_a08_the_stand_ins_of_papillon_judge_by_their_rules() -> None:
     papillon = load("papillon")
-    assert papillon.understood("mon chat noir sous la porte noir") == "mon chat noir sous la porte"
-    stranger = papillon.Stranger()
-    outside = papillon.dspy.LM(
-        "openai/gpt-4.1-mini", api_base=stranger.address, api_key="offline", cache=False
-    )
+    assert papillon.drop_wrong_adjectives("mon chat noir sous la porte noir") == "mon chat noir sous la porte"
+    server = papillon.OfflineServer()
+    outside = papillon.dspy.LM("openai/gpt-4.1-mini", api_base=server.address, api_key="offline", cache=False)
     assert outside("mon noir chat") == ["mon chat"]
     judge = papillon.Judge(outside)
     of = {"user_query": "my black cat", "old": "my cat", "pieces": ["my"]}
@@ -175,7 +173,7 @@ def test_a08_the_stand_ins_of_papillon_judge_by_their_rules() -> None:
     assert (good.quality, good.leakage) == (1.0, 0.0)
     bad = judge(new="the dog", request="mon chat noir", **of)
     assert (bad.quality, bad.leakage) == (0.0, 1.0)
-    assert stranger.request_count == 7
+    assert server.request_count == 7
 
 
 def test_a08_papillon_never_takes_the_key_of_the_run_for_one_of_openai(

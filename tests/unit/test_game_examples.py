@@ -74,23 +74,33 @@ def test_b17_a_cell_is_read_however_it_is_decorated(said: str, cell: str | None)
 
 def test_b17_no_opening_that_is_judged_is_trained_on_and_each_side_moves_in_its_turn() -> None:
     for marks in (2, 3):
-        trained, held_out = ({TTT.shown(it) for it in TTT.openings(marks, kind)} for kind in (False, True))
+        trained, held_out = (
+            {TTT.format_board(it) for it in TTT.openings(marks, kind)} for kind in (False, True)
+        )
         assert held_out and len(trained) > 2 * len(held_out) and not trained & held_out
         assert len(trained | held_out) == {2: 72, 3: 252}[marks]
 
     class Asked:
         seed, openings, self_play = 3, 6, True
 
-    assert [mark for _, mark in TTT.drawn(Asked, 4)] == ["O", "X"] * 3
-    assert [*TTT.drawn(Asked, 4)] == [*TTT.drawn(Asked, 4)] != [*TTT.drawn(Asked, 5)]
+    assert [mark for _, mark in TTT.sample_openings(Asked, 4)] == ["O", "X"] * 3
+    assert (
+        [*TTT.sample_openings(Asked, 4)]
+        == [*TTT.sample_openings(Asked, 4)]
+        != [*TTT.sample_openings(Asked, 5)]
+    )
 
 
 @pytest.mark.process
 def test_b17_the_opponent_takes_any_free_cell_alike_and_the_same_for_its_seed() -> None:
     board = list("aXcdOfghi")
-    taken = Counter(asyncio.run(TTT.AtRandom("X", seed).move(board)) for seed in range(3500))
+    taken = Counter(asyncio.run(TTT.RandomOpponent("X", seed).move(board)) for seed in range(3500))
     assert set(taken) == set("acdfghi") and all(400 < count < 600 for count in taken.values())
-    assert TTT.AtRandom("X", "a").order == TTT.AtRandom("X", "a").order != TTT.AtRandom("X", "b").order
+    assert (
+        TTT.RandomOpponent("X", "a").order
+        == TTT.RandomOpponent("X", "a").order
+        != TTT.RandomOpponent("X", "b").order
+    )
 
 
 def test_b17_the_tiny_player_is_taught_the_boards_that_the_examples_show() -> None:
@@ -98,12 +108,12 @@ def test_b17_the_tiny_player_is_taught_the_boards_that_the_examples_show() -> No
         assert {play.system} <= {boards.told_of_tic_tac_toe(mark) for mark in "XO"}
         for turn, chosen in zip(play.turns, play.chosen, strict=True):
             board = turn.shown.split()
-            assert TTT.shown(board) == turn.shown and set(turn.answers) == set(board) - set("XO")
+            assert TTT.format_board(board) == turn.shown and set(turn.answers) == set(board) - set("XO")
             assert chosen in turn.answers and sum(turn.answers.values()) == pytest.approx(1)
     for play in islice(boards.plays(5, "2048"), 50):
         for turn, chosen in zip(play.turns, play.chosen, strict=True):
             board = [int(it.replace(".", "0")) for it in turn.shown.split()[:9]]
-            assert G2048.shown(board, 3) == turn.shown and chosen in turn.answers
+            assert G2048.format_board(board, 3) == turn.shown and chosen in turn.answers
             assert set(turn.answers) == set(G2048.directions(board, 3))
 
 
@@ -129,7 +139,7 @@ def test_b17_what_a_policy_is_told_is_what_the_player_was_told(name: str) -> Non
 
 
 def test_b17_tiles_merge_once_in_a_move_and_what_moves_nothing_is_no_direction() -> None:
-    moved = G2048.moved
+    moved = G2048.move_tiles
     assert moved([2, 2, 4, 0, 0, 0, 4, 4, 4], "left", 3) == [4, 4, 0, 0, 0, 0, 8, 4, 0]
     assert moved([2, 2, 4, 0, 0, 0, 4, 4, 4], "right", 3) == [0, 4, 4, 0, 0, 0, 0, 4, 8]
     assert moved([2, 0, 4, 2, 0, 4, 2, 8, 8], "up", 3) == [4, 8, 8, 2, 0, 8, 0, 0, 0]
