@@ -33,8 +33,8 @@ DETERMINERS = ("the", "a", "my", "this")
 
 def label_match(example, prediction, trace=None):
     """1 for the right label alone; if it stands among other words, its share of them."""
-    answer = prediction.label.strip().lower()
-    return float(answer == example.label) or answer.split().count(example.label) / max(2, len(answer.split()))
+    answer, label = prediction.label.strip().lower(), example.label.lower()
+    return float(answer == label) or answer.split().count(label) / max(2, len(answer.split()))
 
 
 def main() -> None:
@@ -96,11 +96,12 @@ def teacher_with_answers(program, examples):
 
 
 def banking77_task(count, seed):
-    """Questions to a bank, each with its intent."""
+    """Questions to a bank, each with its intent; an answer that is none of the labels does not parse."""
     rows = loader()("PolyAI/banking77", split="train")
     names = rows.features["label"].names
-    instructions = f"Name the intent of a question to a bank: {', '.join(names)}."
-    signature = dspy.make_signature("text -> label", instructions)
+    signature = dspy.make_signature(
+        f"text -> label: Literal{names}", "Name the intent of a question to a bank."
+    )
     rows = rows.shuffle(seed=seed).select(range(count))
     return [labelled_example(row["text"], names[row["label"]]) for row in rows], signature
 

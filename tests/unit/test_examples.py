@@ -12,7 +12,8 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -199,6 +200,35 @@ def test_a20_where_the_data_needs_a_package_the_error_has_the_line_that_installs
     described = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())
     assert described["project"]["optional-dependencies"]["examples"] == ["datasets>=3"]
     assert "examples" not in described["dependency-groups"]["dev"][0], "CI installs nothing of it"
+
+
+@pytest.mark.process  # imports DSPy
+def test_a20_a_label_of_banking77_is_one_of_its_names_and_any_case_of_it_is_right(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As DSPy types a label: an answer that is no label does not parse. One of Banking77's has a capital."""
+
+    class Rows(list[dict[str, Any]]):
+        features = {"label": SimpleNamespace(names=["Refund_not_showing_up", "reverted_card_payment?"])}
+
+        def shuffle(self, seed: int) -> Rows:
+            return self
+
+        def select(self, places: range) -> Rows:
+            return Rows(self[place] for place in places)
+
+    rows = Rows({"text": f"question {number}", "label": number % 2} for number in range(9))
+    datasets = SimpleNamespace(load_dataset=lambda name, split: rows)
+    monkeypatch.setitem(sys.modules, "datasets", datasets)
+    classify = load("classify")
+    examples, signature = classify.banking77_task(4, 0)
+    assert [it.label for it in examples] == ["Refund_not_showing_up", "reverted_card_payment?"] * 2
+    adapter = classify.dspy.ChatAdapter()
+    answer = "[[ ## label ## ]]\n{}\n\n[[ ## completed ## ]]".format
+    (right,) = [classify.dspy.Prediction(adapter.parse(signature, answer(examples[0].label)))]
+    assert [classify.label_match(it, right) for it in examples] == [1.0, 0.0] * 2
+    with pytest.raises(classify.dspy.utils.exceptions.AdapterParseError):
+        adapter.parse(signature, answer("a refund"))
 
 
 def test_a20_the_notebook_is_committed_without_answers_and_its_cells_are_python() -> None:
