@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from statistics import fmean
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -23,6 +24,7 @@ from tests.support.environment import REPOSITORY
 # Beside an example that trains it, as somebody else's would be installed.
 ENVIRONMENTS = {"verifiers_french"}
 EXAMPLES = sorted(it for it in (REPOSITORY / "examples").glob("*.py") if it.stem not in ENVIRONMENTS)
+NOTEBOOK = REPOSITORY / "examples" / "notebook.ipynb"
 # The shortest have no options: they are read as a whole, and begin at once.
 WITH_OPTIONS = [path for path in EXAMPLES if path.stem not in {"hello", "verifiers_env", "openenv_env"}]
 # What is read first is short.
@@ -36,6 +38,10 @@ MADE = ("email_search", "temporal_clue")
 ARBORS_PLACE = REPOSITORY / "launcher" / "client" / "arbor" / "on_path"
 # What `pip install slipway-rl[dspy]` brings, and our own public surface.
 INSTALLED = {"dspy", "matplotlib", "openai"}
+# What a run on somebody's machine might leave in a notebook: paths, addresses, keys.
+TRACES = re.compile(
+    r"(?:^|[\s'\"(=])~?/\w+/|\w:\\\\|://|\d+\.\d+\.\d+\.\d+|localhost|Bearer|\b(?:sk|slip)-\w+"
+)
 # Only under `launch --arbor`, where the data is not our own, and where the environment is not.
 BESIDE = {"arbor", "datasets", "verifiers", "openenv"}
 OURS = "launcher.client"
@@ -231,10 +237,43 @@ def test_a20_a_label_of_banking77_is_one_of_its_names_and_any_case_of_it_is_righ
         adapter.parse(signature, answer("a refund"))
 
 
-def test_a20_the_notebook_is_committed_without_answers_and_its_cells_are_python() -> None:
-    notebook = json.loads((REPOSITORY / "examples" / "notebook.ipynb").read_text())
-    cells = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
-    assert len(cells) >= 3
-    for cell in cells:
-        ast.parse("".join(cell["source"]))
-        assert cell["outputs"] == [] and cell["execution_count"] is None
+def notebook_cells() -> list[dict[str, Any]]:
+    """Those of code, each with its source as one text."""
+    cells = json.loads(NOTEBOOK.read_text())["cells"]
+    return [it | {"source": "".join(it["source"])} for it in cells if it["cell_type"] == "code"]
+
+
+def notebook_texts() -> list[str]:
+    """Every text of an output, as it was printed."""
+    outputs = [output for cell in notebook_cells() for output in cell["outputs"]]
+    shown = [it["text"] if it["output_type"] == "stream" else it["data"]["text/plain"] for it in outputs]
+    return ["".join(it) for it in shown]
+
+
+def test_a20_the_notebook_does_the_task_of_hello_word_for_word() -> None:
+    hello = (REPOSITORY / "examples" / "hello.py").read_text()
+    task = hello[hello.index("NOUNS = ") : hello.index("\nprogram = ")].strip()
+    cells = [cell["source"] for cell in notebook_cells()]
+    assert task in cells
+    settings = re.search(r"= GRPO\((.*)\)", hello)
+    assert settings is not None and f"GRPO({settings[1]}, session=run)" in "\n".join(cells)
+
+
+def test_a20_the_notebook_is_committed_as_it_ran_from_its_first_cell_to_its_last() -> None:
+    cells = notebook_cells()
+    assert [cell["execution_count"] for cell in cells] == [*range(1, len(cells) + 1)]
+    outputs = [output for cell in cells for output in cell["outputs"]]
+    assert {it["output_type"] for it in outputs} <= {"stream", "display_data"}, "no error, no leftover value"
+    assert any("image/png" in it.get("data", {}) for it in outputs)
+    texts = "\n".join(notebook_texts())
+    (steps,) = re.findall(r"num_train_steps=(\d+)", "\n".join(cell["source"] for cell in cells))
+    assert f"grpo: step {steps}/{steps} " in texts
+    assert not TRACES.findall(texts)
+
+
+def test_a20_the_rise_in_the_notebook_can_be_seen() -> None:
+    texts = "\n".join(notebook_texts())
+    found = re.search(r"held-out: (\S+) → (\S+) of 50 phrases are right", texts)
+    assert found is not None and float(found[2]) > float(found[1]) + 0.4
+    rewards = [float(it) for it in re.findall(r"^step +\d+  reward (\S+)", texts, re.MULTILINE)]
+    assert fmean(rewards[-3:]) > fmean(rewards[:3]) + 0.4
