@@ -3,12 +3,13 @@
     launch --arbor --gpus H100 --model Qwen/Qwen2.5-1.5B-Instruct -- python arbor_quickstart.py
     launch --arbor -- python arbor_quickstart.py --offline
 
+Cost and duration: offline $0.00 and five minutes on 2 busy cores; rented about $3 and an hour on one H100
+(estimated).
+
 Rented it takes sentences from books (opus_books, with `pip install "datasets>=3"`), on this computer our own
 phrases and the tiny model that comes along.
 
-Cost and duration: offline $0.00 and 18 seconds for 2 steps on 2 busy cores; rented about $3 and an hour for
-100 steps on one H100 (estimated). Figure to beat: none is published for this task; the score before training
-is its comparison.
+Figure to beat: none is published for this task; the score before training is its comparison.
 """
 
 import argparse

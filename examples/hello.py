@@ -1,4 +1,7 @@
-"""The smallest program that trains with DSPy: `launch -- python hello.py`. A tiny model learns French."""
+"""The smallest program that trains with DSPy: `launch -- python hello.py`. A tiny model learns French.
+
+Cost and duration: offline $0.00 and two minutes on 2 busy cores; rented about $2 and half an hour on one H100
+(estimated)."""
 
 import dspy
 

@@ -1,10 +1,14 @@
 """The training loop in plain sight, with OpenAI's client and no framework: sample, reward, step, evaluate.
 
     launch -- python loop.py
+    launch --gpus H100 --model Qwen/Qwen2.5-1.5B-Instruct -- python loop.py
+
+Cost and duration: offline $0.00 and two minutes on 2 busy cores; rented about $2 and half an hour on one H100
+(estimated).
 
 Read this one first: the other examples are this loop with more around it. The tiny model translates phrases
 such as "the green house" and earns 1 for the right French, else 0. It was taught by a phrase book that mostly
-puts adjectives before their noun; French puts these after it. It costs nothing and takes about two minutes.
+puts adjectives before their noun; French puts these after it.
 """
 
 import argparse

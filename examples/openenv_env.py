@@ -1,7 +1,10 @@
-"""A policy learns in an OpenEnv environment, a server that others wrote:
+"""A policy learns in an OpenEnv environment, a server that others wrote (`pip install openenv` comes first).
+Here it asks for French words, and rewards the right ones:
 
     python quiz_env/server.py 8000 & launch -- python openenv_env.py http://127.0.0.1:8000
-`pip install openenv` comes first. Here the server asks for French words, and rewards the right ones."""
+
+Cost and duration: offline $0.00 and five minutes on 2 busy cores; rented about $2 and half an hour on one
+H100 (estimated)."""
 
 import sys
 from concurrent.futures import ThreadPoolExecutor

@@ -3,6 +3,9 @@
     launch --gpus H100 --model Qwen/Qwen2.5-1.5B-Instruct -- python papillon.py
     launch -- python papillon.py --offline
 
+Cost and duration: offline $0.00 and five minutes on 2 busy cores; rented about $15 and three hours on one
+H100, gpt-4.1-mini included (estimated).
+
 Two predictors on the policy are trained together. `rewrite` turns a private query into a request that gives
 nothing away; an untrusted model answers that; `compose` makes the answer to the query from that model's
 answer. The reward is half quality (a judge holds the response against a strong model's, in both orders) and
@@ -15,9 +18,8 @@ the tiny model writes a phrase in French, the server leaves out each adjective t
 the tiny model reads the rest back in English. "my" should not go out: "my green house" may be asked for as
 "une maison verte", and the judge scores only the answer's subject.
 
-Cost and duration: offline $0.00 and five minutes on 2 cores beside much other work, where the score of 100
-held-out queries rose from 0.38 to 0.98 and more; rented about $15 for 3 hours of an H100 and gpt-4.1-mini
-(estimated). Figure to beat: 54.6 → 60.0, of DSPy's tutorial, which trains it with Arbor in 3 hours on 4 H100.
+Offline the score of 100 held-out queries rose from 0.38 to 0.98 and more. Figure to beat: 54.6 → 60.0, of
+DSPy's tutorial, which trains it with Arbor in 3 hours on 4 H100.
 """
 
 import argparse

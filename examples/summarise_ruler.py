@@ -3,6 +3,9 @@
     launch --gpus H100 --model Qwen/Qwen2.5-7B-Instruct -- python summarise_ruler.py
     launch -- python summarise_ruler.py --offline
 
+Cost and duration: offline $0.00 and a minute on 2 busy cores; rented about $20 and five hours on one H100,
+the judge included (estimated).
+
 There is no right answer and no reward function: the judge is given a rubric, all summaries of one document
 and nothing else. A judge that gives no usable answer leaves its group out, and that is counted. The trained
 policy is compared with its beginning in the same way: one judge gets both summaries of a document.
@@ -14,12 +17,11 @@ black cat under the cold house", its summary French, and the judge is played in 
 document's nouns should be kept, and their adjectives left out. `--judge base`, in either form, uses the run's
 own model from before training; the tiny model cannot judge, so that all groups are left out.
 
-Cost and duration: offline $0.00 and half a minute on 2 busy cores, where 15 steps brought the judge's score
-of 24 held-out documents from 0.58 to 0.67, 0.78 and 0.70, for three seeds; rented about $20 for 5 hours of
-one H100 and the judge (estimated). It has not been run so. Figure to beat: 37 % → 70 % of the questions about
-a document answered from its summary, in 4 hours for $22 (the summarizer of ART's tutorial, whose reward is
-those questions and not RULER). By its authors, RULER did slightly better in 3 of 4 tasks than a reward made
-by hand.
+Offline 15 steps brought the judge's score of 24 held-out documents from 0.58 to 0.67, 0.78 and 0.70, for
+three seeds. Rented it has not been run. Figure to beat: 37 % → 70 % of the questions about a document
+answered from its summary, in 4 hours for $22 (the summarizer of ART's tutorial, whose reward is those
+questions and not RULER). By its authors, RULER did slightly better in 3 of 4 tasks than a reward made by
+hand.
 """
 
 import argparse

@@ -3,6 +3,9 @@
     launch --gpus H100 --model Qwen/Qwen2.5-7B-Instruct -- python temporal_clue.py
     launch -- python temporal_clue.py --offline
 
+Cost and duration: offline $0.00 and a minute on 2 busy cores; rented about $10 and three hours on one H100
+(estimated).
+
 The puzzles are made here, by a seed: of several guests each was in another place at another time, the clues
 allow one solution and none of them can be left out. How to reason is shown nowhere; a group is 16 tries of
 one puzzle. Rented it has 4 guests and 6 questions a puzzle, 8 puzzles a step, 100 steps.
@@ -11,9 +14,8 @@ Offline the tiny model cannot reason. It speaks a little French, so the guests a
 brother, and an answer is read as the first guest, place and moon that it names. It begins by naming hardly
 any and learns to name one of each, which is right as often as a guess is: one in three. The loop is the same.
 
-Cost and duration: offline $0.00 and a minute on 2 busy cores, where 15 steps brought the share of right
-answers to 64 held-out puzzles from 0.10 to 0.21, 0.30 and 0.30, for three seeds; rented about $10 for 3 hours
-of one H100 (estimated). It has not been run so. Figure to beat: none is published for the 7B notebook of ART
+Offline 15 steps brought the share of right answers to 64 held-out puzzles from 0.10 to 0.21, 0.30 and 0.30,
+for three seeds. Rented it has not been run. Figure to beat: none is published for the 7B notebook of ART
 that this follows. In the work behind it (Qwen2.5 14B and 32B, OpenPipe, 2025-03-06) the trained models pass
 o1, o3-mini and R1 and end a couple of points below Claude Sonnet 3.7.
 """

@@ -4,16 +4,18 @@
     python -m examples.tiny_model.players --out player
     launch --model player -- python tic_tac_toe.py --offline
 
+Cost and duration: offline $0.00 and seven minutes on 2 busy cores; rented about $2 and half an hour on one
+H100 (estimated).
+
 The second line makes a model of some 370,000 parameters that answers nine boards in ten or more with a free
 cell, about any of them: it knows the allowed moves and not the good ones. One game is one trajectory: a win
 earns 1, a draw 0.5, a loss 0, and a move that is not allowed ends the game with -1. The policy plays O from
 openings of three marks against an opponent that plays at random; every fifth opening is held out and never
 trained on. With `--self-play` the opponent is the policy of some steps ago, and the policy plays both marks.
 
-Cost and duration: offline $0.00 and seven minutes for 50 steps on 2 busy cores; rented about $2 and half an
-hour on one H100 (estimated). Figure to beat: 81 % of games won by Qwen2.5-3B-Instruct after ART's training,
-by a chart in its repository, where two larger models of OpenAI's win 68 and 72 %; there the boards are empty
-at first and the mark is drawn. We have no figure of our own for that model.
+Figure to beat: 81 % of games won by Qwen2.5-3B-Instruct after ART's training, by a chart in its repository,
+where two larger models of OpenAI's win 68 and 72 %; there the boards are empty at first and the mark is
+drawn. We have no figure of our own for that model.
 """
 
 import argparse

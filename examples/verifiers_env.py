@@ -1,6 +1,8 @@
-"""An environment of Prime Intellect's verifiers, here `verifiers_french` beside this file, trains as it is.
+"""An environment of Prime Intellect's verifiers, here `verifiers_french` beside this file, trains as it is:
+`uv run --with verifiers==0.4.0 launch -- python examples/verifiers_env.py`
 
-Run `uv run --with verifiers==0.4.0 launch -- python examples/verifiers_env.py`."""
+Cost and duration: offline $0.00 and three minutes on 2 busy cores; rented about $2 and half an hour on one
+H100 (estimated)."""
 
 import asyncio
 

@@ -28,7 +28,7 @@ NOTEBOOK = REPOSITORY / "examples" / "notebook.ipynb"
 # The shortest have no options: they are read as a whole, and begin at once.
 WITH_OPTIONS = [path for path in EXAMPLES if path.stem not in {"hello", "verifiers_env", "openenv_env"}]
 # What is read first is short.
-MOST_LINES = {"hello": 30, "loop": 150, "verifiers_env": 40, "openenv_env": 40}
+MOST_LINES = {"hello": 30, "loop": 150, "verifiers_env": 45, "openenv_env": 45}
 TRANSLATING = ("quickstart", "two_predictors", "arbor_quickstart", "better_together")
 # With `--offline`, and public data without it.
 OFFLINE = ("arbor_quickstart", "better_together", "classify", "papillon", "summarise_ruler")
@@ -38,6 +38,12 @@ MADE = ("email_search", "temporal_clue")
 ARBORS_PLACE = REPOSITORY / "launcher" / "client" / "arbor" / "on_path"
 # What `pip install slipway-rl[dspy]` brings, and our own public surface.
 INSTALLED = {"dspy", "matplotlib", "openai"}
+# The same sentence in each header, behind the commands: offline as it was seen, rented as it is estimated.
+_TIME = r"(?:an?|half an|two|three|four|five|six|seven) (?:minutes?|hours?)"
+COST = re.compile(
+    rf"Cost and duration: offline \$0\.00 and {_TIME} on 2 busy cores; "
+    rf"rented about \$\d+ and {_TIME} on one H100(?:, (?:the judge|gpt-4\.1-mini) included)? \(estimated\)\."
+)
 # What a run on somebody's machine might leave in a notebook: paths, addresses, keys.
 TRACES = re.compile(
     r"(?:^|[\s'\"(=])~?/\w+/|\w:\\\\|://|\d+\.\d+\.\d+\.\d+|localhost|Bearer|\b(?:sk|slip)-\w+"
@@ -57,6 +63,13 @@ def imported(path: Path) -> set[str]:
             assert not node.level, f"{path.name} imports from beside it"
             found.add(node.module or "")
     return found
+
+
+def header(path: Path) -> str:
+    """The docstring of an example, or the first cell of the notebook."""
+    if path == NOTEBOOK:
+        return "".join(json.loads(path.read_text())["cells"][0]["source"])
+    return ast.get_docstring(ast.parse(path.read_text())) or ""
 
 
 def load(name: str) -> ModuleType:
@@ -142,15 +155,21 @@ def test_the_pages_have_the_figures_of_the_run_in_the_picture() -> None:
 
 
 @pytest.mark.parametrize("name", OFFLINE + MADE)
-def test_a20_the_head_of_an_example_says_how_to_run_it_what_it_costs_and_what_to_beat(name: str) -> None:
-    head = ast.get_docstring(ast.parse((REPOSITORY / "examples" / f"{name}.py").read_text())) or ""
+def test_a20_the_head_of_an_example_says_how_to_run_it_and_what_to_beat(name: str) -> None:
+    head = header(REPOSITORY / "examples" / f"{name}.py")
     arbor = " --arbor" if name == "arbor_quickstart" else ""
     assert f"launch{arbor} -- python {name}.py --offline" in head
     assert f"launch{arbor} --gpus H100" in head
-    said = " ".join(head.partition("Cost and duration: ")[2].split())
-    assert said.startswith("offline $0.00 and ") and "(estimated)" in said
-    assert "Figure to beat: " in said
-    assert name in (REPOSITORY / "examples" / "README.md").read_text()
+    assert "Figure to beat: " in head.partition("Cost and duration: ")[2]
+
+
+@pytest.mark.parametrize("path", [*EXAMPLES, NOTEBOOK], ids=lambda path: path.stem)
+def test_a20_the_head_of_every_example_says_price_and_time_behind_its_commands(path: Path) -> None:
+    paragraphs = [" ".join(it.split()) for it in header(path).split("\n\n")]
+    (place,) = [number for number, it in enumerate(paragraphs) if it.startswith("Cost and duration: ")]
+    assert COST.fullmatch(paragraphs[place]), paragraphs[place]
+    command = "launch up" if path == NOTEBOOK else f"{path.name}"
+    assert "launch" in paragraphs[place - 1] and command in paragraphs[place - 1]
 
 
 @pytest.mark.process

@@ -164,14 +164,12 @@ def test_b17_the_nearer_a_board_is_to_the_goal_the_more_it_earns_and_a_win_most(
 
 
 @pytest.mark.parametrize("name", GAMES)
-def test_b17_the_head_of_a_game_says_how_to_run_it_what_it_costs_and_what_to_beat(name: str) -> None:
+def test_b17_the_head_of_a_game_says_how_to_run_it_and_what_to_beat(name: str) -> None:
     head = ast.get_docstring(ast.parse((REPOSITORY / "examples" / f"{name}.py").read_text())) or ""
     assert f"launch --gpus H100 --model Qwen/Qwen2.5-3B-Instruct -- python {name}.py" in head
     assert "python -m examples.tiny_model.players --out player\n" in head
     assert f"launch --model player -- python {name}.py --offline" in head
-    said = " ".join(head.partition("Cost and duration: ")[2].split())
-    assert said.startswith("offline $0.00 and ") and "(estimated)" in said
-    assert "Figure to beat: " in said
+    assert "Figure to beat: " in head.partition("Cost and duration: ")[2]
     assert name in (REPOSITORY / "examples" / "README.md").read_text()
 
 
