@@ -40,7 +40,11 @@ IMPORTERS = {
     "torchtune": {"runtime/trainer/network.py", "runtime/recipes/"},
     "trackio": {"launcher/results/trackio_log.py"},
     "xgrammar": {"runtime/trainer/grammar_masks.py"},
-    "transformers": {"runtime/trainer/network.py", "runtime/engine/server.py", "examples/tiny_model/"},
+    "smolagents": {"examples/tiny_agent/smolagents_prompts.py"},
+    "transformers": {
+        "runtime/trainer/network.py", "runtime/engine/server.py",
+        "examples/tiny_model/", "examples/tiny_agent/make.py",
+    },
     "dspy": {
         "launcher/client/dspy/", "launcher/client/arbor/", "examples/",
         "launcher/bench/programs/slipway_program.py",
