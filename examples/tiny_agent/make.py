@@ -12,7 +12,7 @@ import itertools
 import json
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,7 +29,7 @@ SEED = 0
 VOCABULARY = 3600
 MAX_POSITIONS = 8192
 # Rows are padded to one of these; longer ones are left out of training.
-WIDTHS = (128, 192, 256, 320, 384, 448, 512, 640, 832, 1088, 1792)
+WIDTHS = (160, 224, 288, 352, 448, 640, 1792)
 # Parts of prompts that are one word each, beside the corpus' fixed lines.
 FRAGMENTS = (
     "[[ ## ",
@@ -110,37 +110,44 @@ def vocabulary() -> Iterator[str]:
                 yield from (*label.names, *label.cues)
 
 
-def made_row(tokenizer: Qwen2Tokenizer, conversation: dict[str, Any]) -> Row:
-    """The conversation as the chat template writes it; each answer is learned with its end."""
+def parts_of(tokenizer: Qwen2Tokenizer, conversation: dict[str, Any]) -> list[tuple[str, bool]]:
+    """The conversation as the chat template writes it, in parts: each answer, with its end, is learned."""
     messages, tools = conversation["messages"], conversation["tools"]
-    ids, learned, written = list[int](), list[bool](), ""
-
-    def add(text: str, is_learned: bool) -> None:
-        nonlocal written
-        some = tokenizer.encode(text[len(written) :])
-        ids.extend(some)
-        learned.extend([is_learned] * len(some))
-        written = text
+    parts, written = list[tuple[str, bool]](), ""
 
     def rendered(count: int, **more: Any) -> str:
         return tokenizer.apply_chat_template(messages[:count], tools=tools, tokenize=False, **more)
 
     for number, message in enumerate(messages):
         if message.get("trained"):
-            add(rendered(number, add_generation_prompt=True), False)
-            add(rendered(number + 1).removesuffix("\n"), True)
-    return Row(ids, learned)
+            before = rendered(number, add_generation_prompt=True)
+            after = rendered(number + 1).removesuffix("\n")
+            parts += [(before[len(written) :], False), (after[len(before) :], True)]
+            written = after
+    return parts
+
+
+def made_rows(tokenizer: Qwen2Tokenizer, conversations: Iterable[dict[str, Any]]) -> Iterator[Row]:
+    """Their token ids. A part begins or ends at a special token, so it is encoded by itself."""
+    left = iter(conversations)
+    while some := [*islice(left, 2000)]:
+        rows = [parts_of(tokenizer, it) for it in some]
+        texts = [text for parts in rows for text, _ in parts]
+        encoded = iter(tokenizer(texts, add_special_tokens=False)["input_ids"])
+        for parts in rows:
+            ids = [(next(encoded), is_learned) for _, is_learned in parts]
+            yield Row([it for part, _ in ids for it in part], [is_it for part, is_it in ids for _ in part])
 
 
 def make_model(tokenizer: Qwen2Tokenizer, seed: int) -> PreTrainedModel:
-    """Six layers of width 256, eight heads of 32 with two of keys."""
+    """Six layers of width 256, four heads of 64 with two of keys: smaller heads took longer to train."""
     torch.manual_seed(seed)
     config = Qwen2Config(
         vocab_size=len(tokenizer),
         hidden_size=256,
         intermediate_size=704,
         num_hidden_layers=6,
-        num_attention_heads=8,
+        num_attention_heads=4,
         num_key_value_heads=2,
         max_position_embeddings=MAX_POSITIONS,
         tie_word_embeddings=True,
@@ -226,7 +233,7 @@ def make(corpus: Path, out: Path, seed: int = SEED, steps: int = STEPS) -> dict[
     """Make the model, write the folder, return its figures."""
     began = time.process_time()
     tokenizer = make_tokenizer(corpus)
-    rows = [made_row(tokenizer, it) for it in read(corpus)]
+    rows = [*made_rows(tokenizer, read(corpus))]
     kept = [it for it in rows if len(it.ids) <= WIDTHS[-1]]
     longest = max(len(it.ids) for it in rows)
     tokens = sum(len(it.ids) for it in kept)

@@ -112,7 +112,7 @@ Wandb = Annotated[
 Trackio = Annotated[
     bool | None,
     typer.Option(
-        "--trackio",
+        "--trackio/--no-trackio",
         help="Log to Trackio on this computer: into results/trackio, or your TRACKIO_DIR. Needs the extra "
         "`trackio`.",
         rich_help_panel=_WHAT,

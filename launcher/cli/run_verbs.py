@@ -26,7 +26,7 @@ from launcher.cli import run_outcome
 from launcher.console.output import Output, phase_name
 from launcher.records.endpoint import RESULTS, LocalEndpoint, is_open, token_file
 from launcher.records.records import STATES, RecordStore, RunRecord
-from launcher.results import compile_records
+from launcher.results import compile_records, trackio_process
 from launcher.teardown import program_log, take_down
 from launcher.types.settings import SETTINGS
 
@@ -80,9 +80,12 @@ def pull(output: Output, name: str) -> int:
     """Download the results so far."""
     store = RecordStore(Home.find())
     with output.busy(f"copying the results of {name}", "or waiting for another pull to finish") as progress:
-        report = take_down.pull(store, store.load(name), progress)
+        record = store.load(name)
+        report = take_down.pull(store, record, progress)
     for missing in report.missing:
         output.note(f"not copied: {missing}")
+    if not record.launch_alive:  # its launch does it
+        trackio_process.write(record, output.note)
     step = "no step yet" if report.step is None else f"step {report.step}"
     output.result(
         {

@@ -120,7 +120,7 @@ def validate(parsed: ParsedRequest, home: Home, say: Callable[[str], None] = lam
         ports.check_port(port, home, keyless_option=keyless_option(settings))
     preflight.check_wandb(settings, os.environ)
     if settings.trackio:
-        trackio_process.check_installed()
+        trackio_process.check(str(settings.values["wandb_project"].value))
     preflight.check_folders(home)
     preflight.check_disk(settings, model_path, home)
     if not rented:

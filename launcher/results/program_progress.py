@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import median
+from statistics import median_low
 from typing import Any
 
 from launcher.results.compile_records import JOURNAL
@@ -51,10 +52,11 @@ class ProgramProgress:
         """None without an optimizer."""
         try:
             size = self._path.stat().st_size
+            if size != self._size:
+                self._progress = progress_of(read_lines(self._path))
+                self._size = size
         except OSError:
             return None
-        if size != self._size:
-            self._size, self._progress = size, progress_of(read_lines(self._path))
         return self._progress
 
 
@@ -63,28 +65,29 @@ def progress_of(lines: Iterable[Mapping[str, Any]]) -> Progress | None:
     found: dict[str, _Steps] = {}
     newest: _Steps | None = None
     for line in lines:
-        newest = found.setdefault(str(line.get("compile")), _Steps())
-        try:
+        version = newest.version if newest is not None else 0
+        newest = found.setdefault(str(line.get("compile")), _Steps(version=version))
+        with suppress(KeyError, TypeError, ValueError, OverflowError):
             newest.add_line(line)
-        except (KeyError, TypeError, ValueError):
-            continue
     return newest.progress() if newest is not None else None
 
 
 @dataclass
 class _Steps:
-    """One optimizer's steps. `between`: the times from each step to the next, and whether it was validated
-    there; a validation takes longer than a step, and comes seldom."""
+    """One optimizer's steps. `begun`: when the program began that wrote the newest one. `between`: the times
+    from each step to the next, and whether it was validated there; a validation takes longer than a step, and
+    comes seldom."""
 
     steps: int | None = None
     done: int = 0
     version: int = 0
     ended: float | None = None
+    begun: float | None = None
     validated: bool = False
     between: deque[tuple[float, bool]] = field(default_factory=lambda: deque(maxlen=_RECENT))
 
     def add_line(self, line: Mapping[str, Any]) -> None:
-        """Raises KeyError, TypeError or ValueError for a line that is not as written."""
+        """Raises KeyError, TypeError, ValueError or OverflowError for a line that is not as written."""
         match line["kind"]:
             case "compile":
                 self.steps = int(line["steps"])
@@ -97,13 +100,16 @@ class _Steps:
 
     def _add_step(self, line: Mapping[str, Any]) -> None:
         self.done = int(line["step"])  # a rewound one takes some of them again
+        self.steps = int(line.get("steps") or self.steps or 0) or None  # another number after a resume
+        begun = line.get("begun")
         if line["version"] is not None:
             self.version = int(line["version"])
         # Of a step that was noted later, the end is unknown.
         ended = None if line.get("late") else float(line["time"])
-        if self.ended is not None and ended is not None:
+        # The time between two lives of a run is no step's.
+        if self.ended is not None and ended is not None and begun == self.begun:
             self.between.append((ended - self.ended, self.validated))
-        self.ended, self.validated = ended, False
+        self.ended, self.begun, self.validated = ended, begun, False
 
     def progress(self) -> Progress | None:
         if self.steps is None or not self.done:
@@ -112,8 +118,9 @@ class _Steps:
         return Progress(self.version + remaining, remaining, self._step_seconds(), self.ended or 0.0)
 
     def _step_seconds(self) -> float | None:
-        """Of the steps with and without a validation each kind's median, by how often there is one."""
+        """Of the steps with and without a validation each kind's lower median, by how often there is one: a
+        machine that was lost, or a laptop's sleep, makes an interval too long."""
         if not self.between:
             return None
         kinds = [[seconds for seconds, it in self.between if it is kind] for kind in (True, False)]
-        return sum(len(kind) * median(kind) for kind in kinds if kind) / len(self.between)
+        return sum(len(kind) * median_low(kind) for kind in kinds if kind) / len(self.between)

@@ -1,18 +1,19 @@
 """Writes a run into Trackio's files, from its journals at home: each step and each validation once.
 
-    python -m launcher.results.trackio_log RUN      (the run's folder; it ends after its stdin has ended)
+    python -m launcher.results.trackio_log RUN        (the run's folder; it ends after its stdin has ended)
+    python -m launcher.results.trackio_log --check PROJECT        (whether Trackio takes this name)
 
 Trackio's storage is written itself, without `trackio.init`: that asks the hub for the user's name, and writes
 in a thread that a kill takes along. The content follows from the journals alone, so this may be killed,
-repeated, and done by two at once. The only file that imports trackio, in a process of its own: it takes 2 s.
-Neighbours: `trackio_process.py` starts it; `runtime/shared/tracker_rows.py` has the rows, as for W&B.
+repeated, and done by two at once. Only rows that it wrote itself are ever deleted: those of a step that was
+taken again. The only file that imports trackio, in a process of its own: it takes 2 s. Neighbours:
+`trackio_process.py` starts it; `runtime/shared/tracker_rows.py` has the rows, as for W&B.
 """
 
 from __future__ import annotations
 
 import datetime
 import os
-import sqlite3
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -40,9 +41,14 @@ class _Row:
     time: float
     figures: dict[str, Any]
 
-    def id(self, run_id: str) -> str:
-        """Trackio takes a row once under its id."""
-        return f"{run_id}/{self.kind}/{self.step}/{self.time}"
+    @property
+    def place(self) -> str:
+        """A step that is taken again has the same place and another time."""
+        return f"{self.kind}/{self.step}"
+
+    @property
+    def iso_time(self) -> str:
+        return datetime.datetime.fromtimestamp(self.time, datetime.UTC).isoformat()
 
 
 class TrackioLog:
@@ -58,27 +64,52 @@ class TrackioLog:
         SQLiteStorage.validate_project_name(self._project)
         self._run = {"run": record.name or record.id, "run_id": record.id}
         self._config = {"model": record.details.get("model_path"), **runtime}
-        self._written: set[str] | None = None
+        self._seen: list[tuple[int, int]] | None = None
 
     def update(self) -> None:
-        """Write the new rows; all of them at first, and when a lost machine has taken some back. Raises
-        OSError and sqlite3.Error."""
-        rows = {row.id(self._run["run_id"]): row for row in _rows(self._results)}
-        if self._written is None or self._written - rows.keys():
-            self._storage.delete_run(self._project, **self._run)
-            self._written = set()
-        new = [key for key in rows if key not in self._written]
-        if new:
+        """Write what the journals have and Trackio has not. Raises OSError and sqlite3.Error."""
+        seen = [_size_and_time(self._results / name) for name in (_METRICS, validations.FILE)]
+        if seen == self._seen:
+            return
+        rows = {f"{self._run['run_id']}/{it.place}/{it.time}": it for it in _rows(self._results)}
+        if rows:
+            written = self._prepare(rows)
+            self._write({key: row for key, row in rows.items() if key not in written})
+        self._seen = seen
+
+    def _prepare(self, rows: Mapping[str, _Row]) -> set[str]:
+        """The ids of our rows that are there, after those are gone whose step was taken again."""
+        path = self._storage.init_db(self._project)
+        run_id = self._run["run_id"]
+        places = {f"{run_id}/{row.place}" for row in rows.values()}
+        with self._storage._get_process_lock(self._project), self._storage._get_connection(path) as database:
+            found = database.execute("SELECT log_id FROM metrics WHERE run_id = ?", (run_id,))
+            written = {str(row[0]) for row in found}
+            old = {key for key in written - rows.keys() if key.rpartition("/")[0] in places}
+            deleted = [(run_id, key) for key in old]
+            database.executemany("DELETE FROM metrics WHERE run_id = ? AND log_id = ?", deleted)
+        return written
+
+    def _write(self, rows: Mapping[str, _Row]) -> None:
+        if rows:
             self._storage.bulk_log(
                 self._project,
                 **self._run,
-                metrics_list=[rows[key].figures for key in new],
-                steps=[rows[key].step for key in new],
-                timestamps=[_iso(rows[key].time) for key in new],
-                log_ids=new,
+                metrics_list=[row.figures for row in rows.values()],
+                steps=[row.step for row in rows.values()],
+                timestamps=[row.iso_time for row in rows.values()],
+                log_ids=[*rows],
                 config=self._config,
             )
-        self._written |= set(new)
+
+
+def _size_and_time(path: Path) -> tuple[int, int]:
+    """Of a file that may be missing."""
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return (0, 0)
+    return (found.st_size, found.st_mtime_ns)
 
 
 def _rows(results: Path) -> list[_Row]:
@@ -99,19 +130,51 @@ def _row(
 ) -> Iterator[_Row]:
     """None of a damaged line: they come from a machine."""
     try:
-        yield _Row(kind, int(line[step] or 0), float(line["time"]), figures(line))
-    except (KeyError, TypeError, ValueError, AttributeError):
+        row = _Row(kind, int(line[step] or 0), float(line["time"]), figures(line))
+        if row.iso_time and all(map(_is_storable, (row.step, *row.figures, *row.figures.values()))):
+            yield row
+    except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError, OSError):
         return
 
 
-def _iso(seconds: float) -> str:
-    return datetime.datetime.fromtimestamp(seconds, datetime.UTC).isoformat()
+def _is_storable(value: object) -> bool:
+    """Whether SQLite and JSON can hold it. Raises UnicodeEncodeError for half a character."""
+    if isinstance(value, str):
+        value.encode()
+    return not isinstance(value, int) or -_INT64 <= value < _INT64
+
+
+_INT64 = 2**63
 
 
 def main(arguments: list[str]) -> int:
-    """Follow the run until stdin ends, and write the rest; 1 if that failed."""
-    os.nice(_NICE)
-    folder = Path(arguments[0])
+    """Follow the run until stdin ends, and write the rest; 1 if that failed, with the reason on stderr."""
+    if arguments[0] == "--check":
+        failure = _refusal(arguments[1])
+    else:
+        os.nice(_NICE)
+        failure = _follow(Path(arguments[0]))
+    if failure is not None:
+        print(failure, file=sys.stderr)  # noqa: T201 - to the file that its starter reads
+    return 0 if failure is None else 1
+
+
+def _refusal(project: str) -> str | None:
+    from trackio.sqlite_storage import SQLiteStorage
+
+    try:
+        SQLiteStorage.validate_project_name(project)
+    except ValueError as error:
+        return str(error)
+    name = SQLiteStorage.get_project_db_filename(project)
+    return f"its file's name is too long: {name}" if len(name.encode()) > _LONGEST_NAME else None
+
+
+# With room for what SQLite and Trackio append.
+_LONGEST_NAME = 200
+
+
+def _follow(folder: Path) -> str | None:
     log = TrackioLog(RecordStore.of_record(folder / "record.json").load(folder.name))
     is_over, failure = False, None
     while not is_over:
@@ -119,11 +182,9 @@ def main(arguments: list[str]) -> int:
         try:
             log.update()
             failure = None
-        except (OSError, sqlite3.Error) as error:  # such as a full disk, which may be emptied
+        except Exception as error:  # noqa: BLE001 - such as a full disk, which may be emptied
             failure = f"{type(error).__name__}: {error}"
-    if failure is not None:
-        print(failure, file=sys.stderr)  # noqa: T201 - to the file that its starter reads
-    return 0 if failure is None else 1
+    return failure
 
 
 if __name__ == "__main__":

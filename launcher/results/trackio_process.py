@@ -1,8 +1,9 @@
-"""The process that writes a run into Trackio: started with the run, ended after the last copy of its results.
+"""The process that writes a run into Trackio: started with the run, ended after its end is on record.
 
-Trackio's files are in `results/trackio`, or in the user's TRACKIO_DIR. The process listens nowhere, asks no
-network and has no secret; if `launch` dies its stdin ends, and so does it. Neighbours: `run/` and `teardown/`
-start it, `trackio_log.py` is the process. Imports no trackio.
+Trackio's files are in `results/trackio`, or in the TRACKIO_DIR that the user had when the run began. The
+process listens nowhere, asks no network and has no secret; if `launch` dies its stdin ends, and so does it.
+No machine waits for it. Neighbours: `run/`, `teardown/` and `launch pull` start it, `trackio_log.py` is the
+process. Imports no trackio.
 """
 
 from __future__ import annotations
@@ -14,13 +15,14 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
-from launcher.base.credentials import is_secret_name
 from launcher.base.errors import NotPulled, PreflightError, described
 from launcher.base.module_command import module_command
 from launcher.records.endpoint import RESULTS
 from launcher.records.records import RunRecord
 
+_MODULE = "launcher.results.trackio_log"
 LOG = "trackio.log"
 FOLDER = "trackio"
 # Its storage is not public: pyproject.toml names the same version.
@@ -30,18 +32,22 @@ _DIRECTORY = "TRACKIO_DIR"
 _FINISH_SECONDS = 30.0
 
 
-class TrackioProcess:
-    """Follows the run of this folder until `finish`, or until this process is gone."""
+# What a Python needs; all else, such as a proxy with its password, stays here.
+_VARIABLES = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "PYTHONPATH", "VIRTUAL_ENV", "LAUNCH_HOME")
 
-    def __init__(self, run: Path) -> None:
-        self._log = run / LOG
+
+class TrackioProcess:
+    """Follows this run until `finish`, or until this process is gone. Raises OSError."""
+
+    def __init__(self, record: RunRecord) -> None:
+        self._log = record.folder / LOG
         with self._log.open("wb") as log:
             self._popen = subprocess.Popen(
-                [*module_command("launcher.results.trackio_log"), str(run)],
+                [*module_command(_MODULE), str(record.folder)],
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,
-                env=_environ(os.environ, run / RESULTS),
+                env=_environ(os.environ, folder_of(record)),
                 start_new_session=True,
             )
 
@@ -61,24 +67,43 @@ class TrackioProcess:
             raise NotPulled("Trackio may lack steps", why, None)
 
 
+def start(record: RunRecord, note: Callable[[str], None]) -> TrackioProcess | None:
+    """For the time of the run; `note` gets the reason if that fails: no run ends for its log."""
+    try:
+        return TrackioProcess(record)
+    except Exception as error:  # noqa: BLE001 - the run goes on
+        note(f"nothing is written to Trackio: {described(error)}")
+        return None
+
+
 def write(record: RunRecord, note: Callable[[str], None]) -> None:
     """Have the run in Trackio as it is at home, if it logs there; `note` gets the reason if that fails."""
     if not record.logs_to_trackio:
         return
     try:
-        TrackioProcess(record.folder).finish()
+        TrackioProcess(record).finish()
     except Exception as error:  # noqa: BLE001 - it may hold up no end of a run
         note(described(error))
 
 
-def view_command(results: Path, project: str, environ: Mapping[str, str]) -> str:
+def details_of(environ: Mapping[str, str]) -> dict[str, Any]:
+    """What the record keeps: the user's folder, which another terminal, or the guardian, may not know."""
+    folder = environ.get(_DIRECTORY)
+    return {"trackio_dir": os.path.abspath(folder) if folder else None}
+
+
+def folder_of(record: RunRecord) -> Path:
+    """Trackio's files of this run."""
+    return Path(record.details.get("trackio_dir") or record.folder / RESULTS / FOLDER)
+
+
+def view_command(record: RunRecord, project: str) -> str:
     """The command that shows the run."""
-    where = "" if environ.get(_DIRECTORY) else f"{_DIRECTORY}={shlex.quote(str(results / FOLDER))} "
-    return f"{where}trackio show --project {shlex.quote(project)}"
+    return f"{_DIRECTORY}={shlex.quote(str(folder_of(record)))} trackio show --project {shlex.quote(project)}"
 
 
-def check_installed() -> None:
-    """Raises PreflightError without the version whose storage is known."""
+def check(project: str) -> None:
+    """Raises PreflightError without the version whose storage is known, or if the name is refused."""
     try:
         found = importlib.metadata.version(_PACKAGE)
     except importlib.metadata.PackageNotFoundError:
@@ -89,13 +114,15 @@ def check_installed() -> None:
             f"{found} is installed" if found else "it is not installed in launch's environment",
             f"uv pip install --python {shlex.quote(sys.executable)} 'trackio=={_VERSION}.*'",
         )
+    command = [*module_command(_MODULE), "--check", project]
+    checked = subprocess.run(command, capture_output=True, text=True, env=_environ(os.environ, Path()))
+    if checked.returncode:
+        why = checked.stderr.strip().rpartition("\n")[2]
+        hint = "--set wandb_project=NAME names it on both"
+        raise PreflightError(f"Trackio does not take the project's name {project!r}", why, hint)
 
 
-def _environ(environ: Mapping[str, str], results: Path) -> dict[str, str]:
+def _environ(environ: Mapping[str, str], folder: Path) -> dict[str, str]:
     """No secret, and of Trackio's variables only its folder: the others name services."""
-    kept = {
-        name: value
-        for name, value in environ.items()
-        if not is_secret_name(name) and not name.startswith("TRACKIO_")
-    }
-    return kept | {_DIRECTORY: os.path.abspath(environ.get(_DIRECTORY) or results / FOLDER)}
+    kept = {name: environ[name] for name in _VARIABLES if name in environ}
+    return kept | {_DIRECTORY: str(folder)}

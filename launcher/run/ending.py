@@ -218,14 +218,15 @@ class Ending:
         if failure is None and self._signals.received is not None:
             failure = Interrupted(self._signals.received)
         failpoint("cli.downed")  # not caught, as above
-        if self._components.trackio is not None:
-            self._try("writing to Trackio", self._components.trackio.finish)
         unwritten = self._write_final_record(failure, proof)
         failure = failure or unwritten
         if self._components.guardian is not None and proof.verified and unwritten is None:
             self._try("letting the guardian go", self._components.guardian.release)
+        over_at = clock.boot_seconds()
+        if self._components.trackio is not None and proof.verified:  # else it ends with this process
+            self._try("writing to Trackio", self._components.trackio.finish)
         code = exit_code_of(failure)
-        self._try("showing the summary", lambda: self._print_summary(failure, proof, code))
+        self._try("showing the summary", lambda: self._print_summary(failure, proof, code, over_at))
         return code
 
     def _write_final_record(self, failure: BaseException | None, proof: Proof) -> LaunchError | None:
@@ -256,18 +257,18 @@ class Ending:
             return fields
         return fields | end_fields(proof, "launch", self._run.record.now(), self._why_unpulled())
 
-    def _print_summary(self, failure: BaseException | None, proof: Proof, code: int) -> None:
+    def _print_summary(self, failure: BaseException | None, proof: Proof, code: int, over_at: float) -> None:
         if isinstance(failure, LaunchError):
             self._output.error(failure)
-        self._summary(failure, proof, code).say(self._output)
+        self._summary(failure, proof, code, over_at).say(self._output)
 
-    def _summary(self, failure: BaseException | None, proof: Proof, code: int) -> Summary:
-        now, limits, monitor = clock.boot_seconds(), self._run.limits, self._components.monitor
+    def _summary(self, failure: BaseException | None, proof: Proof, code: int, over_at: float) -> Summary:
+        limits, monitor = self._run.limits, self._components.monitor
         return Summary(
             run_id=self._run_id,
             name=self._run.record.name,
-            seconds=now - limits.begun_at,
-            cost=limits.cost(now) if self._try("asking its price", self._was_rented) else 0.0,
+            seconds=over_at - limits.begun_at,
+            cost=limits.cost(over_at) if self._try("asking its price", self._was_rented) else 0.0,
             status=monitor.latest().status if monitor is not None else None,
             results=self._pulled.into if self._pulled is not None else None,
             proof=proof,

@@ -110,6 +110,8 @@ class Run:
         resumed, command = self._request.resumed, self._request.command
         details: dict[str, Any] = {"plan": self._request.plan.to_dict()}
         details |= {"openai_env": settings.openai_env, "arbor": settings.arbor, "art": settings.art}
+        if settings.trackio:
+            details |= trackio_process.details_of(os.environ)
         details |= resume_source.record_details(settings, self._request.model_path, self._request.folder)
         try:
             if resumed is not None:
@@ -223,7 +225,7 @@ class Run:
         background_copy = self._parts.background_copy = BackgroundCopy(machine, results)
         background_copy.start()
         if settings.trackio:
-            self._parts.trackio = trackio_process.TrackioProcess(self._folder)
+            self._parts.trackio = trackio_process.start(self._record, self._output.note)
         run_id, told = self._record.id, (settings.openai_env, settings.arbor, settings.art)
         return LocalEndpoint(root, token, run_id, results, timeout_budget_seconds, *told)
 
@@ -295,7 +297,7 @@ class Run:
         settings = self._request.settings
         if settings.trackio:
             project = str(settings.values["wandb_project"].value)
-            lines.append(f"  Trackio: {trackio_process.view_command(endpoint.run_dir, project, os.environ)}")
+            lines.append(f"  Trackio: {trackio_process.view_command(self._record, project)}")
         if not self._request.command:
             lines.append(f'  in another terminal: eval "$(launch env {self._label})"')
             lines.append("  Ctrl-C here copies the results and takes everything down")

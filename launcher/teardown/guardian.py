@@ -243,8 +243,10 @@ class _GuardiansEnd:
             if _note(self._store, self._record.id, **changes):
                 break
             time.sleep(_PAUSE_SECONDS)
+        if not proof.verified:
+            return 1  # and it is tried again
         trackio_process.write(self._record, _log)
-        return 0 if proof.verified else 1
+        return 0
 
 
 def _self_ended(record: RunRecord) -> float | None:

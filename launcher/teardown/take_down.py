@@ -69,10 +69,7 @@ def pull(
         raise NotPulled(
             f"{record.id} has nothing to copy", "it ended before it had a machine", "launch status"
         )
-    report = cast("Machine", machine).pull(store.folder(record.id) / RESULTS, progress, stopped)
-    if not record.launch_alive:  # its launch does it
-        trackio_process.write(record, progress)
-    return report
+    return cast("Machine", machine).pull(store.folder(record.id) / RESULTS, progress, stopped)
 
 
 class ResultsWait:
@@ -196,7 +193,9 @@ class _UnattendedEnd:
         now, latest = self._record.now(), self._latest_end
         ended = now if latest is None or not self._outcome.gone else min(latest, now)
         fields = end_fields(proof, self._ended_by, ended, self._outcome.unpulled)
-        return _write_final_record(self._store, self._record, proof, fields)
+        written = _write_final_record(self._store, self._record, proof, fields)
+        trackio_process.write(self._record, self._note)
+        return written
 
 
 def close_unseen(store: RecordStore, record: RunRecord) -> RunRecord:

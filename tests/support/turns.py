@@ -31,6 +31,7 @@ TURNS: tuple[tuple[str, ...], ...] = (
         "tests/runtime/test_crash_engine.py::",  # 40
         "tests/runtime/test_engine_process.py::test_c23_",  # 33
         "tests/runtime/test_recipe.py::test_c43_",
+        "tests/unit/test_trackio.py::",  # 17
     ),
     (
         "tests/cloud/test_ends.py::test_g29_",

@@ -66,7 +66,25 @@ def test_a_step_that_was_noted_after_its_end_tells_no_time() -> None:
     assert progress_of(lines) == Progress(9, 5, 2.0, 503.0)
 
 
+def test_the_time_between_two_lives_of_a_run_is_no_steps() -> None:
+    lives = [step(1, 10.0, 1, begun=0.0), step(2, 43_210.0, 2, begun=43_200.0)]
+    assert progress_of([begun(40), *lives]) == Progress(40, 38, None, 43_210.0)
+    on = [*lives, step(3, 43_214.0, 3, begun=43_200.0)]
+    assert progress_of([begun(40), *on]) == Progress(40, 37, 4.0, 43_214.0)
+
+
+def test_a_resumed_optimizer_may_have_another_number_of_steps() -> None:
+    lines = [begun(40), step(1, 1.0, 1, steps=40), step(2, 2.0, 2, steps=80)]
+    assert progress_of(lines) == Progress(80, 78, 1.0, 2.0)
+
+
+def test_a_later_optimizer_whose_first_step_teaches_nothing_counts_on_too() -> None:
+    lines = [begun(2), step(1, 1.0, 1), step(2, 2.0, 2), begun(10, "d"), step(1, 9.0, None, "d")]
+    assert progress_of(lines) == Progress(11, 9, None, 9.0)
+
+
 def test_a_damaged_line_is_passed_over() -> None:
+    assert progress_of([{**begun(9), "steps": float("inf")}]) is None
     lines = [begun(9), step(1, 1.0, 1), {"kind": "step", "compile": "c"}, step(2, 2.0, 2)]
     assert progress_of(lines) == Progress(9, 7, 1.0, 2.0)
 

@@ -12,6 +12,7 @@ from typing import Any
 import psutil
 import pytest
 
+from launcher.base.errors import PreflightError
 from launcher.base.home import Home
 from launcher.records.records import RecordStore, RunRecord
 from launcher.results import trackio_process
@@ -77,7 +78,7 @@ def test_trackio_has_each_step_and_validation_once_over_several_lives(
     monkeypatch.setenv("TRACKIO_DATASET_ID", "somebody/data")
     monkeypatch.setenv("TRACKIO_BUCKET_ID", "somebody/bucket")
     monkeypatch.setenv("HF_TOKEN", SECRET)
-    follower = TrackioProcess(record.folder)
+    follower = TrackioProcess(record)
     (child,) = psutil.Process().children()
     environ = child.environ()
     assert SECRET not in environ.values() and not {"TRACKIO_SPACE_ID", "TRACKIO_BUCKET_ID"} & environ.keys()
@@ -134,10 +135,68 @@ def test_a_run_that_was_not_to_be_in_trackio_is_not_written(tmp_path: Path) -> N
     assert not (record.folder / trackio_process.LOG).exists()
 
 
-def test_the_command_that_shows_a_run_names_its_folder_unless_it_is_the_users() -> None:
-    results = Path("/a b/results")
-    shown = trackio_process.view_command(results, "slipway", {})
-    assert shown == "TRACKIO_DIR='/a b/results/trackio' trackio show --project slipway"
-    assert (
-        trackio_process.view_command(results, "mine", {"TRACKIO_DIR": "/x"}) == "trackio show --project mine"
-    )
+def test_the_folder_is_the_users_of_the_time_when_the_run_began(tmp_path: Path) -> None:
+    store = RecordStore(Home(tmp_path, tmp_path, tmp_path))
+    record = store.create(details=trackio_process.details_of({}))
+    folder = record.folder / "results" / "trackio"
+    shown = trackio_process.view_command(record, "slipway")
+    assert shown == f"TRACKIO_DIR={folder} trackio show --project slipway"
+    record = store.create(details=trackio_process.details_of({"TRACKIO_DIR": "a b"}))
+    assert trackio_process.view_command(record, "x").startswith(f"TRACKIO_DIR='{Path.cwd()}/a b' ")
+
+
+@pytest.mark.process
+def test_only_rows_of_its_own_are_ever_deleted(record: RunRecord, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The user's folder has a run of the same name, from a Trackio that knew no ids."""
+    monkeypatch.setenv("PYTHONPATH", "")
+    folder = trackio_process.folder_of(record)
+    folder.mkdir(parents=True)
+    with sqlite3.connect(folder / "slipway.db") as database:
+        database.executescript(_OLD_TABLES)
+        database.execute(
+            "INSERT INTO metrics(timestamp, run_name, step, metrics) VALUES ('x', 'demo', 5, '{}')"
+        )
+    write(record, "metrics.jsonl", step(1), step(2))
+    trackio_process.write(record, pytest.fail)
+    write(record, "metrics.jsonl", step(1), step(2, loss=0.75))
+    trackio_process.write(record, pytest.fail)
+    (record.folder / "results" / "metrics.jsonl").unlink()
+    trackio_process.write(record, pytest.fail)
+    with sqlite3.connect(folder / "slipway.db") as database:
+        rows = database.execute("SELECT run_name, step FROM metrics ORDER BY step").fetchall()
+    assert rows == [("demo", 1), ("demo", 2), ("demo", 5)]
+
+
+_OLD_TABLES = """
+CREATE TABLE metrics (id INTEGER PRIMARY KEY AUTOINCREMENT, timestamp TEXT NOT NULL, run_name TEXT NOT NULL,
+    step INTEGER NOT NULL, metrics TEXT NOT NULL);
+CREATE TABLE configs (id INTEGER PRIMARY KEY AUTOINCREMENT, run_name TEXT NOT NULL, config TEXT NOT NULL,
+    created_at TEXT NOT NULL, UNIQUE(run_name));
+CREATE TABLE system_metrics (id INTEGER PRIMARY KEY AUTOINCREMENT, timestamp TEXT NOT NULL,
+    run_name TEXT NOT NULL, metrics TEXT NOT NULL);
+"""
+
+
+@pytest.mark.process
+def test_a_damaged_line_costs_only_itself(record: RunRecord) -> None:
+    damaged: list[dict[str, Any]] = [
+        {**step(1), "step": float("inf")},
+        {**step(1), "step": 2**70},
+        {**step(1), "time": 1e20},
+        {**step(1), "time": float("nan")},
+        {**step(1), "metrics": {"loss": 2**70}},
+        {**step(1), "metrics": {"reward/\ud800": 1.0}},
+        {**step(1), "settings": None},
+        {**step(1), "counts": {"groups": "x"}},
+    ]
+    write(record, "metrics.jsonl", *damaged, step(2))
+    trackio_process.write(record, pytest.fail)
+    assert [it["step"] for it in runs_in(trackio_process.folder_of(record))[record.id]["rows"]] == [2]
+
+
+@pytest.mark.process
+def test_a_name_that_trackio_refuses_is_told_before_the_run() -> None:
+    trackio_process.check("slipway")
+    for name in ("my_traces", "registry-x", "a" * 300):
+        with pytest.raises(PreflightError, match="does not take the project's name"):
+            trackio_process.check(name)
