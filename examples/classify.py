@@ -12,7 +12,7 @@ teaches itself; on this computer it names, in French, the colour of a phrase's n
 answers shows it how.
 
 Offline it takes 72 steps of imitation and 20 of reward: none of 96 held-out phrases is named right before,
-0.19 to 0.79 of them after the imitation, 0.61 to 0.99 after the reward (three seeds). Figure to beat: 73.4,
+0.19 to 0.79 of them after the imitation, 0.26 to 0.99 after the reward (three seeds). Figure to beat: 73.4,
 the average of six cells in mmGRPO's paper (arXiv 2508.04660), of which Banking77 is one task; we have no
 figure of its own for it.
 """

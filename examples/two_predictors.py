@@ -3,7 +3,7 @@
     launch -- python two_predictors.py
     launch --gpus H100 --model Qwen/Qwen2.5-1.5B-Instruct -- python two_predictors.py
 
-Cost and duration: offline $0.00 and three minutes on 2 busy cores; rented about $3 and an hour on one H100
+Cost and duration: offline $0.00 and four minutes on 2 busy cores; rented about $3 and an hour on one H100
 (estimated).
 
 Each predictor has a group of its own in every step, and a score of its own: the first for the different
