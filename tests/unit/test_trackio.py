@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sqlite3
 import subprocess
 import sys
@@ -50,7 +51,8 @@ def write(record: RunRecord, name: str, *lines: dict[str, Any]) -> None:
 @pytest.fixture
 def record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunRecord:
     """A run that is to be in Trackio. Nothing that is started from here has a network."""
-    monkeypatch.setenv("PYTHONPATH", str(PROGRAMS / "unit" / "no_network"))
+    paths = [str(PROGRAMS / "unit" / "no_network"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
     monkeypatch.delenv("TRACKIO_DIR", raising=False)
     store = RecordStore(Home(tmp_path, tmp_path, tmp_path))
     runtime = {"wandb_project": "slipway", "train.learning_rate": 1e-3}
@@ -147,9 +149,8 @@ def test_the_folder_is_the_users_of_the_time_when_the_run_began(tmp_path: Path) 
 
 
 @pytest.mark.process
-def test_only_rows_of_its_own_are_ever_deleted(record: RunRecord, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_rows_of_its_own_are_ever_deleted(record: RunRecord) -> None:
     """The user's folder has a run of the same name, from a Trackio that knew no ids."""
-    monkeypatch.setenv("PYTHONPATH", "")
     folder = trackio_process.folder_of(record)
     folder.mkdir(parents=True)
     with sqlite3.connect(folder / "slipway.db") as database:
