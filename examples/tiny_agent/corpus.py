@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
 
-from examples.tiny_agent import proposals, tasks, tools
+from examples.tiny_agent import proposals, tasks, tool_prompts
 from examples.tiny_agent.prompts import Conversation, dspy_conversations
 from examples.tiny_agent.smolagents_prompts import smolagents_conversation
 
@@ -26,12 +26,10 @@ COUNT = 120_000
 OFTEN = 1 / 2000
 LONG = 12
 MOST_PHRASES = 700
-
-Rng = random.Random
-Maker = Callable[[Rng], list[Conversation]]
+Maker = Callable[[random.Random], list[Conversation]]
 
 
-def _chat(rng: Rng) -> list[Conversation]:
+def _chat(rng: random.Random) -> list[Conversation]:
     """Small talk, and what the model knows."""
     asked, said = rng.choice(SMALL_TALK)
     messages = [
@@ -58,9 +56,9 @@ SMALL_TALK: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
 
 MAKERS: tuple[tuple[int, Maker], ...] = (
     (33, lambda rng: dspy_conversations(rng, tasks.any_task(rng))),
-    (11, tools.react_conversations),
-    (45, lambda rng: [tools.chat_conversation(rng)]),
-    (8, lambda rng: [tools.native_conversation(rng)]),
+    (11, tool_prompts.react_conversations),
+    (45, lambda rng: [tool_prompts.chat_conversation(rng)]),
+    (8, lambda rng: [tool_prompts.native_conversation(rng)]),
     (8, lambda rng: [smolagents_conversation(rng)]),
     (14, lambda rng: [proposals.mipro_conversation(rng)]),
     (4, lambda rng: [proposals.simba_conversation(rng)]),

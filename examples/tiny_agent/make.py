@@ -1,7 +1,7 @@
 """Make the embedded agent model: `python -m examples.tiny_agent.make --corpus FOLDER --out DIR`.
 
-Two hours of two cores. Trains a tokenizer and a Qwen2 of some five million parameters on what `corpus.py`
-wrote, then writes the Hugging Face folder that vLLM and transformers load. `figures.py` measures it.
+Trains a tokenizer and a Qwen2 of some five million parameters on what `corpus.py` wrote, then writes the
+Hugging Face folder that vLLM and transformers load.
 Neighbours: `examples/tiny_model` makes the smaller one, and lends the tokenizer and the schedule.
 """
 
@@ -23,13 +23,13 @@ from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM, Qwen2To
 
 from examples.tiny_agent import words
 from examples.tiny_agent.template import CHAT_TEMPLATE
-from examples.tiny_model.make import tokenizer_of, warm_cosine
+from examples.tiny_model.make import settings_of, tokenizer_of, warm_cosine
 
 SEED = 0
 VOCABULARY = 3600
 MAX_POSITIONS = 8192
 # Rows are padded to one of these; longer ones are left out of training.
-WIDTHS = (160, 224, 288, 352, 448, 640, 1792)
+WIDTHS = (160, 224, 288, 352, 448, 640, 2304)
 # Parts of prompts that are one word each, beside the corpus' fixed lines.
 FRAGMENTS = (
     "[[ ## ",
@@ -140,21 +140,17 @@ def made_rows(tokenizer: Qwen2Tokenizer, conversations: Iterable[dict[str, Any]]
 
 
 def make_model(tokenizer: Qwen2Tokenizer, seed: int) -> PreTrainedModel:
-    """Six layers of width 256, four heads of 64 with two of keys: smaller heads took longer to train."""
+    """Six layers of width 256, four heads of 64 with two of keys."""
     torch.manual_seed(seed)
     config = Qwen2Config(
-        vocab_size=len(tokenizer),
+        **settings_of(tokenizer),
         hidden_size=256,
         intermediate_size=704,
         num_hidden_layers=6,
         num_attention_heads=4,
         num_key_value_heads=2,
         max_position_embeddings=MAX_POSITIONS,
-        tie_word_embeddings=True,
         initializer_range=0.06,
-        bos_token_id=None,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
     )
     return Qwen2ForCausalLM(config)
 

@@ -6,6 +6,7 @@ Neighbours: `tasks.py` has the tasks, `corpus.py` mixes the conversations made h
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from typing import Any, Literal, TypedDict
 
 import dspy
@@ -20,9 +21,9 @@ ADAPTERS: dict[str, dspy.Adapter] = {
 }
 SHARES = {"chat": 45, "json": 25, "xml": 30}
 
-# How often an answer is right: without help, with examples or an instruction to be careful, with both. The
-# rest are guesses. So demonstrations, better instructions and training each have something to win.
-SURE, SURER, SUREST = 0.62, 0.84, 0.94
+# How often an answer is right by the number of helps in the prompt: examples, an instruction to be careful, a
+# reasoning first. The rest are guesses: demonstrations, instructions and training have something to win.
+ACCURACY_BY_HELP = (0.62, 0.84, 0.94, 0.94)
 MOST_DEMOS = 8
 
 
@@ -34,13 +35,9 @@ class Conversation(TypedDict):
     tools: list[dict[str, Any]] | None
 
 
-Rng = random.Random
-
-
-def any_adapter(rng: Rng) -> tuple[str, dspy.Adapter]:
-    """Its name and itself."""
-    name = rng.choices([*SHARES], [*SHARES.values()])[0]
-    return name, ADAPTERS[name]
+def any_adapter(rng: random.Random) -> str:
+    """The name of one of `ADAPTERS`."""
+    return rng.choices([*SHARES], [*SHARES.values()])[0]
 
 
 def annotation(field: Field) -> Any:
@@ -63,15 +60,15 @@ def signature_of(task: Task, reasoned: bool) -> Any:
     return make_signature(fields, task.instruction or None)
 
 
-def dspy_conversations(rng: Rng, task: Task) -> list[Conversation]:
+def dspy_conversations(rng: random.Random, task: Task) -> list[Conversation]:
     """Three calls of a program for this task, with or without examples."""
     reasoned = rng.random() < 0.25
     signature = signature_of(task, reasoned)
     return [_conversation(rng, task, signature, reasoned) for _ in range(3)]
 
 
-def _conversation(rng: Rng, task: Task, signature: Any, reasoned: bool) -> Conversation:
-    name, adapter = any_adapter(rng)
+def _conversation(rng: random.Random, task: Task, signature: Any, reasoned: bool) -> Conversation:
+    name = any_adapter(rng)
     count = 0 if rng.random() < 0.5 else min(MOST_DEMOS, 1 + int(rng.expovariate(0.45)))
     if not task.told and rng.random() < 0.8:
         count = max(count, 3)
@@ -79,11 +76,24 @@ def _conversation(rng: Rng, task: Task, signature: Any, reasoned: bool) -> Conve
     bare = reasoned and rng.random() < 0.5
     demos = [_demo(it, reasoned and not bare) for it in cases]
     case = task.draw(rng)
-    messages: list[dict[str, Any]] = adapter.format(signature, demos, case.inputs)
-    outputs = answered(rng, task, case, count, reasoned)
-    content = adapter.format_assistant_message_content(signature, typed(task, outputs))
+    outputs = typed(task, answered(rng, task, case, count, reasoned))
+    return conversation_of(task.kind, name, signature, case.inputs, outputs, demos)
+
+
+def conversation_of(
+    kind: str,
+    adapter_name: str,
+    signature: Any,
+    inputs: dict[str, Any],
+    outputs: dict[str, Any],
+    demos: Sequence[dict[str, Any]] = (),
+) -> Conversation:
+    """One call of a DSPy program and its answer, as this adapter writes them."""
+    adapter = ADAPTERS[adapter_name]
+    messages: list[dict[str, Any]] = adapter.format(signature, [*demos], inputs)
+    content = adapter.format_assistant_message_content(signature, outputs)
     messages.append({"role": "assistant", "content": content, "trained": True})
-    return {"kind": f"{task.kind}/{name}", "messages": messages, "tools": None}
+    return {"kind": f"{kind}/{adapter_name}", "messages": messages, "tools": None}
 
 
 def _demo(case: Case, reasoned: bool) -> dict[str, str]:
@@ -97,13 +107,13 @@ def typed(task: Task, outputs: dict[str, str]) -> dict[str, Any]:
     return {name: int(it) if name in numbers and it.isdigit() else it for name, it in outputs.items()}
 
 
-def answered(rng: Rng, task: Task, case: Case, examples: int, reasoned: bool) -> dict[str, str]:
+def answered(rng: random.Random, task: Task, case: Case, examples: int, reasoned: bool) -> dict[str, str]:
     """What the model is taught to say: right as often as the prompt helps, else a guess."""
     helped = (examples >= 2) + is_careful(task.instruction) + reasoned
-    sure = (SURE, SURER, SUREST, SUREST)[helped]
+    accuracy = ACCURACY_BY_HELP[helped]
     if not task.told and examples == 0:
-        sure = 0.0
-    if rng.random() < sure:
+        accuracy = 0.0
+    if rng.random() < accuracy:
         found, reasoning = case.outputs, case.reasoning
     else:
         found = {name: rng.choice(case.guesses[name]) for name in case.outputs}

@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import json
 import random
+from functools import partial
 from typing import Any
 
 import dspy
@@ -27,13 +28,11 @@ from dspy.teleprompt.gepa.instruction_proposal import ProposeInstruction
 from dspy.teleprompt.simba_utils import OfferFeedback, inspect_modules
 
 from examples.tiny_agent import tasks
-from examples.tiny_agent.prompts import ADAPTERS, Conversation, answered, any_adapter, signature_of
+from examples.tiny_agent.prompts import Conversation, answered, any_adapter, conversation_of, signature_of
 from examples.tiny_agent.tasks import CAREFUL, NEUTRAL, Case, Task
 
-Rng = random.Random
 
-
-def instruction_for(rng: Rng, task: Task, basic: str, cases: list[Case], tip: str = "") -> str:
+def instruction_for(rng: random.Random, task: Task, basic: str, cases: list[Case], tip: str = "") -> str:
     """A new instruction: the basic one, what the cases show, and a sentence on how to work."""
     parts = [basic] if basic else [f"Read the {task.inputs[0].name} and give the {task.outputs[0].name}."]
     target = task.outputs[0]
@@ -52,7 +51,7 @@ def instruction_for(rng: Rng, task: Task, basic: str, cases: list[Case], tip: st
     return " ".join(parts)
 
 
-def _observations(rng: Rng, task: Task, cases: list[Case]) -> str:
+def _observations(rng: random.Random, task: Task, cases: list[Case]) -> str:
     source, target = task.inputs[0].name, task.outputs[0].name
     seen = [*dict.fromkeys(it.outputs[target] for it in cases)][:4]
     return rng.choice(
@@ -78,8 +77,9 @@ def _description(task: Task) -> str:
     return f"The program reads the {task.inputs[0].name} and answers with the {task.outputs[0].name}."
 
 
-def mipro_conversation(rng: Rng) -> Conversation:
+def mipro_conversation(rng: random.Random) -> Conversation:
     """One of the calls of MIPROv2's proposer."""
+    call = partial(conversation_of, "mipro", any_adapter(rng))
     task = tasks.any_task(rng)
     cases = [task.draw(rng) for _ in range(rng.randint(3, 10))]
     basic = signature_of(task, False).instructions
@@ -92,24 +92,22 @@ def mipro_conversation(rng: Rng) -> Conversation:
     seen = _observations(rng, task, cases)
     demos = rng.choice(("No task demos provided.", *[_told_demos(cases)] * 2))
     if kind == "examples":
-        return _asked(rng, "mipro", DatasetDescriptor, {"examples": shown}, {"observations": seen})
+        return call(DatasetDescriptor, {"examples": shown}, {"observations": seen})
     if kind == "more":
         more = "COMPLETE" if rng.random() < 0.6 else _observations(rng, task, cases)
         inputs = {"examples": shown, "prior_observations": seen}
-        return _asked(rng, "mipro", DatasetDescriptorWithPriorObservations, inputs, {"observations": more})
+        return call(DatasetDescriptorWithPriorObservations, inputs, {"observations": more})
     if kind == "summary":
-        return _asked(
-            rng, "mipro", ObservationSummarizer, {"observations": seen * rng.randint(1, 2)}, {"summary": seen}
-        )
+        return call(ObservationSummarizer, {"observations": seen * rng.randint(1, 2)}, {"summary": seen})
     program = {
         "program_code": rng.choice(("", "\n\n", f"\n\nprogram = dspy.Predict('{module}')")),
         "program_example": demos,
     }
     if kind == "program":
-        return _asked(rng, "mipro", DescribeProgram, program, {"program_description": describing})
+        return call(DescribeProgram, program, {"program_description": describing})
     if kind == "module":
         inputs = {**program, "program_description": describing, "module": module}
-        return _asked(rng, "mipro", DescribeModule, inputs, {"module_description": describing})
+        return call(DescribeModule, inputs, {"module_description": describing})
     tip = rng.choice([*TIPS.values()])
     aware, history = rng.random() < 0.85, rng.random() < 0.3
     asked = generate_instruction_class(program_aware=aware, use_instruct_history=history)
@@ -127,7 +125,7 @@ def mipro_conversation(rng: Rng) -> Conversation:
     signature: Any = asked.signature
     inputs = {name: it for name, it in inputs.items() if name in signature.input_fields}
     proposed = instruction_for(rng, task, basic, cases, tip)
-    return _asked(rng, "mipro", signature, inputs, {"proposed_instruction": proposed})
+    return call(signature, inputs, {"proposed_instruction": proposed})
 
 
 def _told_demos(cases: list[Case]) -> str:
@@ -137,7 +135,7 @@ def _told_demos(cases: list[Case]) -> str:
     return "".join(f"{told(it.inputs | it.outputs)}\n\n" for it in cases[:3])
 
 
-def gepa_conversation(rng: Rng) -> Conversation:
+def gepa_conversation(rng: random.Random) -> Conversation:
     """GEPA's reflection on answers and what was wrong with them."""
     task = tasks.any_task(rng)
     basic = signature_of(task, False).instructions
@@ -158,10 +156,10 @@ def gepa_conversation(rng: Rng) -> Conversation:
         told.append({"Inputs": case.inputs, "Generated Outputs": given, "Feedback": feedback})
     inputs = {"current_instruction": basic, "examples_with_feedback": told}
     new = {"new_instruction": instruction_for(rng, task, basic, cases)}
-    return _asked(rng, "gepa", ProposeInstruction, inputs, new, adapter_name="json")
+    return conversation_of("gepa", "json", ProposeInstruction, inputs, new)
 
 
-def simba_conversation(rng: Rng) -> Conversation:
+def simba_conversation(rng: random.Random) -> Conversation:
     """SIMBA's advice from a worse and a better trajectory."""
     task = tasks.any_task(rng)
     program = dspy.Predict(signature_of(task, reasoned=False))
@@ -202,9 +200,8 @@ def simba_conversation(rng: Rng) -> Conversation:
             rng.choice(CAREFUL),
         )
     )
-    return _asked(
-        rng, "simba", OfferFeedback, inputs, {"discussion": discussion, "module_advice": {"self": advice}}
-    )
+    outputs = {"discussion": discussion, "module_advice": {"self": advice}}
+    return conversation_of("simba", any_adapter(rng), OfferFeedback, inputs, outputs)
 
 
 def _source(task: Task) -> str:
@@ -216,20 +213,3 @@ def _source(task: Task) -> str:
         f"        self.predict = dspy.Predict('{fields}')\n\n"
         f"    def forward(self, {source}):\n        return self.predict({source}={source})\n"
     )
-
-
-def _asked(
-    rng: Rng,
-    kind: str,
-    signature: Any,
-    inputs: dict[str, Any],
-    outputs: dict[str, Any],
-    adapter_name: str | None = None,
-) -> Conversation:
-    """One call of an optimiser's own program."""
-    name = adapter_name or any_adapter(rng)[0]
-    adapter = ADAPTERS[name]
-    messages: list[dict[str, Any]] = adapter.format(signature, [], inputs)
-    content = adapter.format_assistant_message_content(signature, outputs)
-    messages.append({"role": "assistant", "content": content, "trained": True})
-    return {"kind": f"{kind}/{name}", "messages": messages, "tools": None}

@@ -1,6 +1,6 @@
 """An episode in the prompt of smolagents' `ToolCallingAgent`, up to one of its calls.
 
-The only file that imports smolagents. Neighbours: `tools.py` has the episodes, `corpus.py` mixes.
+The only file that imports smolagents. Neighbours: `episodes.py` has the episodes, `corpus.py` mixes.
 """
 
 from __future__ import annotations
@@ -11,10 +11,9 @@ from typing import Any
 
 import smolagents
 
+from examples.tiny_agent.episodes import CALL_RATE, Call, Tool, any_episode
 from examples.tiny_agent.prompts import Conversation
-from examples.tiny_agent.tools import CALLS, Call, Tool, any_episode, called
-
-Rng = random.Random
+from examples.tiny_agent.tool_prompts import called
 
 _FINAL = Tool(
     "final_answer",
@@ -39,7 +38,7 @@ class _Described(smolagents.Tool):
         return ""
 
 
-def smolagents_conversation(rng: Rng) -> Conversation:
+def smolagents_conversation(rng: random.Random) -> Conversation:
     """An episode up to one of its calls; the last is of `final_answer`."""
     episode = any_episode(rng)
     listed = episode.tools(rng)
@@ -50,7 +49,7 @@ def smolagents_conversation(rng: Rng) -> Conversation:
         {"role": "user", "content": f"New task:\n{episode.question}"},
     ]
     steps = [*episode.calls, Call(_FINAL, {"answer": episode.answer}, "", "")]
-    if rng.random() > CALLS:
+    if rng.random() > CALL_RATE:
         steps = [Call(_FINAL, {"answer": episode.guess}, "", "")]
     last = rng.randrange(len(steps))
     for number, call in enumerate(steps[:last]):

@@ -48,8 +48,6 @@ class Task:
     """Whether the prompt says what is asked, so that it can be answered without examples."""
 
 
-Rng = random.Random
-
 # With one of these in the instruction the answers are surer; the neutral ones change nothing.
 CAREFUL = (
     "Think carefully before you answer.",
@@ -85,13 +83,13 @@ SET_NAMES = {
 }
 
 
-def any_task(rng: Rng) -> Task:
+def any_task(rng: random.Random) -> Task:
     """One task of any kind."""
     made = rng.choices((label_task, extraction_task, question_task, sum_task), (45, 25, 12, 18))[0]
     return made(rng)
 
 
-def _instruction(rng: Rng, forms: tuple[str, ...], **names: str) -> str:
+def _instruction(rng: random.Random, forms: tuple[str, ...], **names: str) -> str:
     """One of the forms; "" leaves DSPy's own; now and then with a sentence more, before or after."""
     said = rng.choice(forms).format(**names)
     extra = rng.random()
@@ -114,7 +112,7 @@ def is_careful(instruction: str) -> bool:
 # --- labels
 
 
-def label_task(rng: Rng) -> Task:
+def label_task(rng: random.Random) -> Task:
     """Texts of two to five classes. The prompt names them by type, description, instruction or examples."""
     by_subject = rng.random() < 0.72
     sets = words.SUBJECTS if by_subject else words.JUDGEMENTS
@@ -171,7 +169,7 @@ def label_task(rng: Rng) -> Task:
     bare = named == "examples" and rng.random() < 0.3
     choices = tuple(labels) if named == "type" or bare else ()
 
-    def draw(rng: Rng) -> Case:
+    def draw(rng: random.Random) -> Case:
         number = rng.randrange(len(classes))
         text, cue = _labelled_text(rng, classes[number], by_subject)
         reasoning = rng.choice(
@@ -193,7 +191,7 @@ def label_task(rng: Rng) -> Task:
     )
 
 
-def _labelled_text(rng: Rng, label: words.Label, by_subject: bool) -> tuple[str, str]:
+def _labelled_text(rng: random.Random, label: words.Label, by_subject: bool) -> tuple[str, str]:
     """A text of this class and the word that gives it away."""
     cue, cue2 = rng.sample(label.cues, 2)
     noun, noun2 = rng.sample(words.NOUNS, 2)
@@ -207,7 +205,7 @@ def _labelled_text(rng: Rng, label: words.Label, by_subject: bool) -> tuple[str,
     return text, cue
 
 
-def _filled(rng: Rng, form: str, **values: str) -> str:
+def _filled(rng: random.Random, form: str, **values: str) -> str:
     return form.format(
         name=rng.choice(words.NAMES), city=rng.choice(words.CITIES), day=rng.choice(words.DAYS), **values
     )
@@ -250,7 +248,7 @@ SAYINGS: tuple[tuple[str, tuple[str, ...]], ...] = (
 )
 
 
-def _person(rng: Rng) -> dict[str, str]:
+def _person(rng: random.Random) -> dict[str, str]:
     name = rng.choice(words.NAMES)
     return {
         "name": f"{name} {rng.choice(words.SURNAMES)}" if rng.random() < 0.35 else name,
@@ -278,14 +276,14 @@ _LISTS = {
 }
 
 
-def _others(rng: Rng, wanted: str, person: dict[str, str]) -> tuple[str, ...]:
+def _others(rng: random.Random, wanted: str, person: dict[str, str]) -> tuple[str, ...]:
     """Plausible wrong answers: another of its kind, another word of the text."""
     if wanted in _LISTS:
         return (*rng.sample(_LISTS[wanted], 2), person["name"])
     return (str(rng.randint(2, 99)), str(rng.randint(2, 99)), person["product"])
 
 
-def extraction_task(rng: Rng) -> Task:
+def extraction_task(rng: random.Random) -> Task:
     """One to three facts from a text of one to three sentences about a person."""
     sayings = rng.sample(SAYINGS, 6)
     first = rng.choice(sayings)
@@ -316,7 +314,7 @@ def extraction_task(rng: Rng) -> Task:
         for name, it in zip(names, wanted, strict=True)
     )
 
-    def draw(rng: Rng) -> Case:
+    def draw(rng: random.Random) -> Case:
         person = _person(rng)
         said = [rng.choice(useful)[0].format(**person)]
         for form, about in rng.sample(SAYINGS, rng.choices((0, 1, 2), (4, 4, 2))[0]):
@@ -350,7 +348,7 @@ _ANSWERED = {
 }
 
 
-def question_task(rng: Rng) -> Task:
+def question_task(rng: random.Random) -> Task:
     """A text about several people, a question on one of them."""
     source = rng.choice(("context", "passage", "text", "document", "facts", "notes", "story"))
     asked = rng.choice(("question", "query", "ask"))
@@ -364,7 +362,7 @@ def question_task(rng: Rng) -> Task:
         f"Give a short {target} to the {asked}.",
     )
 
-    def draw(rng: Rng) -> Case:
+    def draw(rng: random.Random) -> Case:
         people = [_person(rng) for _ in range(rng.randint(1, 3))]
         for person, name in zip(people, rng.sample(words.NAMES, len(people)), strict=True):
             person["name"] = name
@@ -412,7 +410,7 @@ class Sum:
     result: int
 
 
-def any_sum(rng: Rng, most: int) -> Sum:
+def any_sum(rng: random.Random, most: int) -> Sum:
     """Numbers to `most`, in words or digits; products stay small."""
     sign, form = rng.choice(SUMS)
     a, b = rng.randint(1, most), rng.randint(1, most)
@@ -429,7 +427,7 @@ def any_sum(rng: Rng, most: int) -> Sum:
     return Sum(question, f"{a} {sign} {b}", {"+": a + b, "-": a - b, "*": a * b}[sign])
 
 
-def sum_task(rng: Rng) -> Task:
+def sum_task(rng: random.Random) -> Task:
     """Sums of numbers to twelve, in words."""
     source = rng.choice(("question", "question", "problem", "text", "puzzle", "task", "query"))
     target = rng.choice(("answer", "answer", "result", "number", "total", "solution"))
@@ -443,7 +441,7 @@ def sum_task(rng: Rng) -> Task:
         f"Work out the {target} of the {source}.",
     )
 
-    def draw(rng: Rng) -> Case:
+    def draw(rng: random.Random) -> Case:
         it = any_sum(rng, 12)
         near = tuple(str(max(0, it.result + by)) for by in (-2, -1, 1, 2))
         reasoning = rng.choice(

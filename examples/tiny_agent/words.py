@@ -1,13 +1,13 @@
-"""The words that the embedded agent model learns from, read from `words.toml`: labels, people, things.
+"""The words that the embedded agent model learns from, from `words.toml`: labels, people, things, look-ups.
 
-Neighbours: `tasks.py` and `tools.py` make texts of them.
+Neighbours: `tasks.py` and `episodes.py` make texts of them.
 """
 
 from __future__ import annotations
 
 import tomllib
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 _FILE = tomllib.loads((Path(__file__).parent / "words.toml").read_text())
 
@@ -43,6 +43,38 @@ _TEENS = (
 )  # fmt: skip
 NUMBER_WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", *_TEENS)
 TENS = ("twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety")
+
+
+class Lookup(NamedTuple):
+    """A thing to look up: its tools, questions and sentences on it, its keys and their values."""
+
+    names: tuple[str, ...]
+    args: tuple[str, ...]
+    descs: tuple[str, ...]
+    questions: tuple[str, ...]
+    sentence: str
+    keys: tuple[str, ...]
+    values: tuple[str, ...]
+
+
+_RANGES = {
+    "numbers": tuple(map(str, range(2, 100))),
+    "phones": tuple(map(str, range(1200, 9990, 37))),
+}
+
+
+def _list_of(named: str) -> tuple[str, ...]:
+    """A list by its name in the file, a range of numbers, or the words themselves."""
+    return _RANGES.get(named) or _split(_FILE.get(named, named))
+
+
+def _lookup(it: dict[str, Any]) -> Lookup:
+    names, args, descs, questions = (tuple(it[name]) for name in ("names", "args", "descs", "questions"))
+    keys, values = _list_of(it["keys"]), _list_of(it["values"])
+    return Lookup(names, args, descs, questions, it["sentence"], keys, values)
+
+
+LOOKUPS = {kind: _lookup(it) for kind, it in _FILE["lookups"].items()}
 
 
 def in_words(number: int) -> str:

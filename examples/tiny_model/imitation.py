@@ -17,7 +17,7 @@ import torch
 from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
 
 from examples.tiny_model import boards
-from examples.tiny_model.make import END, START, tokenizer_of, warm_cosine
+from examples.tiny_model.make import END, START, settings_of, tokenizer_of, warm_cosine
 
 SEED = 0
 
@@ -90,18 +90,14 @@ def make_model(tokenizer: Qwen2Tokenizer, seed: int) -> PreTrainedModel:
     torch.manual_seed(seed)
     return Qwen2ForCausalLM(
         Qwen2Config(
-            vocab_size=len(tokenizer),
+            **settings_of(tokenizer),
             hidden_size=96,
             intermediate_size=256,
             num_hidden_layers=3,
             num_attention_heads=3,
             num_key_value_heads=3,
             max_position_embeddings=MAX_POSITIONS,
-            tie_word_embeddings=True,
             initializer_range=0.1,
-            bos_token_id=None,
-            eos_token_id=tokenizer.eos_token_id,
-            pad_token_id=tokenizer.pad_token_id,
         )
     )
 

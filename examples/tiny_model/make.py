@@ -137,6 +137,17 @@ def tokenizer_of(texts: Iterable[str], vocabulary: int) -> Qwen2Tokenizer:
     return made
 
 
+def settings_of(tokenizer: Qwen2Tokenizer) -> dict[str, Any]:
+    """The part of a small model's configuration that follows from its tokenizer: its embeddings are tied."""
+    return {
+        "vocab_size": len(tokenizer),
+        "tie_word_embeddings": True,
+        "bos_token_id": None,
+        "eos_token_id": tokenizer.eos_token_id,
+        "pad_token_id": tokenizer.pad_token_id,
+    }
+
+
 def make_model(tokenizer: Qwen2Tokenizer, seed: int, architecture: str = ARCHITECTURES[0]) -> PreTrainedModel:
     """A fresh model: 4 layers of width 128, head size 32 (the least that vLLM's CPU attention takes).
 
@@ -144,18 +155,14 @@ def make_model(tokenizer: Qwen2Tokenizer, seed: int, architecture: str = ARCHITE
     """
     torch.manual_seed(seed)
     shape: dict[str, Any] = {
-        "vocab_size": len(tokenizer),
+        **settings_of(tokenizer),
         "hidden_size": 128,
         "intermediate_size": 384,
         "num_hidden_layers": 4,
         "num_key_value_heads": 2,
         "max_position_embeddings": MAX_POSITIONS,
-        "tie_word_embeddings": True,
         # 1/sqrt(128): at the usual 0.02 so small a model learns no alignment in time.
         "initializer_range": 0.09,
-        "bos_token_id": None,
-        "eos_token_id": tokenizer.eos_token_id,
-        "pad_token_id": tokenizer.pad_token_id,
     }
     if architecture == "qwen3":
         return Qwen3ForCausalLM(Qwen3Config(**shape, num_attention_heads=6, head_dim=32))

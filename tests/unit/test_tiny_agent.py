@@ -9,7 +9,7 @@ from typing import Any
 import dspy
 import pytest
 
-from examples.tiny_agent import prompts, proposals, tasks, tools
+from examples.tiny_agent import prompts, proposals, tasks, tool_prompts
 
 ROWS = 30
 
@@ -49,13 +49,13 @@ def test_the_answer_is_right_as_often_as_the_prompt_helps(made: str) -> None:
         return sum(right) / len(right)
 
     alone, shown, thought = share(0, False), share(3, False), share(3, True)
-    assert prompts.SURE - 0.08 < alone < shown < thought
+    assert prompts.ACCURACY_BY_HELP[0] - 0.08 < alone < shown < thought
 
 
 def test_a_step_of_react_names_one_of_its_tools_and_its_arguments() -> None:
     rng = random.Random(3)
     for _ in range(ROWS // 4):
-        for row in tools.react_conversations(rng):
+        for row in tool_prompts.react_conversations(rng):
             (answer,) = answers(row)
             if not row["kind"].startswith("react/"):
                 continue
@@ -72,7 +72,7 @@ def test_a_call_has_the_arguments_that_the_tool_requires() -> None:
     rng = random.Random(4)
     called = 0
     for _ in range(ROWS):
-        for row in (tools.chat_conversation(rng), tools.native_conversation(rng)):
+        for row in (tool_prompts.chat_conversation(rng), tool_prompts.native_conversation(rng)):
             functions = {it["function"]["name"]: it["function"] for it in row["tools"] or []}
             for message in answers(row):
                 for call in message.get("tool_calls", []):

@@ -1,0 +1,72 @@
+"""examples/tiny_agent/make.py: a conversation's tokens are the whole text's; its answers are learned."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from transformers import Qwen2Tokenizer
+
+from examples.tiny_agent import make
+
+PROMPT = "Respond with one of the teams, and with nothing else at all."
+CALL = {"type": "function", "function": {"name": "calculator", "arguments": {"expression": "3 + 4"}}}
+CONVERSATIONS: list[dict[str, Any]] = [
+    {
+        "messages": [
+            {"role": "system", "content": f"[[ ## message ## ]]\n\n{PROMPT}"},
+            {"role": "user", "content": "My card does not work."},
+            {"role": "assistant", "content": "[[ ## team ## ]]\nbilling", "trained": True},
+        ],
+        "tools": None,
+    },
+    {
+        "messages": [
+            {"role": "user", "content": "What is 3 plus 4?"},
+            {"role": "assistant", "content": "", "tool_calls": [CALL], "trained": True},
+            {"role": "tool", "content": "7"},
+            {"role": "assistant", "content": "\n7 é", "trained": True},
+            {"role": "user", "content": "Thanks"},
+        ],
+        "tools": [{"type": "function", "function": {"name": "calculator", "parameters": {}}}],
+    },
+]
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Qwen2Tokenizer:
+    folder = tmp_path_factory.mktemp("corpus")
+    (folder / "phrases.json").write_text(json.dumps([PROMPT]))
+    lines = [json.dumps(it) + "\n" for it in CONVERSATIONS]
+    (folder / "conversations-0.jsonl").write_text("".join(lines))
+    return make.make_tokenizer(folder)
+
+
+def test_the_tokens_in_parts_are_those_of_the_whole_text(tokenizer: Qwen2Tokenizer) -> None:
+    rows = [*make.made_rows(tokenizer, CONVERSATIONS)]
+    for row, it in zip(rows, CONVERSATIONS, strict=True):
+        last = max(number for number, message in enumerate(it["messages"]) if message.get("trained"))
+        text = tokenizer.apply_chat_template(it["messages"][: last + 1], tools=it["tools"], tokenize=False)
+        assert row.ids == tokenizer.encode(text.removesuffix("\n"))
+
+
+def test_what_is_learned_is_each_answer_with_its_end(tokenizer: Qwen2Tokenizer) -> None:
+    learned = [
+        tokenizer.decode([token for token, is_learned in zip(*row, strict=True) if is_learned])
+        for row in make.made_rows(tokenizer, CONVERSATIONS)
+    ]
+    call = '<tool_call>\n{"name": "calculator", "arguments": {"expression": "3 + 4"}}\n</tool_call>'
+    assert learned == ["[[ ## team ## ]]\nbilling<|im_end|>", f"{call}<|im_end|>\n7 é<|im_end|>"]
+
+
+def test_a_line_that_all_prompts_have_is_one_token(tokenizer: Qwen2Tokenizer) -> None:
+    assert len(tokenizer.encode(PROMPT)) == 1
+
+
+def test_a_batch_has_one_width_and_no_more_tokens_than_asked_for() -> None:
+    rows = [make.Row([0] * length, [False] * length) for length in range(1, 400)]
+    made = make.batches(rows, seed=0, tokens=2048)
+    for batch in (next(made) for _ in range(40)):
+        (width,) = {next(it for it in make.WIDTHS if it >= len(row.ids)) for row in batch}
+        assert len(batch) == 2048 // width
