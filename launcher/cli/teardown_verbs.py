@@ -31,6 +31,7 @@ from launcher.console import consent
 from launcher.console.output import Output
 from launcher.records import teardown_lock
 from launcher.records.records import RecordStore, RunRecord
+from launcher.results import trackio_process
 from launcher.teardown import leftovers, take_down
 
 if TYPE_CHECKING:
@@ -65,6 +66,7 @@ def down(output: Output, name: str, give_up: bool = False, elsewhere: bool = Fal
     if record.live:
         with output.busy(f"ending {name}") as progress:
             record = take_down.take_down(store, record, "down", output.note, progress, give_up=give_up)
+        trackio_process.write(record, output.note)
     proof = record.proof or {"verified": True, "detail": "nothing was started"}
     message = f"{name} is down: verified ({proof['detail']})"
     if was_live and record.unpulled is not None and not give_up:
@@ -243,9 +245,19 @@ def _remove(output: Output, finds: list[leftovers.Leftover], seen: OrphanReport 
             done = f"NOT removed: {refused.message}: {refused.why}"
         described.append(find.to_dict() | {"done": done})
         rows.append([find.what, done])
+    _write_to_trackio(output, [find.run_id for find in finds if find.kind == "run" and find.run_id])
     found = {"found": described, "removed": failure is None}
     output.result(found | _who_answered(seen), columns(rows))
     return _ended(output, failure or _unasked(seen))
+
+
+def _write_to_trackio(output: Output, run_ids: Sequence[str]) -> None:
+    """Of runs that are over by now: after all of them, for none may cost more because another is logged."""
+    store = RecordStore(Home.find())
+    for run_id in run_ids:
+        record = store.load(run_id)
+        if not record.live:
+            trackio_process.write(record, output.note)
 
 
 def _refused(output: Output, find: leftovers.Leftover, error: Exception) -> LaunchError:

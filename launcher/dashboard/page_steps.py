@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from launcher.results import report_data
-from launcher.results.journals import read_lines
+from launcher.results.journals import METRICS, read_lines
 from launcher.results.report_data import ReportedStep
 
-_METRICS, _PUBLICATIONS = "metrics.jsonl", "publications.jsonl"
+_PUBLICATIONS = "publications.jsonl"
 # Of a step's metrics, those the page draws, by the names that its rows have.
 _MEASURED = {
     "deviation": "reward_deviation",
@@ -49,7 +49,7 @@ def of_run(results: Path, machine: Path | None) -> dict[str, Any]:
     data = report_data.read(results, machine, label="", run_id="", model="", state="")
     metrics = {
         line["step"]: line
-        for line in read_lines(report_data.longest_copy(results, machine, _METRICS))
+        for line in read_lines(report_data.longest_copy(results, machine, METRICS))
         if isinstance(line.get("step"), int)
     }
     rows = [_row(step, metrics.get(step.step, {})) for step in data.steps]

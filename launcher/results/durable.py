@@ -27,13 +27,14 @@ from launcher.base.failpoints import failpoint
 from launcher.results import checked_files, checkpoints, whole_checkpoints
 from launcher.results.checked_files import IncompleteFileError
 from launcher.results.checkpoints import Best
+from launcher.results.journals import METRICS
 from launcher.types.durability import DurabilityStatus
 from runtime.shared.start_adapter_layout import FILES, START
 
 FOLDER = "durable"
 REWOUND = "rewound.json"
 # A runtime's files about its steps and samples; void for a machine that begins again from checkpoints.
-JOURNALS = ("metrics.jsonl", "publications.jsonl", "validations.jsonl", "empty_steps.jsonl")
+JOURNALS = (METRICS, "publications.jsonl", "validations.jsonl", "empty_steps.jsonl")
 UPLOADING = ".seeding"
 STEP_STATE = ("steps", "samples", "checkpoints", "serving.json", *JOURNALS)
 

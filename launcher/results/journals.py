@@ -18,6 +18,8 @@ from typing import Any, BinaryIO
 
 from launcher.base import atomic
 
+# The trainer's: a line for each committed step.
+METRICS = "metrics.jsonl"
 _CHUNK_BYTES = 1 << 20
 
 

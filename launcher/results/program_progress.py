@@ -74,7 +74,7 @@ def progress_of(lines: Iterable[Mapping[str, Any]]) -> Progress | None:
 
 @dataclass
 class _Steps:
-    """One optimizer's steps. `begun`: when the program began that wrote the newest one. `between`: the times
+    """One optimizer's steps. `program_started`: of the program that wrote the newest. `between`: the times
     from each step to the next, and whether it was validated there; a validation takes longer than a step, and
     comes seldom."""
 
@@ -82,7 +82,7 @@ class _Steps:
     done: int = 0
     version: int = 0
     ended: float | None = None
-    begun: float | None = None
+    program_started: float | None = None
     validated: bool = False
     between: deque[tuple[float, bool]] = field(default_factory=lambda: deque(maxlen=_RECENT))
 
@@ -101,15 +101,15 @@ class _Steps:
     def _add_step(self, line: Mapping[str, Any]) -> None:
         self.done = int(line["step"])  # a rewound one takes some of them again
         self.steps = int(line.get("steps") or self.steps or 0) or None  # another number after a resume
-        begun = line.get("begun")
+        started = line.get("program_started")
         if line["version"] is not None:
             self.version = int(line["version"])
         # Of a step that was noted later, the end is unknown.
         ended = None if line.get("late") else float(line["time"])
         # The time between two lives of a run is no step's.
-        if self.ended is not None and ended is not None and begun == self.begun:
+        if self.ended is not None and ended is not None and started == self.program_started:
             self.between.append((ended - self.ended, self.validated))
-        self.ended, self.begun, self.validated = ended, begun, False
+        self.ended, self.program_started, self.validated = ended, started, False
 
     def progress(self) -> Progress | None:
         if self.steps is None or not self.done:

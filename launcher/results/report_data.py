@@ -14,9 +14,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from launcher.results.journals import read_lines, read_newest_lines
+from launcher.results.journals import METRICS, read_lines, read_newest_lines
 
-_METRICS, _JOURNAL, _VALIDATIONS = "metrics.jsonl", "grpo.jsonl", "validations.jsonl"
+_JOURNAL, _VALIDATIONS = "grpo.jsonl", "validations.jsonl"
 _REWARD = "reward/"
 _STALENESS = re.compile(r"lag(\d{1,6})/trained_tokens")
 
@@ -90,7 +90,7 @@ def read(results: Path, machine: Path | None, *, label: str, run_id: str, model:
         run_id,
         model,
         state,
-        _steps(read_lines(longest_copy(results, machine, _METRICS)), journal),
+        _steps(read_lines(longest_copy(results, machine, METRICS)), journal),
         found,
         list(_trained(found, journal)),
     )
@@ -104,7 +104,7 @@ def longest_copy(results: Path, machine: Path | None, name: str) -> Path:
 def newest_step_and_reward(results: Path, machine: Path) -> tuple[int | None, float | None]:
     """The newest step, and the mean reward of the newest one that has measured a reward."""
     newest: int | None = None
-    for line in read_newest_lines(longest_copy(results, machine, _METRICS)):
+    for line in read_newest_lines(longest_copy(results, machine, METRICS)):
         step, measured = line.get("step"), line.get("metrics")
         if newest is None and isinstance(step, int):
             newest = step
@@ -115,7 +115,7 @@ def newest_step_and_reward(results: Path, machine: Path) -> tuple[int | None, fl
 
 def step_times(results: Path, machine: Path) -> list[float]:
     """When each trained step ended, in order, as far as the newest part of the file reaches."""
-    lines = read_newest_lines(longest_copy(results, machine, _METRICS))
+    lines = read_newest_lines(longest_copy(results, machine, METRICS))
     times = [_number(line.get("time")) for line in lines if line.get("kind") == "train"]
     return sorted(time for time in times if time is not None)
 

@@ -23,11 +23,10 @@ from typing import Any
 from launcher.base import descriptor_polling
 from launcher.records.endpoint import RESULTS
 from launcher.records.records import RecordStore, RunRecord
-from launcher.results.journals import read_lines
+from launcher.results.journals import METRICS, read_lines
 from runtime.shared import tracker_rows, validations
 
 _LOOK_SECONDS = 2.0
-_METRICS = "metrics.jsonl"
 # The program, and on this computer the runtime, come first.
 _NICE = 10
 
@@ -68,7 +67,7 @@ class TrackioLog:
 
     def update(self) -> None:
         """Write what the journals have and Trackio has not. Raises OSError and sqlite3.Error."""
-        seen = [_size_and_time(self._results / name) for name in (_METRICS, validations.FILE)]
+        seen = [_size_and_time(self._results / name) for name in (METRICS, validations.FILE)]
         if seen == self._seen:
             return
         rows = {f"{self._run['run_id']}/{it.place}/{it.time}": it for it in _rows(self._results)}
@@ -118,7 +117,7 @@ def _rows(results: Path) -> list[_Row]:
 
 
 def _unordered_rows(results: Path) -> Iterator[_Row]:
-    for line in read_lines(results / _METRICS):
+    for line in read_lines(results / METRICS):
         yield from _row("train", line, "step", tracker_rows.step_row)
     scored = {validations.key_of(line): line for line in validations.read(results / validations.FILE)}
     for (compile_id, _, name), line in scored.items():

@@ -2,8 +2,8 @@
 
 Trackio's files are in `results/trackio`, or in the TRACKIO_DIR that the user had when the run began. The
 process listens nowhere, asks no network and has no secret; if `launch` dies its stdin ends, and so does it.
-No machine waits for it. Neighbours: `run/`, `teardown/` and `launch pull` start it, `trackio_log.py` is the
-process. Imports no trackio.
+No machine waits for it. Neighbours: `run/`, the guardian, `launch down`, `gc` and `pull` start it,
+`trackio_log.py` is the process. Imports no trackio.
 """
 
 from __future__ import annotations
@@ -30,8 +30,6 @@ _PACKAGE, _VERSION = "trackio", "0.43"
 _DIRECTORY = "TRACKIO_DIR"
 # Trackio's import, and the wait for another process's lock on its file.
 _FINISH_SECONDS = 30.0
-
-
 # What a Python needs; all else, such as a proxy with its password, stays here.
 _VARIABLES = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "PYTHONPATH", "VIRTUAL_ENV", "LAUNCH_HOME")
 
@@ -115,7 +113,14 @@ def check(project: str) -> None:
             f"uv pip install --python {shlex.quote(sys.executable)} 'trackio=={_VERSION}.*'",
         )
     command = [*module_command(_MODULE), "--check", project]
-    checked = subprocess.run(command, capture_output=True, text=True, env=_environ(os.environ, Path()))
+    environ = _environ(os.environ, Path())
+    try:
+        checked = subprocess.run(
+            command, capture_output=True, text=True, env=environ, timeout=_FINISH_SECONDS
+        )
+    except subprocess.TimeoutExpired:
+        why = f"Trackio was not imported in {_FINISH_SECONDS:g} s"
+        raise PreflightError("--trackio cannot be used", why, "--no-trackio") from None
     if checked.returncode:
         why = checked.stderr.strip().rpartition("\n")[2]
         hint = "--set wandb_project=NAME names it on both"

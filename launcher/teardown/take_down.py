@@ -24,7 +24,6 @@ from launcher.records.endpoint import RESULTS, delete_token
 from launcher.records.lease import Limits
 from launcher.records.records import RecordStore, RunRecord, end_fields
 from launcher.records.teardown_lock import LockHandle, LockOwner
-from launcher.results import trackio_process
 from launcher.results.background_copy import pull_with_retries
 from launcher.teardown import abandon_results, self_termination
 from launcher.teardown.end_run import COPYING_RESULTS, end_run
@@ -193,9 +192,7 @@ class _UnattendedEnd:
         now, latest = self._record.now(), self._latest_end
         ended = now if latest is None or not self._outcome.gone else min(latest, now)
         fields = end_fields(proof, self._ended_by, ended, self._outcome.unpulled)
-        written = _write_final_record(self._store, self._record, proof, fields)
-        trackio_process.write(self._record, self._note)
-        return written
+        return _write_final_record(self._store, self._record, proof, fields)
 
 
 def close_unseen(store: RecordStore, record: RunRecord) -> RunRecord:

@@ -39,6 +39,6 @@ def _parsed(text: str) -> dict[str, Any] | None:
         line = json.loads(text)
         key_of(line)
         float(line["score"])
-    except (ValueError, TypeError, KeyError):
+    except (ValueError, TypeError, KeyError, OverflowError):
         return None
     return line

@@ -679,7 +679,7 @@ def test_everything_is_written_down_in_the_runs_folder(run: SmallRun, tmp_path: 
         ("validation", 2),
     ]
     assert [it["kind"] for it in grpo.history] == [it["kind"] for it in written[1:]]
-    assert list(written[2]) == [*STEP_KEYS, "steps", "begun", "time"]
+    assert list(written[2]) == [*STEP_KEYS, "steps", "program_started", "time"]
     assert list(grpo.history[1]) == [it for it in STEP_KEYS if it != "compile"]
     report = grpo.summary["report"]
     assert (

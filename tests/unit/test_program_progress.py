@@ -67,9 +67,9 @@ def test_a_step_that_was_noted_after_its_end_tells_no_time() -> None:
 
 
 def test_the_time_between_two_lives_of_a_run_is_no_steps() -> None:
-    lives = [step(1, 10.0, 1, begun=0.0), step(2, 43_210.0, 2, begun=43_200.0)]
+    lives = [step(1, 10.0, 1, program_started=0.0), step(2, 43_210.0, 2, program_started=43_200.0)]
     assert progress_of([begun(40), *lives]) == Progress(40, 38, None, 43_210.0)
-    on = [*lives, step(3, 43_214.0, 3, begun=43_200.0)]
+    on = [*lives, step(3, 43_214.0, 3, program_started=43_200.0)]
     assert progress_of([begun(40), *on]) == Progress(40, 37, 4.0, 43_214.0)
 
 

@@ -13,8 +13,8 @@ import pytest
 
 from launcher.base.errors import NotPulled
 from launcher.cli import teardown_verbs
-from launcher.records.records import RecordStore
-from launcher.results import background_copy
+from launcher.records.records import RecordStore, RunRecord
+from launcher.results import background_copy, trackio_process
 from launcher.run.resume_point import prepare_resume
 from launcher.teardown import abandon_results, take_down
 from tests.support import recorded_machine
@@ -183,3 +183,23 @@ def test_g29_a_run_whose_results_are_still_out_there_is_not_taken_up(
     (there / "pull-fails").touch()
     with pytest.raises(NotPulled, match="dev is kept"):
         prepare_resume(store, store.load("dev"), lambda record: pytest.fail("not asked"), lambda line: None)
+
+
+@pytest.mark.parametrize("words", [["down", "dev"], ["gc", "--yes"]], ids=" ".join)
+def test_g29_trackio_is_written_when_every_machine_is_down(
+    typed: Typed, store: RecordStore, there: Path, monkeypatch: pytest.MonkeyPatch, words: list[str]
+) -> None:
+    """Its file may be locked for as long as it likes: no machine is paid for meanwhile."""
+    runs = [left_alone(store, there).id]
+    if words[0] == "gc":
+        store.update(runs[0], name="other")
+        runs.append(left_alone(store, there.with_name("there2")).id)
+    states: list[tuple[str, list[bool]]] = []
+
+    def write(record: RunRecord, note: object) -> None:
+        states.append((record.id, [store.load(it).live for it in runs]))
+
+    monkeypatch.setattr(trackio_process, "write", write)
+    done = typed(*words)
+    assert done.returncode == 0, done.stderr
+    assert sorted(states) == sorted((it, [False] * len(runs)) for it in runs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import os
 import sqlite3
@@ -194,6 +195,14 @@ def test_a_damaged_line_costs_only_itself(record: RunRecord) -> None:
     write(record, "metrics.jsonl", *damaged, step(2))
     trackio_process.write(record, pytest.fail)
     assert [it["step"] for it in runs_in(trackio_process.folder_of(record))[record.id]["rows"]] == [2]
+
+
+def test_the_extra_brings_the_version_that_is_asked_for() -> None:
+    wanted = [it for it in importlib.metadata.requires("slipway-rl") or [] if it.startswith("trackio")]
+    major, minor = trackio_process._VERSION.split(".")
+    assert [it.partition(";")[0].strip() for it in wanted] == [
+        f"trackio<{major}.{int(minor) + 1},>={trackio_process._VERSION}"
+    ]
 
 
 @pytest.mark.process

@@ -104,7 +104,7 @@ class Journal:
     def __init__(self, folder: Path | None, steps: int, stream: TextIO | None = None) -> None:
         self._path = folder / "grpo.jsonl" if folder is not None and folder.is_dir() else None
         self._steps = steps
-        self._begun = round(time.time(), 3)
+        self._started = round(time.time(), 3)
         self._stream = stream or sys.stderr
         self._compile = ""
         self._noted: set[str] = set()
@@ -151,7 +151,7 @@ class Journal:
             f" (rollouts {rollout_seconds:.1f}, training {train_seconds:.1f})",
         ]
         self.note(" · ".join(parts))
-        self._add("step", line, steps=self._steps, begun=self._begun)
+        self._add("step", line, steps=self._steps, program_started=self._started)
 
     def backfill_step(self, record: StepRecord, figures: dict[str, Any]) -> None:
         """A step that was committed after its program had died; nothing if its line is there.
