@@ -166,7 +166,7 @@ def batches(rows: list[Row], seed: int, tokens: int) -> Iterator[list[Row]]:
         for least, width in itertools.pairwise((0, *WIDTHS)):
             fitting = [it for it in rows if least < len(it.ids) <= width]
             rng.shuffle(fitting)
-            count = tokens // width
+            count = max(1, tokens // width)
             made += [fitting[at : at + count] for at in range(0, len(fitting) - count + 1, count)]
         rng.shuffle(made)
         yield from made

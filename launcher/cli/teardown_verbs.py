@@ -10,7 +10,7 @@ from __future__ import annotations
 import shlex
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 from launcher.base import processes
@@ -245,18 +245,16 @@ def _remove(output: Output, finds: list[leftovers.Leftover], seen: OrphanReport 
             done = f"NOT removed: {refused.message}: {refused.why}"
         described.append(find.to_dict() | {"done": done})
         rows.append([find.what, done])
-    _write_to_trackio(output, [find.run_id for find in finds if find.kind == "run" and find.run_id])
+    _write_to_trackio(output, {find.run_id for find in finds if find.kind == "run"})
     found = {"found": described, "removed": failure is None}
     output.result(found | _who_answered(seen), columns(rows))
     return _ended(output, failure or _unasked(seen))
 
 
-def _write_to_trackio(output: Output, run_ids: Sequence[str]) -> None:
+def _write_to_trackio(output: Output, run_ids: Collection[str | None]) -> None:
     """Of runs that are over by now: after all of them, for none may cost more because another is logged."""
-    store = RecordStore(Home.find())
-    for run_id in run_ids:
-        record = store.load(run_id)
-        if not record.live:
+    for record in RecordStore(Home.find()).list():  # a bench's run was in a home of its own
+        if record.id in run_ids and not record.live:
             trackio_process.write(record, output.note)
 
 
