@@ -12,11 +12,13 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+from collections.abc import Awaitable
 from typing import Any
 
 import httpx2
 from agents import (
     Agent,
+    ModelBehaviorError,
     ModelSettings,
     OpenAIChatCompletionsModel,
     OpenAIResponsesModel,
@@ -64,10 +66,20 @@ async def roll_out(name: str, number: int) -> tuple[Rollout, list[int]]:
             async for _ in done.stream_events():
                 pass
         else:
-            done = await Runner.run(AGENTS[name], question, auto_previous_response_id=stored)
+            done = await answered(Runner.run(AGENTS[name], question, auto_previous_response_id=stored))
     rollout.reward = float(number % 2)  # whatever a tiny model says, there is something to learn
-    calls = [sum(it.type == "function_call" for it in answer.output) for answer in done.raw_responses]
-    return rollout, calls
+    answers = done.raw_responses if done is not None else []
+    return rollout, [sum(it.type == "function_call" for it in answer.output) for answer in answers]
+
+
+async def answered(run: Awaitable[Any]) -> Any:
+    """None where the model did not come to an end, which the SDK takes for an error of it on this API."""
+    try:
+        return await run
+    except ModelBehaviorError as error:
+        if "reason='max_output_tokens'" not in str(error):
+            raise
+        return None
 
 
 async def trained(name: str) -> dict[str, Any]:
