@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from launcher.base import embedded_models
 from launcher.base.home import Home
 from launcher.base.layout import columns
 from launcher.base.module_command import module_command
@@ -23,7 +24,6 @@ from launcher.bench.side_run import SideRun
 from launcher.bench.table_footnotes import footnotes, max_staleness, reasons_not_to_quote
 from launcher.bench.workload import STEPS, Workload
 from launcher.console.output import Output
-from launcher.models import model_folder
 
 _HELP_RUNS = 5
 _LETTERS = 26
@@ -139,7 +139,7 @@ def run_self_bench(shape: Workload, output: Output, home: Home) -> SelfBench:
     """All runs of our side. Raises PreflightError and JobFailed."""
     refuse_unable_computer(home)
     build_environment(home, output)
-    folder, model = new_folder(home), model_folder.tiny_folder()
+    folder, model = new_folder(home), embedded_models.folder_of("tiny")
     found = SelfBench(shape, this_computer.described(), str(folder), _help_seconds())
     for number in range(shape.seeds):
         requests = _REQUESTS if shape.steps >= STEPS else _FEW_REQUESTS

@@ -17,17 +17,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from launcher.base import credentials
+from launcher.base import credentials, embedded_models
 from launcher.base.errors import EXIT_OK, LaunchError, PreflightError, UsageError
 from launcher.base.home import Home
 from launcher.base.log import REDACTOR
 from launcher.base.module_command import module_command
 from launcher.console.output import Output
-from launcher.models import model_folder
 from launcher.records.records import RecordStore
 from launcher.results import run_weights
 from launcher.results.run_weights import RunWeights
-from launcher.types.settings import TINY_MODEL
 from runtime.shared.language_model import OTHER_MODULES
 from runtime.shared.peft_format import engine_rank
 
@@ -69,8 +67,8 @@ def export(output: Output, text: str, to: str, merge: bool, dtype: str | None, e
 def base_of(weights: RunWeights) -> str:
     """Its base as this computer finds it: a hub name or an absolute folder."""
     model = weights.record.details.get("settings", {}).get("model")
-    if model == TINY_MODEL:
-        return str(model_folder.tiny_folder())
+    if model is not None and embedded_models.is_embedded(model):
+        return str(embedded_models.folder_of(model))
     return str(weights.record.details.get("model_path") or model)
 
 

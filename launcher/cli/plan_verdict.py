@@ -12,6 +12,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from launcher.base import embedded_models
 from launcher.base.errors import LaunchError
 from launcher.base.home import Home
 from launcher.base.units import format_duration
@@ -19,7 +20,7 @@ from launcher.records.endpoint import RESULTS
 from launcher.records.records import RecordStore
 from launcher.results import report_data
 from launcher.types.plan import GpuSplit, LocalGpus, Plan
-from launcher.types.settings import TINY_MODEL, Settings
+from launcher.types.settings import Settings
 
 # With fewer steps the first one, which warms everything up, would decide.
 _MIN_STEPS = 4
@@ -58,7 +59,8 @@ def judge(
     """The verdict on a plan. `refused`: the error that a run would raise; `prices`: the command that brings
     the prices a run needs, if they are not here."""
     memory = gpus.memory if gpus else None
-    fits = memory.fits if memory else True if gpus is None and settings.model == TINY_MODEL else None
+    is_small = gpus is None and embedded_models.is_embedded(settings.model)
+    fits = memory.fits if memory else True if is_small else None
     model = settings.values.get("model")
     reason = refused.message if refused else None
     change = None

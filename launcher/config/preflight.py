@@ -17,16 +17,16 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from launcher.base import disk
+from launcher.base import disk, embedded_models
 from launcher.base.errors import PreflightError
 from launcher.base.home import Home
 from launcher.base.suggestions import closest_match
 from launcher.config import import_shadowing
 from launcher.models import known_models, model_folder
-from launcher.types.settings import TINY_MODEL, Settings
+from launcher.types.settings import Settings
 from runtime.shared import model_shape
 
-# Between a model that is not there and the embedded one.
+# Between a model that is not there and an embedded one.
 _MIN_SIMILARITY = 0.8
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _PYTHON = re.compile(r"python[\d.]*")
@@ -113,11 +113,7 @@ def find_model(
     with a check for room unless it is not `here` that the model is downloaded. `asks`: whether the hub is
     asked about a model that is not here.
     """
-    if model == TINY_MODEL:
-        folder = model_folder.tiny_folder()
-        model_folder.check(model, folder)
-        return str(folder)
-    folder = Path(model).expanduser()
+    folder = embedded_models.folder_of(model)
     if folder.is_dir():
         folder = folder.absolute()
         model_folder.check(model, folder)
@@ -126,7 +122,9 @@ def find_model(
     if folder.exists() or looks_like_a_path or not _HUB_NAME.fullmatch(model):
         why = "no such folder, and not a hub name (owner/name)"
         why = "it is a file, not a folder" if folder.exists() else why
-        meant = known_models.closest_model(model) or closest_match(model, [TINY_MODEL], _MIN_SIMILARITY)
+        meant = known_models.closest_model(model) or closest_match(
+            model, embedded_models.NAMES, _MIN_SIMILARITY
+        )
         why += f"; did you mean {meant}?" if meant else ""
         hint = f"launch --model {meant or 'Qwen/Qwen2.5-1.5B-Instruct'}"
         raise PreflightError(f"no model {model}", why, hint)

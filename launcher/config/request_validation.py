@@ -226,7 +226,7 @@ def _relative_to(folder: Path | None, command: tuple[str, ...]) -> tuple[str, ..
 
 
 def _check_model(model_path: str, record: RunRecord, secrets: Mapping[str, str]) -> None:
-    """The embedded model may have moved with the package; any other one is known by its place."""
+    """An embedded model may have moved with the package; any other one is known by its place."""
     was = record.details.get("settings", {}).get("model", model_path)
     if preflight.find_model(was, secrets) != model_path:
         label = record.name or record.id

@@ -12,10 +12,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from launcher.base import embedded_models
 from launcher.base.errors import PreflightError, UsageError
 from launcher.records.records import LiveRunError, RecordStore, RunRecord
 from launcher.types.plan import MEMORY_SETTINGS
-from launcher.types.settings import TINY_MODEL, Settings, Value
+from launcher.types.settings import Settings, Value
 
 # Settings that decide which policy the checkpoints hold; all others may be changed.
 _FIXED = (
@@ -79,8 +80,8 @@ def working_folder(record: RunRecord) -> Path | None:
 def record_details(settings: Settings, model_path: str, folder: Path | None = None) -> dict[str, Any]:
     """The details that a record keeps for a resume; the program runs in `folder`, or here."""
     kept = {key: settings.values[key].value for key in _RECORDED}
-    # A relative folder would be another one elsewhere; the embedded model moves with the package.
-    kept["model"] = TINY_MODEL if settings.model == TINY_MODEL else model_path
+    # A relative folder would be another one elsewhere; an embedded model moves with the package.
+    kept["model"] = settings.model if embedded_models.is_embedded(settings.model) else model_path
     known = _runtime_keys()
     runtime = {
         key: value.value

@@ -16,12 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from launcher.base import credentials
+from launcher.base import credentials, embedded_models
 from launcher.base.errors import ConfigError, LaunchError, PreflightError, UsageError
 from launcher.base.home import Home
 from launcher.base.suggestions import closest_match
 from launcher.config import script_lora
-from launcher.types.settings import SETTINGS, TINY_MODEL, Setting, Settings, Value, variable_of
+from launcher.types.settings import SETTINGS, Setting, Settings, Value, variable_of
 
 if TYPE_CHECKING:
     from launcher.types.adapter import Adapter
@@ -105,8 +105,9 @@ def load(
     adapter = adapter_folder.find_adapter(model)
     if adapter is not None:
         layers.append(_adapter_layer(model, adapter))
-    if (adapter.base if adapter else model) == TINY_MODEL:
-        layers.append(_toml_layer(_tiny_settings(), "the built-in model", known))
+    base = adapter.base if adapter else model
+    if embedded_models.is_embedded(base):
+        layers.append(_toml_layer(embedded_models.settings_file(base), "the built-in model", known))
     script = script_lora.script_of(command) if values["arbor"].value else None
     if script is not None:
         layers.append(_Layer(script_lora.settings_of(folder / script), lambda _key: script, ConfigError))
@@ -224,13 +225,6 @@ def _adapter_layer(model: str, adapter: Adapter) -> _Layer:
     if adapter.target_modules:
         values["train.lora.target_modules"] = adapter.target_modules
     return _Layer(values, lambda key: f"{key} of the adapter {model}", ConfigError)
-
-
-def _tiny_settings() -> Path:
-    """The file of the embedded model's training settings; it comes with the model."""
-    import runtime
-
-    return Path(runtime.__file__).parent / "tiny" / "settings.toml"
 
 
 def _secrets(

@@ -15,10 +15,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
+from launcher.base import embedded_models
 from launcher.base.errors import PreflightError
 from launcher.models import model_folder
 from launcher.types.adapter import Adapter
-from launcher.types.settings import TINY_MODEL
 from runtime.shared import model_shape
 from runtime.shared.peft_format import (
     CONFIG,
@@ -155,7 +155,7 @@ def _base(folder: Path, config: Mapping[str, Any]) -> str:
     hint = f"write its base's hub name or folder into base_model_name_or_path of {folder / CONFIG}"
     if not isinstance(name, str) or not name.strip():
         _refuse(folder, "it does not name its base model", hint)
-    if name == TINY_MODEL:
+    if embedded_models.is_embedded(name):
         return name
     with contextlib.suppress(OSError, ValueError):  # no path at all
         if Path(name).expanduser().is_dir():

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from launcher.base import embedded_models
 from launcher.models import hub, known_models, model_folder
-from launcher.types.settings import TINY_MODEL
 from runtime.shared.language_model import language_model
 
 
@@ -36,7 +36,7 @@ def find_config(
 
 
 def _find(model: str, environ: Mapping[str, str], token: str | None, asks: bool) -> FoundConfig | None:
-    folder = model_folder.tiny_folder() if model == TINY_MODEL else Path(model).expanduser()
+    folder = embedded_models.folder_of(model)
     if folder.is_dir():
         return _of_folder(folder)
     downloaded = hub.downloaded_config(model, environ)

@@ -1,6 +1,6 @@
 """Checks that a model's folder can be served and trained, from its small files and its file sizes.
 
-Neighbours: `preflight.py` asks before a run, `doctor.py` for the embedded model. Reads no tensors. Also
+Neighbours: `preflight.py` asks before a run, `doctor.py` for an embedded model. Reads no tensors. Also
 computes the size of a run's checkpoints: adapters and the optimizer's moments grow with the model's shape.
 """
 
@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import runtime
 from launcher.base.errors import PreflightError
 from runtime.shared.architectures import PolicyError, check_trainable
 from runtime.shared.model_shape import ModelShape
@@ -155,8 +154,3 @@ def _has_chat_template(folder: Path) -> bool:
         return True
     described = _read_object(folder / "tokenizer_config.json") or {}
     return bool(described.get("chat_template"))
-
-
-def tiny_folder() -> Path:
-    """The embedded model's folder."""
-    return Path(runtime.__file__).parent / "tiny" / "model"

@@ -10,8 +10,8 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from launcher.models import hub, model_folder
-from launcher.types.settings import TINY_MODEL
+from launcher.base import embedded_models
+from launcher.models import hub
 
 # "Qwen2.5-7B-Instruct" has 7.6 billion parameters: names round down, by a tenth at most.
 _ROUNDING_MARGIN = 1.1
@@ -23,7 +23,7 @@ _SIZE_IN_NAME = re.compile(r"(?<![A-Za-z0-9.])(?:(\d+)x)?(\d+(?:\.\d+)?)([BM])(?
 def weights_bytes(model: str, environ: Mapping[str, str], token: str | None = None) -> int | None:
     """Bytes of the weights of `--model MODEL`: by its files here, the hub's list, or its name. None if
     unknown."""
-    folder = model_folder.tiny_folder() if model == TINY_MODEL else Path(model).expanduser()
+    folder = embedded_models.folder_of(model)
     if folder.is_dir():
         return folder_weights_bytes(folder)
     return hub.weights_bytes(model, environ, token) or bytes_by_name(model)

@@ -10,13 +10,12 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from launcher.base import credentials
+from launcher.base import credentials, embedded_models
 from launcher.base.home import Home
 from launcher.records.lease import Limits
 from launcher.records.records import RecordStore, RunRecord
 from launcher.types.machine import Machine, Progress, no_progress
 from launcher.types.plan import Plan
-from launcher.types.settings import TINY_MODEL
 from runtime.fitness import Needs
 
 # For tests only: which build of the runtime a rented machine gets. A machine without GPUs is never taken for
@@ -72,7 +71,7 @@ def _limits(plan: Plan, record: RunRecord) -> Limits:
 def _own_folder(model: str) -> Path | None:
     """The user's own model, which the machine cannot get by itself."""
     folder = Path(model).expanduser().absolute()
-    return folder if model != TINY_MODEL and folder.is_dir() else None
+    return folder if not embedded_models.is_embedded(model) and folder.is_dir() else None
 
 
 def machine_of(record: RunRecord, store: RecordStore, home: Home) -> Machine:

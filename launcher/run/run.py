@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher.backends.runtime_start import start_seconds
-from launcher.base import clock, log, timeout_budget
+from launcher.base import clock, embedded_models, log, timeout_budget
 from launcher.base.errors import (
     JobFailed,
     LaunchError,
@@ -56,7 +56,6 @@ from launcher.run.run_request import RunRequest
 from launcher.run.signals import Interrupted, Signals
 from launcher.teardown import guardian, minder, program_log
 from launcher.types.machine import Machine
-from launcher.types.settings import TINY_MODEL
 
 if TYPE_CHECKING:
     from launcher.run.work import WatchedRun
@@ -322,7 +321,9 @@ class Run:
         ours = {
             "run_id": self._record.id,
             "model_path": model_path,
-            "model_name": TINY_MODEL if settings.model == TINY_MODEL else portable_name(model_path),
+            "model_name": settings.model
+            if embedded_models.is_embedded(settings.model)
+            else portable_name(model_path),
             "device": machine.device_type,
             "state_dir": machine.state_dir,
             "socket_dir": machine.socket_dir,

@@ -25,7 +25,7 @@ from launcher.types.clouds import ALIASES, KNOWN_CLOUDS, SELF_HOSTED, WITHOUT_AU
 if TYPE_CHECKING:
     from launcher.types.adapter import Adapter
 
-TINY_MODEL = "tiny"
+DEFAULT_MODEL = "tiny"
 WANDB_MODES = ("disabled", "offline", "online")
 # The lease is renewed each quarter of it, and a look at a busy runtime may take 5 s.
 MIN_LEASE_SECONDS = 15.0
@@ -166,7 +166,7 @@ class Setting:
 SETTINGS: dict[str, Setting] = {
     setting.key: setting
     for setting in (
-        Setting("model", _text, TINY_MODEL),
+        Setting("model", _text, DEFAULT_MODEL),
         Setting("name", _text),
         Setting("gpus", _gpus),
         Setting("infra", _infra, (), lambda infra: ", ".join(infra) or "-"),

@@ -7,7 +7,8 @@ import struct
 from pathlib import Path
 from typing import Any
 
-from launcher.models.model_folder import read_config, tiny_folder
+from launcher.base.embedded_models import folder_of
+from launcher.models.model_folder import read_config
 from runtime.shared.model_shape import shape
 from runtime.shared.peft_format import tensor_shapes
 from runtime.shared.projections import PROJECTIONS
@@ -21,7 +22,7 @@ def write(folder: Path, rank: int = 16, **changes: Any) -> Path:
         "lora_dropout": 0.0, "target_modules": sorted(PROJECTIONS), "bias": "none", "use_dora": False,
     } | changes  # fmt: skip
     (folder / "adapter_config.json").write_text(json.dumps(said))
-    of = shape(read_config(tiny_folder() / "config.json"))
+    of = shape(read_config(folder_of("tiny") / "config.json"))
     assert of is not None
     targets = said["target_modules"]
     header, size = dict[str, Any](), 0

@@ -70,6 +70,7 @@ class SmallRun(SmallVersions):
     keeps_validations: bool = True
     posted: list[tuple[str, str | None]] = field(default_factory=list)
     run_id: str = "run-1"
+    model_path: str = "/models/tiny"
     # What the run trains, by its name on the hub.
     hub_name: str = "Qwen/Qwen2.5-1.5B-Instruct"
     # What train_kwargs are held against, beside what every run has.
@@ -214,7 +215,7 @@ class SmallRun(SmallVersions):
         return {
             "run_id": self.run_id,
             "phase": "ready",
-            "model": "/models/tiny",
+            "model": self.model_path,
             "served_name": "policy",
             "version": self.version,
             "step": self.version,

@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
+from launcher.base import embedded_models
 from launcher.base.errors import LaunchError, PreflightError, UsageError
 from launcher.base.home import Home
 from launcher.config import preflight, request_validation, resume_source, setting_sources
-from launcher.models import adapter_folder, model_folder
+from launcher.models import adapter_folder
 from launcher.records.records import RecordStore
 from launcher.results import durable
 from launcher.types.plan import make_plan
@@ -18,7 +19,7 @@ from launcher.types.settings import Settings
 from runtime.shared.peft_format import portable_name
 from tests.support.adapters import write
 
-TINY = model_folder.tiny_folder()
+TINY = embedded_models.folder_of("tiny")
 
 
 @pytest.fixture

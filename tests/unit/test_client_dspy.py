@@ -199,6 +199,33 @@ def test_unparsed_answers_are_said_at_the_first_validation(
     assert first < next(i for i, line in enumerate(lines) if "step 1/1" in line)
 
 
+@pytest.mark.parametrize(
+    ("folder", "instead"),
+    [
+        ("/home/u/slipway/code/runtime/tiny/model", "launch --model tiny-agent"),
+        ("/opt/runtime/tiny_agent/model", "launch --model HuggingFaceTB/SmolLM2-135M-Instruct"),
+        ("/models/tiny", None),
+    ],
+)
+@pytest.mark.parametrize("answers", ["bad", "wrong", "good"])
+def test_what_an_embedded_model_knows_is_told_at_the_first_validation(
+    run: SmallRun, capfd: pytest.CaptureFixture[str], folder: str, instead: str | None, answers: str
+) -> None:
+    run.model_path = folder
+    said = {"bad": lambda _: a.BAD, "wrong": answering(french="autre"), "good": answering(french="mot")}
+    run.answer = lambda asked: (said[answers] if asked.tag("purpose") == "eval" else a.varied)(asked)
+
+    def right(example: dspy.Example, prediction: dspy.Prediction, trace: Any = None) -> float:
+        return a.length(example, prediction) if trace is not None else float(prediction.french == "mot")
+
+    changes = {"num_train_steps": 2, "num_dspy_examples_per_grpo_step": 2, "num_rollouts_per_grpo_step": 4}
+    GRPO(right, **changes).compile(a.predict(), trainset=examples(), valset=examples())
+    lines = capfd.readouterr().err.splitlines()
+    told = [line for line in lines if "ask for more" in line]
+    assert len(told) == int(instead is not None and answers != "good")
+    assert all(line.endswith(str(instead)) for line in told)
+
+
 # ----------------------------------------------------------------- how many at once
 
 

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from launcher.models import model_size
-from launcher.types.settings import TINY_MODEL
 
 FILES = {
     "config.json": 700,
@@ -80,5 +79,5 @@ def test_a_folder_is_as_large_as_its_weights(tmp_path: Path) -> None:
     (tmp_path / "consolidated.safetensors").write_bytes(b"x" * 1000)
     (tmp_path / "tokenizer.json").write_bytes(b"x" * 50)
     assert model_size.weights_bytes(str(tmp_path), {}) == 1000
-    tiny = model_size.weights_bytes(TINY_MODEL, {})
+    tiny = model_size.weights_bytes("tiny", {})
     assert tiny is not None and 10**5 < tiny < 10**9

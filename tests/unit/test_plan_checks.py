@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from launcher.models import hub, known_models, model_folder
+from launcher.base import embedded_models
+from launcher.models import hub, known_models
 from runtime.shared.architectures import check_trainable, state_of
 from runtime.shared.language_model import language_model
 from runtime.shared.model_shape import linear_names
@@ -20,7 +21,7 @@ from tests.support.typed import Typed
 
 pytestmark = pytest.mark.process
 
-WHOLE = json.loads((model_folder.tiny_folder() / "config.json").read_text())
+WHOLE = json.loads((embedded_models.folder_of("tiny") / "config.json").read_text())
 LAYERS = "train.lora.target_modules"
 
 
@@ -56,7 +57,7 @@ def typed(tmp_path: Path) -> Typed:
 def model(folder: Path, **config: Any) -> Path:
     """The embedded model's folder with these keys in its config.json."""
     folder.mkdir(parents=True)
-    for file in model_folder.tiny_folder().iterdir():
+    for file in embedded_models.folder_of("tiny").iterdir():
         (folder / file.name).write_bytes(file.read_bytes())
     (folder / "config.json").write_text(json.dumps(WHOLE | config))
     return folder

@@ -10,18 +10,20 @@ from pathlib import Path
 
 import pytest
 
+from launcher.base import embedded_models
 from launcher.base.errors import LaunchError, UsageError
 from launcher.base.home import Home
 from launcher.cli import export_verb
 from launcher.config import preflight, request_validation
 from launcher.console.output import Output
-from launcher.models import model_folder
 from launcher.records.records import RecordStore, RunRecord
 from launcher.results import run_weights
 from runtime import bootstrap
 from runtime.shared.language_model import OTHER_MODULES
 from tests.support import committed
 from tests.support.adapters import write
+
+TINY = str(embedded_models.folder_of("tiny"))
 
 
 @pytest.fixture
@@ -40,7 +42,7 @@ def store(home: Home) -> RecordStore:
 @pytest.fixture
 def run(store: RecordStore) -> RunRecord:
     """A run on the embedded model with the steps 1, 2 and 3 on its machine here; 2 is an optimizer's best."""
-    details = {"settings": {"model": "tiny"}, "model_path": str(model_folder.tiny_folder())}
+    details = {"settings": {"model": "tiny"}, "model_path": TINY}
     record = store.create(name="demo", details=details)
     machine = store.folder(record.id) / "machine"
     for step in (1, 2, 3):
@@ -121,7 +123,7 @@ def test_b19_the_base_of_a_run_on_a_folder_is_found_from_any_of_its_checkpoints(
     home: Home, store: RecordStore, tmp_path: Path
 ) -> None:
     mine = tmp_path / "models" / "mine"
-    shutil.copytree(model_folder.tiny_folder(), mine)
+    shutil.copytree(embedded_models.folder_of("tiny"), mine)
     record = store.create(name="own", details={"settings": {"model": str(mine)}, "model_path": str(mine)})
     folder = committed.commit(store.folder(record.id) / "machine", 4)
     write(folder / "adapter", base_model_name_or_path="mine")
@@ -135,7 +137,7 @@ def test_b19_an_adapter_is_exported_whole_and_names_its_base(
     assert export_verb.export(Output(), "demo@best", "out/adapter", False, None, None) == 0
     target = tmp_path / "out" / "adapter"
     said = json.loads((target / "adapter_config.json").read_text())
-    assert said["base_model_name_or_path"] == str(model_folder.tiny_folder())
+    assert said["base_model_name_or_path"] == TINY
     written = (target / "adapter_model.safetensors").read_bytes()
     assert written == (checkpoint(store, run, 2) / "adapter" / "adapter_model.safetensors").read_bytes()
     assert "step 2" in (target / "README.md").read_text()
@@ -145,7 +147,10 @@ def test_b19_an_adapter_is_exported_whole_and_names_its_base(
 def test_b19_the_line_that_serves_an_export_says_type_sampling_and_a_rank_vllm_has(
     store: RecordStore, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    gpu = {"settings": {"model": "tiny", "gpus": "H100:1"}, "model_path": str(model_folder.tiny_folder())}
+    gpu = {
+        "settings": {"model": "tiny", "gpus": "H100:1"},
+        "model_path": TINY,
+    }
     folder = committed.commit(store.folder(store.create(name="odd", details=gpu).id) / "machine", 1)
     write(folder / "adapter", rank=12)
     committed.write_manifest(folder, 1)
@@ -153,7 +158,7 @@ def test_b19_the_line_that_serves_an_export_says_type_sampling_and_a_rank_vllm_h
     said = json.loads(capsys.readouterr().out)
     assert said["serve"] in (tmp_path / "out" / "my adapter" / "README.md").read_text()
     assert shlex.split(said["serve"]) == [
-        "vllm", "serve", str(model_folder.tiny_folder()), "--dtype", "bfloat16",
+        "vllm", "serve", TINY, "--dtype", "bfloat16",
         "--generation-config", "vllm", "--enable-lora", "--max-lora-rank", "16",
         "--lora-modules", f"policy={said['into']}",
     ]  # fmt: skip
@@ -162,7 +167,7 @@ def test_b19_the_line_that_serves_an_export_says_type_sampling_and_a_rank_vllm_h
 def test_c66_an_export_of_a_multimodal_models_adapter_says_how_it_is_served_and_loaded(
     store: RecordStore, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    tiny = {"settings": {"model": "tiny"}, "model_path": str(model_folder.tiny_folder())}
+    tiny = {"settings": {"model": "tiny"}, "model_path": TINY}
     folder = committed.commit(store.folder(store.create(name="seeing", details=tiny).id) / "machine", 1)
     write(folder / "adapter", exclude_modules=OTHER_MODULES)
     committed.write_manifest(folder, 1)

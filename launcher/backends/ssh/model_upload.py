@@ -27,7 +27,7 @@ FILES = ("*.safetensors", "*.json", "*.jinja", "*.txt", "*.model")
 
 
 def remote_path(model_path: str, user_home: str) -> str:
-    """A model's path on a machine: a hub name stays one; the embedded model is beside the code; a user's
+    """A model's path on a machine: a hub name stays one; an embedded model is beside the code; a user's
     folder has a place of its own."""
     package = Path(runtime.__file__).parent
     if not Path(model_path).is_absolute():

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import dspy
 
+from launcher.base import embedded_models
 from launcher.client.dspy.report import Journal, Report, counts_text, plural
 from launcher.client.dspy.rollouts import RUN_BY_HAND, FinishedRun, all_failed
 from launcher.client.dspy.validation import Evaluation
@@ -19,6 +20,8 @@ from launcher.client.step_record import StepRecord, StepRollouts
 
 # In a row, before the training gives up.
 MAX_FAILED_STEPS = 3
+# Fewer answers than this parse where a program asks for more than an embedded model knows.
+_MIN_PARSE_RATE = 0.5
 
 _BY_HAND = "run the program once by hand: does it call the policy, and does the metric"
 
@@ -29,6 +32,8 @@ class ProgramFailures:
 
     journal: Journal
     adapter: dspy.Adapter
+    # The run's model: a folder on its machine, or a hub name.
+    model: str
     # Whether a run has come to an end before, also in an earlier life of this training.
     has_run: bool = False
     _crashed: int = 0
@@ -56,6 +61,10 @@ class ProgramFailures:
     def validated(self, found: Evaluation) -> None:
         """A validation was made; it raises nothing here."""
         self.has_run |= any(count for name, count in found.outcomes.items() if name != "crashed")
+        scores = [it for it in found.scores if it is not None]
+        is_lost = scores and (found.parse_rate < _MIN_PARSE_RATE or max(scores) <= found.failure_score)
+        if is_lost and (advice := embedded_models.asks_for_more(self.model)):
+            self.journal.note_once("model", advice)
         self.note_unparsed(found)
 
     def note_unparsed(self, found: StepRollouts | Evaluation) -> None:

@@ -62,7 +62,9 @@ class Training:
         self.had_finished = self.place.is_over(config.num_train_steps)
         self.alarms = Alarms(config.thresholds)
         self._guard = NoProgressGuard(session.max_empty_steps)
-        self._failures = ProgramFailures(journal, self.runner.adapter, has_run=self.place.step > 0)
+        self._failures = ProgramFailures(
+            journal, self.runner.adapter, session.status().model, has_run=self.place.step > 0
+        )
         self.served = ServedVersion(session, journal)
         self.collector = RolloutCollector(
             config,

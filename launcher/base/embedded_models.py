@@ -1,0 +1,63 @@
+"""The models that come with launch: their names, what they know, their folders, the settings they learn with.
+
+Neighbours: `runtime/tiny` and `runtime/tiny_agent` hold them, `examples/tiny_model` and `examples/tiny_agent`
+make them. Reads no file of theirs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import runtime
+
+
+@dataclass(frozen=True)
+class _EmbeddedModel:
+    """`package`: the folder of `runtime/` with `model/` and `settings.toml`. `instead`: the value of
+    `--model` for a program that asks for more than it knows."""
+
+    package: str
+    knows: str
+    instead: str
+
+
+_MODELS = {
+    "tiny": _EmbeddedModel("tiny", "the French of phrases such as `the green house`", "tiny-agent"),
+    "tiny-agent": _EmbeddedModel(
+        "tiny_agent",
+        "labels, short extraction, questions on a short text, sums in words and calls of a tool",
+        "HuggingFaceTB/SmolLM2-135M-Instruct",
+    ),
+}
+NAMES = tuple(_MODELS)
+
+
+def is_embedded(model: str) -> bool:
+    """Whether the value of `--model` names one of them."""
+    return model in _MODELS
+
+
+def folder_of(model: str) -> Path:
+    """The folder of a value of `--model`: an embedded model's, else the value as a path, which a hub name
+    is not."""
+    return _package(model) / "model" if is_embedded(model) else Path(model).expanduser()
+
+
+def settings_file(model: str) -> Path:
+    """The settings of a run on this embedded model where nobody says otherwise."""
+    return _package(model) / "settings.toml"
+
+
+def asks_for_more(folder: str) -> str | None:
+    """What to say of a program that the model in this folder, here or on a machine, cannot do; None of a
+    model that is not embedded."""
+    for name, it in _MODELS.items():
+        if Path(folder).parts[-3:] == ("runtime", it.package, "model"):
+            asked = "and this program seems to ask for more"
+            return f"{name} knows {it.knows}, {asked}: launch --model {it.instead}"
+    return None
+
+
+def _package(model: str) -> Path:
+    return Path(runtime.__file__).parent / _MODELS[model].package
