@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-import runtime
+# `runtime` is beside `launcher`. A program's own `runtime.py` would take the place of an import here.
+_RUNTIME = Path(__file__).parents[2] / "runtime"
 
 
 @dataclass(frozen=True)
@@ -53,11 +54,11 @@ def asks_for_more(folder: str) -> str | None:
     """What to say of a program that the model in this folder, here or on a machine, cannot do; None of a
     model that is not embedded."""
     for name, it in _MODELS.items():
-        if Path(folder).parts[-3:] == ("runtime", it.package, "model"):
+        if Path(folder).parts[-3:] == (_RUNTIME.name, it.package, "model"):
             asked = "and this program seems to ask for more"
             return f"{name} knows {it.knows}, {asked}: launch --model {it.instead}"
     return None
 
 
 def _package(model: str) -> Path:
-    return Path(runtime.__file__).parent / _MODELS[model].package
+    return _RUNTIME / _MODELS[model].package

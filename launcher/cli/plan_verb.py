@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from launcher.base.errors import EXIT_OK, LaunchError, UsageError
-from launcher.cli import plan_verdict
-from launcher.cli.plan_verdict import StepTime, Verdict
+from launcher.cli import plan_verdict, step_time
+from launcher.cli.plan_verdict import Verdict
 from launcher.config import (
     memory_fit,
     memory_table,
@@ -62,7 +62,7 @@ def _show(output: Output, settings: Settings, note: Callable[[str], None]) -> No
         raise
     refused = _refusal(settings, plan.gpus)
     found = plan_verdict.judge(settings, plan.gpus, refused, _price_command(settings, plan))
-    step = None if plan.rented else plan_verdict.step_time(plan)
+    step = None if plan.rented else step_time.step_time(plan)
     data = {"verdict": found.to_dict(), "seconds_per_step": step.seconds if step else None}
     output.result(plan.to_dict() | data, _text(plan, found, step))
     if refused is not None:
@@ -104,13 +104,13 @@ def _show_without_prices(
         raise refused
 
 
-def _text(plan: Plan, found: Verdict, step: StepTime | None) -> str:
+def _text(plan: Plan, found: Verdict, step: step_time.StepTime | None) -> str:
     if plan.rented:
         first, below = plan.describe_cost(), [price_agreement.table(plan)]
     else:
         first = f"{plan.describe()}; nothing is rented"
         below = [*(price_agreement.gpu_usage(plan.own) if plan.own else [])]
-        below.append(plan_verdict.step_line(plan, step))
+        below.append(step_time.step_line(plan, step))
     memory = [memory_table.text(plan.gpus.memory)] if plan.gpus and plan.gpus.memory else []
     return "\n".join([found.line(first), *below, *memory])
 

@@ -1,29 +1,17 @@
 """The first line of `launch plan`: whether it fits, its price, and the one thing to change.
 
-Neighbours: `plan_verb.py` prints it above the plan's details. A step's seconds are those of an earlier run
-here; before one they are not known. Sends no request.
+Neighbours: `plan_verb.py` prints it above the plan's details. Sends no request.
 """
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from itertools import pairwise
-from pathlib import Path
-from statistics import median
 from typing import Any
 
 from launcher.base import embedded_models
 from launcher.base.errors import LaunchError
-from launcher.base.home import Home
-from launcher.base.units import format_duration
-from launcher.records.endpoint import RESULTS
-from launcher.records.records import RecordStore
-from launcher.results import report_data
-from launcher.types.plan import GpuSplit, LocalGpus, Plan
+from launcher.types.plan import GpuSplit, LocalGpus
 from launcher.types.settings import Settings
-
-# With fewer steps the first one, which warms everything up, would decide.
-_MIN_STEPS = 4
 
 
 @dataclass(frozen=True)
@@ -43,14 +31,6 @@ class Verdict:
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
-
-
-@dataclass(frozen=True)
-class StepTime:
-    """The median seconds of a step in an earlier run."""
-
-    seconds: float
-    run: str
 
 
 def judge(
@@ -77,26 +57,3 @@ def judge(
     elif prices is not None:
         change = f"fetch the prices: {prices}"
     return Verdict(fits, reason, change)
-
-
-def step_time(plan: Plan) -> StepTime | None:
-    """A step's time in the newest run of the same model at the same place; None if there was none."""
-    store = RecordStore(Home.find())
-    for record in reversed(store.list()):
-        before = record.details.get("plan") or {}
-        if (before.get("model"), before.get("where")) != (plan.model, plan.where):
-            continue
-        machine = Path(record.machine.get("state_dir", store.folder(record.id) / "machine"))
-        times = report_data.step_times(store.folder(record.id) / RESULTS, machine)
-        if len(times) >= _MIN_STEPS:
-            between = [later - earlier for earlier, later in pairwise(times)]
-            return StepTime(median(between), record.name or record.id)
-    return None
-
-
-def step_line(plan: Plan, found: StepTime | None) -> str:
-    """That time as a line of the plan."""
-    if found is None:
-        return f"  a step  not known before a run of {plan.model} here"
-    seconds = format_duration(found.seconds)
-    return f"  a step  {seconds} in {found.run}, the last run of {plan.model} here; programs differ"

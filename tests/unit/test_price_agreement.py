@@ -24,6 +24,8 @@ from launcher.types.plan import Plan, make_plan
 from launcher.types.settings import Settings
 from tests.support.typed import Typed
 
+CORES = len(os.sched_getaffinity(0))
+
 CATALOGS = Path(__file__).resolve().parents[1] / "cloud" / "catalogs"
 POPEN = subprocess.Popen
 QUESTION = "4×H100 on aws/us-east-1, $27.52/h, deadline 4h: at most $122.24. Proceed? [y/N]"
@@ -131,7 +133,8 @@ def test_n17_the_plan_of_a_run_here_is_shown_and_nothing_is_started(
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [
         "Fits: tiny on this computer, $0.00/h, deadline 2h; nothing is rented. Nothing to change.",
-        "  a step  not known before a run of tiny here",
+        f"  a step  about 2 s for 64 answers of 12 tokens to prompts of 140, estimated for {CORES} cores; "
+        "programs differ",
     ]
     assert not (tmp_path / "home").exists()
 
@@ -158,6 +161,19 @@ def test_n17_a_local_plan_has_a_steps_seconds_of_the_last_run_of_the_model_here(
     assert shown == "  a step  7 s in mine, the last run of tiny here; programs differ"
     assert json.loads(typed("plan", "--json").stdout)["seconds_per_step"] == 7.0
     assert json.loads(typed("plan", "--json", "--model", "a/b").stdout)["seconds_per_step"] is None
+
+
+def test_a_step_is_estimated_from_the_size_of_the_model_and_the_cores(
+    typed: Typed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def seconds(model: str, cores: int) -> float:
+        monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)))
+        return json.loads(typed("plan", "--json", "--model", model).stdout)["seconds_per_step"]
+
+    small = "HuggingFaceTB/SmolLM2-135M-Instruct"
+    assert seconds(small, 2) == pytest.approx(18.5, abs=1), "as measured"
+    assert seconds(small, 8) < seconds(small, 2) / 2
+    assert seconds("tiny", 2) < 2 < seconds("Qwen/Qwen2.5-0.5B-Instruct", 2)
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import dspy
 
-from launcher.base import embedded_models
+from launcher.base.embedded_models import asks_for_more
 from launcher.client.dspy.report import Journal, Report, counts_text, plural
 from launcher.client.dspy.rollouts import RUN_BY_HAND, FinishedRun, all_failed
 from launcher.client.dspy.validation import Evaluation
@@ -63,7 +63,7 @@ class ProgramFailures:
         self.has_run |= any(count for name, count in found.outcomes.items() if name != "crashed")
         scores = [it for it in found.scores if it is not None]
         is_lost = scores and (found.parse_rate < _MIN_PARSE_RATE or max(scores) <= found.failure_score)
-        if is_lost and (advice := embedded_models.asks_for_more(self.model)):
+        if is_lost and (advice := asks_for_more(self.model)):
             self.journal.note_once("model", advice)
         self.note_unparsed(found)
 

@@ -1,0 +1,1 @@
+"""The embedded agent model: its weights and its settings; `examples/tiny_agent/` makes it."""
