@@ -59,12 +59,11 @@ FRAGMENTS = (
 )
 # Up to this width plain attention is faster than PyTorch's fused one, on two cores with AMX.
 PLAIN_ATTENTION = 352
-BATCH_TOKENS = 8192
-STEPS = 3400
-# Of the first steps each fourth is on random words that repeat, from which a model learns to copy.
-COPY_UNTIL, COPY_EVERY = 1000, 4
-COPY_PERIODS = (12, 79)
-LEARNING_RATE, MUON_RATE = 3e-3, 0.02
+BATCH_TOKENS = 4096
+STEPS = 5200
+# The tasks whose examples in the prompt are learned from, too, from the third on: they are right answers.
+WITH_EXAMPLES = ("label", "extraction", "question", "sum")
+LEARNING_RATE, MUON_RATE = 2e-3, 0.02
 
 
 class Row(NamedTuple):
@@ -123,13 +122,23 @@ def parts_of(tokenizer: Qwen2Tokenizer, conversation: dict[str, Any]) -> list[tu
     def rendered(count: int, **more: Any) -> str:
         return tokenizer.apply_chat_template(messages[:count], tools=tools, tokenize=False, **more)
 
-    for number, message in enumerate(messages):
-        if message.get("trained"):
-            before = rendered(number, add_generation_prompt=True)
-            after = rendered(number + 1).removesuffix("\n")
-            parts += [(before[len(written) :], False), (after[len(before) :], True)]
-            written = after
+    for number in _learned(conversation):
+        before = rendered(number, add_generation_prompt=True)
+        after = rendered(number + 1).removesuffix("\n")
+        parts += [(before[len(written) :], False), (after[len(before) :], True)]
+        written = after
     return parts
+
+
+def _learned(conversation: dict[str, Any]) -> list[int]:
+    """The places of the messages that are learned."""
+    messages = conversation["messages"]
+    said = [number for number, it in enumerate(messages) if it["role"] == "assistant"]
+    if conversation["kind"].partition("/")[0] not in WITH_EXAMPLES:
+        return [number for number in said if messages[number].get("trained")]
+    # What an example lacks, DSPy says in its place.
+    whole = [number for number in said if "Not supplied" not in messages[number]["content"]]
+    return [number for number in whole if number in said[2:] or messages[number].get("trained")]
 
 
 def made_rows(tokenizer: Qwen2Tokenizer, conversations: Iterable[dict[str, Any]]) -> Iterator[Row]:
@@ -177,27 +186,6 @@ def batches(rows: list[Row], seed: int, tokens: int) -> Iterator[list[Row]]:
         yield from made
 
 
-def copy_batch(rng: random.Random, words: int, tokens: int) -> list[Row]:
-    """Random words that repeat after a while: all but their first time is learned."""
-    batch, width = list[Row](), WIDTHS[0]
-    for _ in range(tokens // width):
-        period = rng.randint(*COPY_PERIODS)
-        once = [rng.randrange(words) for _ in range(period)]
-        ids = (once * (width // period + 1))[:width]
-        batch.append(Row(ids, [at >= period for at in range(width)]))
-    return batch
-
-
-def taught(rows: list[Row], words: int, seed: int) -> Iterator[tuple[bool, list[Row]]]:
-    """Endless batches in their order; whether each is of conversations."""
-    rng, of_rows = random.Random(seed), batches(rows, seed, BATCH_TOKENS)
-    for step in itertools.count():
-        if step < COPY_UNTIL and step % COPY_EVERY == 0:
-            yield False, copy_batch(rng, words, BATCH_TOKENS)
-        else:
-            yield True, next(of_rows)
-
-
 Hidden = Callable[[torch.Tensor], torch.Tensor]
 
 
@@ -238,7 +226,7 @@ def train(model: PreTrainedModel, rows: list[Row], seed: int, steps: int) -> flo
         model.set_attn_implementation("eager" if ids_BL.shape[1] <= PLAIN_ATTENTION else "sdpa")
         return compiled(ids_BL)
 
-    for step, (is_of_rows, batch) in enumerate(islice(taught(rows, model.config.vocab_size, seed), steps)):
+    for step, batch in enumerate(islice(batches(rows, seed, BATCH_TOKENS), steps)):
         for optimizer, rate in used:
             for group in optimizer.param_groups:
                 group["lr"] = rate * warm_cosine(step, steps)
@@ -248,11 +236,10 @@ def train(model: PreTrainedModel, rows: list[Row], seed: int, steps: int) -> flo
         for optimizer, _ in used:
             optimizer.step()
             optimizer.zero_grad()
-        losses += [loss.item()] if is_of_rows else []
+        losses.append(loss.item())
         if step % 100 == 0 or step == steps - 1:
-            copying = "" if is_of_rows else f"  copying {loss.item():.3f}"
-            mean = sum(losses[-100:]) / max(1, len(losses[-100:]))
-            print(f"step {step:5d}  loss {mean:.3f}{copying}  {time.monotonic() - began:.0f} s", flush=True)
+            mean = sum(losses[-100:]) / len(losses[-100:])
+            print(f"step {step:5d}  loss {mean:.3f}  {time.monotonic() - began:.0f} s", flush=True)
     model.eval()
     return sum(losses[-100:]) / len(losses[-100:])
 

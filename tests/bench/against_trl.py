@@ -16,14 +16,13 @@ import json
 from functools import partial
 from pathlib import Path
 
-from launcher.base import atomic
+from launcher.base import atomic, embedded_models
 from launcher.base.home import Home
 from launcher.bench import slipway_side, this_computer
 from launcher.bench.prerequisites import build_environment, refuse_unable_computer
 from launcher.bench.runs import Side, max_seconds, new_folder, run_supervised
 from launcher.bench.workload import STEPS, Workload
 from launcher.console.output import Output
-from launcher.models import model_folder
 from tests.bench.trl import trl_side
 from tests.bench.trl.report import SEEDS, Compared
 from tests.bench.trl.side_by_side import Pair
@@ -36,7 +35,7 @@ def compare_with_trl(shape: Workload, output: Output, home: Home) -> Compared:
     with output.busy("building TRL's environment", "once") as progress:
         python = trl_side.python_of(home, progress)
     folder = new_folder(home)
-    model, most = model_folder.tiny_folder(), max_seconds(shape)
+    model, most = embedded_models.folder_of("tiny"), max_seconds(shape)
     found = Compared(shape, this_computer.described(), str(folder))
     for number in range(shape.seeds):
         task = shape.task(number, model)

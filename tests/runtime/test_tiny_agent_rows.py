@@ -14,6 +14,7 @@ PROMPT = "Respond with one of the teams, and with nothing else at all."
 CALL = {"type": "function", "function": {"name": "calculator", "arguments": {"expression": "3 + 4"}}}
 CONVERSATIONS: list[dict[str, Any]] = [
     {
+        "kind": "label/chat",
         "messages": [
             {"role": "system", "content": f"[[ ## message ## ]]\n\n{PROMPT}"},
             {"role": "user", "content": "My card does not work."},
@@ -22,6 +23,7 @@ CONVERSATIONS: list[dict[str, Any]] = [
         "tools": None,
     },
     {
+        "kind": "tools/native",
         "messages": [
             {"role": "user", "content": "What is 3 plus 4?"},
             {"role": "assistant", "content": "", "tool_calls": [CALL], "trained": True},
@@ -58,6 +60,21 @@ def test_what_is_learned_is_each_answer_with_its_end(tokenizer: Qwen2Tokenizer) 
     ]
     call = '<tool_call>\n{"name": "calculator", "arguments": {"expression": "3 + 4"}}\n</tool_call>'
     assert learned == ["[[ ## team ## ]]\nbilling<|im_end|>", f"{call}<|im_end|>\n7 é<|im_end|>"]
+
+
+def test_right_answers_in_the_prompt_are_learned_from_the_third_on(tokenizer: Qwen2Tokenizer) -> None:
+    asked = {"role": "user", "content": "My card does not work."}
+    said = ["one", "two", "three", "Not supplied for this particular example.", "five"]
+    turns = [[asked, {"role": "assistant", "content": text}] for text in said]
+    turns[-1][-1]["trained"] = True
+    conversation = {"kind": "label/chat", "messages": [it for turn in turns for it in turn], "tools": None}
+
+    def learned(kind: str) -> str:
+        (row,) = make.made_rows(tokenizer, [conversation | {"kind": kind}])
+        return tokenizer.decode([token for token, is_learned in zip(*row, strict=True) if is_learned])
+
+    assert learned("label/chat") == "three<|im_end|>five<|im_end|>"
+    assert learned("tools/smolagents") == "five<|im_end|>", "its turns before are other texts"
 
 
 def test_a_line_that_all_prompts_have_is_one_token(tokenizer: Qwen2Tokenizer) -> None:
