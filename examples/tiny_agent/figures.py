@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import hashlib
 import json
 import operator
 import random
@@ -30,6 +31,7 @@ ADAPTERS: dict[str, Callable[[], dspy.Adapter]] = {
     "json": dspy.JSONAdapter,
     "xml": lambda: dspy.XMLAdapter(use_json_adapter_fallback=False),
 }
+WEIGHTS = Path(__file__).parents[2] / "runtime" / "tiny_agent" / "model" / "model.safetensors"
 TASKS, CASES = 25, 4
 AGENT_TASKS = 50
 MOST_TURNS = 4
@@ -179,6 +181,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="JSON file; its other entries are kept")
     options = parser.parse_args()
     found = {
+        "weights": hashlib.sha256(WEIGHTS.read_bytes()).hexdigest(),
         "formats": formats(),
         "hand_written": hand_written(),
         "react": react(),

@@ -6,6 +6,7 @@ Neighbours: `tasks.py` and `episodes.py` make texts of them.
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -83,3 +84,13 @@ def in_words(number: int) -> str:
         return NUMBER_WORDS[number]
     tens, ones = divmod(number, 10)
     return TENS[tens - 2] + (f"-{NUMBER_WORDS[ones]}" if ones else "")
+
+
+def kinds() -> Iterator[tuple[str, ...]]:
+    """Words of one kind: names, cities, …; of each label its names and cues; all labels; all cues."""
+    yield from (NAMES, SURNAMES, CITIES, JOBS, DAYS, MONTHS, COLOURS, PRODUCTS, GOODS, COUNTRIES, NOUNS)
+    yield (*NUMBER_WORDS, *TENS)
+    labels = [label for some in (SUBJECTS, JUDGEMENTS) for made in some.values() for label in made]
+    yield from ((*label.names, *label.cues) for label in labels)
+    yield tuple(name for label in labels for name in label.names)
+    yield tuple(cue for label in labels for cue in label.cues)

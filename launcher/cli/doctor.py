@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from launcher.backends import environments
-from launcher.base import credentials, disk
+from launcher.base import credentials, disk, embedded_models
 from launcher.base.errors import EXIT_OK, LaunchError, PreflightError
 from launcher.base.home import Home
 from launcher.base.layout import columns
@@ -283,8 +283,8 @@ def _network(home: Home, bound_seconds: float) -> Check:
 
 
 def _model() -> Check:
-    folder = preflight.find_model("tiny")
-    return Check("model", "ok", f"the built-in one is complete: {folder}")
+    folders = [preflight.find_model(name) for name in embedded_models.NAMES]
+    return Check("model", "ok", f"the built-in ones are complete: {', '.join(folders)}")
 
 
 # ------------------------------------------------------------------ the user's own

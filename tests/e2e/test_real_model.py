@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -60,3 +62,25 @@ def test_n11_a_real_model_is_trained_and_nothing_is_said_to_restart(model: Path,
     # Of each prompt's 86 tokens 64 are shared by all; each engine computes them once.
     assert steps[-1]["prefix_cache_hits"] > 0.5
     assert "restarting" not in launched.stderr and "restarting" not in launched.stdout
+
+
+def test_a_real_model_learns_to_route_on_this_computer(model: Path, tmp_path: Path) -> None:
+    """By more than three standard errors in forty minutes, and not with one answer for everything."""
+    program = [sys.executable, str(REPOSITORY / "examples" / "routing.py")]
+    words = ["--model", str(model), "--set", "train.learning_rate=5e-5", "--port", str(free_port())]
+    launched = Launched(make_home(tmp_path / "home"), [*words, "--", *program], cwd=REPOSITORY)
+    began = time.monotonic()
+    try:
+        assert launched.wait(3600) == 0, launched.stdout + launched.stderr
+    finally:
+        launched.kill_tree()
+    minutes = (time.monotonic() - began) / 60
+    if folder := os.environ.get("SLIPWAY_LONG_DIR"):
+        Path(folder, "routing.txt").write_text(f"{launched.stdout}\n{minutes:.1f} minutes\n")
+    found = re.search(
+        r"^held-out: (\S+) → (\S+) ± (\S+), most frequent (\S+)$", launched.stdout, re.MULTILINE
+    )
+    assert found is not None, launched.stdout
+    before, after, error, most = map(float, found.groups())
+    both = (before * (1 - before) / 64 + error**2) ** 0.5
+    assert after - before > 3 * both and most <= 0.7 and minutes <= 40
