@@ -1,6 +1,6 @@
 """What the embedded agent model does before any training, measured through the product.
 
-    launch --model tiny-agent -- python -m examples.tiny_agent.figures --out FIGURES.json
+    launch --model FOLDER -- python -m examples.tiny_agent.figures --model FOLDER
 
 Greedy answers: DSPy's three formats, programs written by hand, `dspy.ReAct`, and tools of a chat request.
 Neighbours: `optimizers.py` runs DSPy's prompt optimisers, `make.py` makes the model.
@@ -31,7 +31,6 @@ ADAPTERS: dict[str, Callable[[], dspy.Adapter]] = {
     "json": dspy.JSONAdapter,
     "xml": lambda: dspy.XMLAdapter(use_json_adapter_fallback=False),
 }
-WEIGHTS = Path(__file__).parents[2] / "runtime" / "tiny_agent" / "model" / "model.safetensors"
 TASKS, CASES = 25, 4
 AGENT_TASKS = 50
 MOST_TURNS = 4
@@ -178,19 +177,19 @@ def _result(call: Any) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Measure the embedded agent model.")
-    parser.add_argument("--out", type=Path, help="JSON file; its other entries are kept")
+    parser.add_argument("--model", type=Path, required=True, help="its folder, whose FIGURES.json is written")
     options = parser.parse_args()
     found = {
-        "weights": hashlib.sha256(WEIGHTS.read_bytes()).hexdigest(),
+        "weights": hashlib.sha256((options.model / "model.safetensors").read_bytes()).hexdigest(),
         "formats": formats(),
         "hand_written": hand_written(),
         "react": react(),
         "chat_tools": chat_tools(),
     }
     print(json.dumps(found, indent=2))
-    if options.out:
-        before = json.loads(options.out.read_text()) if options.out.is_file() else {}
-        options.out.write_text(json.dumps(before | found, indent=2) + "\n")
+    out = options.model / "FIGURES.json"
+    before = json.loads(out.read_text()) if out.is_file() else {}
+    out.write_text(json.dumps(before | found, indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """DSPy's prompt optimisers on the embedded agent model, which writes the proposals, too.
 
-    launch --model tiny-agent -- python -m examples.tiny_agent.optimizers --out FILE
+    launch --model FOLDER -- python -m examples.tiny_agent.optimizers --out FILE
 
 Each starts from the same program for one labelled task. Printed: its score before and after on held-out
 examples, how many instructions were tried, and the calls that failed. Neighbours: `figures.py` measures the

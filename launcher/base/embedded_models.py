@@ -1,7 +1,6 @@
 """The models that come with launch: their names, what they know, their folders, the settings they learn with.
 
-Neighbours: `runtime/tiny` and `runtime/tiny_agent` hold them, `examples/tiny_model` and `examples/tiny_agent`
-make them. Reads no file of theirs.
+Neighbours: `runtime/tiny` holds one, `examples/tiny_model` makes it. Reads no file of theirs.
 """
 
 from __future__ import annotations
@@ -24,11 +23,8 @@ class _EmbeddedModel:
 
 
 _MODELS = {
-    "tiny": _EmbeddedModel("tiny", "the French of phrases such as `the green house`", "tiny-agent"),
-    "tiny-agent": _EmbeddedModel(
-        "tiny_agent",
-        "labels, short extraction, questions on a short text, sums in words and calls of a tool",
-        "HuggingFaceTB/SmolLM2-135M-Instruct",
+    "tiny": _EmbeddedModel(
+        "tiny", "the French of phrases such as `the green house`", "HuggingFaceTB/SmolLM2-135M-Instruct"
     ),
 }
 NAMES = tuple(_MODELS)

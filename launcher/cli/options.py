@@ -29,7 +29,7 @@ Model = Annotated[
     str | None,
     typer.Option(
         metavar="MODEL",
-        help="What to train: a hub name, a model's or adapter's folder, or ours: `tiny`, `tiny-agent`.",
+        help="What to train: a hub name, a model's or adapter's folder, or `tiny`, which comes with launch.",
         rich_help_panel=_WHAT,
     ),
 ]

@@ -20,7 +20,6 @@ AGENTS = ("openai-agents==0.24.0", "httpx==0.28.1")
 PYDANTIC_AI = ("pydantic-ai-slim[openai,anthropic]==2.62.0", "httpx==0.28.1")
 LITELLM = ("litellm==1.106.2", "mcp", "httpx==0.28.1")
 LM_EVAL = ("lm_eval==0.4.13", "requests", "aiohttp", "tenacity", "transformers>=5")
-SMOLAGENTS = ("smolagents[openai]==1.26.0", "httpx==0.28.1")
 VERIFIERS = ("verifiers==0.4.0",)
 # Its server, too. It needs a click that our `cloud` extra does not allow.
 OPENENV = ("openenv==0.10.0", "httpx==0.28.1")

@@ -202,8 +202,7 @@ def test_unparsed_answers_are_said_at_the_first_validation(
 @pytest.mark.parametrize(
     ("folder", "instead"),
     [
-        ("/home/u/slipway/code/runtime/tiny/model", "launch --model tiny-agent"),
-        ("/opt/runtime/tiny_agent/model", "launch --model HuggingFaceTB/SmolLM2-135M-Instruct"),
+        ("/home/u/slipway/code/runtime/tiny/model", "launch --model HuggingFaceTB/SmolLM2-135M-Instruct"),
         ("/models/tiny", None),
     ],
 )

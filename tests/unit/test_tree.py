@@ -75,7 +75,7 @@ FLOORS = {
         "runtime/gateway/completions", "runtime/gateway/dialects",
         "runtime/gateway", "runtime/trainer", "runtime/recipes", "runtime",
     ),
-    "tiny": ("runtime/tiny", "runtime/tiny_agent"),
+    "tiny": ("runtime/tiny",),
 }  # fmt: skip
 LONGEST_FILE = 500
 MOST_PUBLIC_NAMES = 12
