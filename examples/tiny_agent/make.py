@@ -21,7 +21,7 @@ import torch
 from tokenizers import AddedToken
 from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
 
-from examples.tiny_agent import words
+from examples.tiny_agent import snapshot, words
 from examples.tiny_agent.template import CHAT_TEMPLATE
 from examples.tiny_model.make import settings_of, tokenizer_of, warm_cosine
 
@@ -60,7 +60,8 @@ FRAGMENTS = (
 # Up to this width plain attention is faster than PyTorch's fused one, on two cores with AMX.
 PLAIN_ATTENTION = 352
 BATCH_TOKENS = 4096
-STEPS = 4000
+STEPS = 13_000
+KEPT_EVERY = 500
 # The tasks whose examples in the prompt are learned from, too, from the third on: they are right answers.
 WITH_EXAMPLES = ("label", "extraction", "question", "sum")
 INITIAL_DEVIATION = 0.06
@@ -256,9 +257,12 @@ def optimizers(model: PreTrainedModel) -> list[tuple[torch.optim.Optimizer, floa
     return [(muon, MUON_RATE), (adam, LEARNING_RATE)]
 
 
-def train(model: PreTrainedModel, rows: list[Row], seed: int, steps: int) -> float:
-    """Train in place; returns the mean loss of the last hundred steps."""
+def train(model: PreTrainedModel, rows: list[Row], seed: int, steps: int, state: Path | None) -> float:
+    """Train in place; returns the mean loss of the last hundred steps. `state`: a file with the training's
+    state, written every few minutes; where it is, the training goes on from it."""
     used, losses, began = optimizers(model), list[float](), time.monotonic()
+    optimized = [it for it, _ in used]
+    first = snapshot.load(state, model, optimized) if state and state.is_file() else 0
     model.train()
 
     def forward(ids_BL: torch.Tensor) -> torch.Tensor:
@@ -272,7 +276,7 @@ def train(model: PreTrainedModel, rows: list[Row], seed: int, steps: int) -> flo
         model.set_attn_implementation("eager" if ids_BL.shape[1] <= PLAIN_ATTENTION else "sdpa")
         return compiled(ids_BL)
 
-    for step, batch in enumerate(islice(batches(rows, seed, BATCH_TOKENS), steps)):
+    for step, batch in islice(enumerate(batches(rows, seed, BATCH_TOKENS)), first, steps):
         for optimizer, rate in used:
             for group in optimizer.param_groups:
                 group["lr"] = rate * warm_cosine(step, steps)
@@ -286,11 +290,15 @@ def train(model: PreTrainedModel, rows: list[Row], seed: int, steps: int) -> flo
         if step % 100 == 0 or step == steps - 1:
             mean = sum(losses[-100:]) / len(losses[-100:])
             print(f"step {step:5d}  loss {mean:.3f}  {time.monotonic() - began:.0f} s", flush=True)
+        if state and (step + 1) % KEPT_EVERY == 0:
+            snapshot.save(state, model, optimized, step + 1)
     model.eval()
     return sum(losses[-100:]) / len(losses[-100:])
 
 
-def make(corpus: Path, out: Path, seed: int = SEED, steps: int = STEPS) -> dict[str, object]:
+def make(
+    corpus: Path, out: Path, seed: int = SEED, steps: int = STEPS, state: Path | None = None
+) -> dict[str, object]:
     """Make the model, write the folder, return its figures."""
     began = time.process_time()
     tokenizer = make_tokenizer(corpus)
@@ -302,7 +310,7 @@ def make(corpus: Path, out: Path, seed: int = SEED, steps: int = STEPS) -> dict[
         f"{len(tokenizer)} words, {len(kept)} rows of {tokens} tokens, the longest of {longest}", flush=True
     )
     model = make_model(tokenizer, seed)
-    loss = train(model, kept, seed, steps)
+    loss = train(model, kept, seed, steps, state)
     model.to(torch.bfloat16)
     model.save_pretrained(out)
     tokenizer.save_pretrained(out)
@@ -322,8 +330,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="folder to write")
     parser.add_argument("--seed", type=int, default=SEED)
     parser.add_argument("--steps", type=int, default=STEPS)
+    parser.add_argument("--state", type=Path, help="file to keep the training in, and to go on from")
     options = parser.parse_args()
-    figures = make(options.corpus, options.out, options.seed, options.steps)
+    figures = make(options.corpus, options.out, options.seed, options.steps, options.state)
     (options.out / "FIGURES.json").write_text(json.dumps(figures, indent=2) + "\n")
     print(json.dumps(figures, indent=2))
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from transformers import Qwen2Tokenizer
 
 from examples.tiny_agent import make
@@ -87,3 +89,25 @@ def test_a_batch_has_one_width_and_no_more_tokens_than_asked_for() -> None:
     for batch in (next(made) for _ in range(40)):
         (width,) = {next(it for it in make.WIDTHS if it >= len(row.ids)) for row in batch}
         assert len(batch) == 2048 // width
+
+
+def test_a_training_that_goes_on_from_its_state_comes_to_the_same_weights(
+    tokenizer: Qwen2Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(make, "KEPT_EVERY", 2)
+    monkeypatch.setattr(make, "WIDTHS", (16,))
+    monkeypatch.setattr(make, "BATCH_TOKENS", 512)
+    monkeypatch.setattr(torch, "compile", lambda it, **_: it)
+    rows = [make.Row([(at + it) % 200 for it in range(12)], [True] * 12) for at in range(300)]
+    schedule = make.warm_cosine
+
+    def weights(steps: int, state: Path | None, seed: int = 0) -> list[torch.Tensor]:
+        model = make.make_model(tokenizer, seed)
+        make.train(model, rows, 0, steps, state)
+        return [it.detach() for it in model.parameters()]
+
+    whole, state = weights(4, None), tmp_path / "state.safetensors"
+    monkeypatch.setattr(make, "warm_cosine", lambda step, _: schedule(step, 4))
+    weights(2, state)
+    resumed = weights(4, state, seed=1)
+    assert all(map(torch.equal, whole, resumed))
