@@ -187,10 +187,10 @@ def _process(pid: int) -> Process | None:
             for path in sockets
             if path.exists()
         }
-    except OSError:
+        group, shut = int(status["Gid"].split()[1]), status["NoNewPrivs"] == "1"
+        return Process(side_of(pid), line, group, shut, listening.addresses(pid), modes)
+    except OSError:  # it has ended meanwhile
         return None
-    group, shut = int(status["Gid"].split()[1]), status["NoNewPrivs"] == "1"
-    return Process(side_of(pid), line, group, shut, listening.addresses(pid), modes)
 
 
 def _metadata_answers(machine: int, group: int) -> bool:
