@@ -258,8 +258,10 @@ def optimizers(model: PreTrainedModel) -> list[tuple[torch.optim.Optimizer, floa
 
 
 def train(model: PreTrainedModel, rows: list[Row], seed: int, steps: int, state: Path | None) -> float:
-    """Train in place; returns the mean loss of the last hundred steps. `state`: a file with the training's
-    state, written every few minutes; where it is, the training goes on from it."""
+    """Train in place; returns the mean loss of the last hundred steps, 0 if all were done.
+
+    `state`: a file with the training's state, written every few minutes; where it is, the training goes on.
+    """
     used, losses, began = optimizers(model), list[float](), time.monotonic()
     optimized = [it for it, _ in used]
     first = snapshot.load(state, model, optimized) if state and state.is_file() else 0
@@ -293,7 +295,7 @@ def train(model: PreTrainedModel, rows: list[Row], seed: int, steps: int, state:
         if state and (step + 1) % KEPT_EVERY == 0:
             snapshot.save(state, model, optimized, step + 1)
     model.eval()
-    return sum(losses[-100:]) / len(losses[-100:])
+    return sum(losses[-100:]) / max(1, len(losses[-100:]))
 
 
 def make(

@@ -14,7 +14,7 @@ import json
 import random
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import dspy
 from dspy.utils.callback import BaseCallback
@@ -25,13 +25,15 @@ from launcher.client import PolicyLM, connect, evaluate
 
 TRAIN, VALIDATION, HELD_OUT = 40, 60, 200
 THREADS = 8
+Topic = Literal["sport", "food", "travel", "music"]
+TOPICS: tuple[str, ...] = get_args(Topic)
 
 
 class SortMessage(dspy.Signature):
     """Sort the message."""
 
     message: str = dspy.InputField()
-    topic: Literal["sport", "food", "travel", "music"] = dspy.OutputField()
+    topic: Topic = dspy.OutputField()
 
 
 class Calls(BaseCallback):
@@ -74,9 +76,6 @@ def examples() -> list[dspy.Example]:
         )  # fmt: skip
         made.append(dspy.Example(message=text, topic=topic).with_inputs("message"))
     return made
-
-
-TOPICS = ("sport", "food", "travel", "music")
 
 
 def mipro(program: Any, lm: dspy.LM, train: list[Any], validation: list[Any]) -> Any:

@@ -284,7 +284,7 @@ def _network(home: Home, bound_seconds: float) -> Check:
 
 def _model() -> Check:
     folders = [preflight.find_model(name) for name in embedded_models.NAMES]
-    return Check("model", "ok", f"the built-in ones are complete: {', '.join(folders)}")
+    return Check("model", "ok", f"built in and complete: {', '.join(folders)}")
 
 
 # ------------------------------------------------------------------ the user's own
