@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from launcher.backends import environments
 from launcher.base import credentials, disk, embedded_models
+from launcher.base.cores import usable_cores
 from launcher.base.errors import EXIT_OK, LaunchError, PreflightError
 from launcher.base.home import Home
 from launcher.base.layout import columns
@@ -195,7 +196,7 @@ def _uv() -> Check:
 def _memory() -> Check:
     import psutil
 
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = usable_cores()
     memory = psutil.virtual_memory()
     detail = f"{cores} cores, {disk.format_bytes(memory.available)} of {disk.format_bytes(memory.total)} free"
     if memory.available < _MIN_MEMORY_BYTES:

@@ -11,6 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
+from launcher.base.cores import usable_cores
 from launcher.base.home import Home
 from launcher.base.units import format_duration
 from launcher.models import model_config
@@ -41,7 +42,7 @@ class StepTime:
 
 def step_time(plan: Plan) -> StepTime | None:
     """Of the newest run of the same model at the same place, else an estimate; None if neither can be had."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = usable_cores()
     store = RecordStore(Home.find())
     for record in reversed(store.list()):
         before = record.details.get("plan") or {}
