@@ -1,14 +1,16 @@
 """Route a customer's message to a team: a small real model, on this computer.
 
-    launch --model HuggingFaceTB/SmolLM2-135M-Instruct --set train.learning_rate=5e-5 -- python routing.py
+    launch --model HuggingFaceTB/SmolLM2-135M-Instruct --set train.learning_rate=5e-5 \\
+        --set train.overlong=keep -- python routing.py
     launch --gpus H100 --model Qwen/Qwen2.5-1.5B-Instruct -- python routing.py
 
 Cost and duration: offline $0.00 and fifteen minutes on 2 busy cores; rented about $2 and half an hour on one
 H100 (estimated).
 
 The step between the tiny models that come with `launch` and a rented GPU: a model that has read the web, and
-is small enough for a laptop. The prompt has one example of each team, the answer is the team's name alone,
-and the reward is 1 for the right one, else 0. Printed at the end: the held-out score with its standard error,
+is small enough for a laptop. The prompt has one example of each team, and the reward is 1 if the answer's
+first word is the right one, else 0. Such a model goes on talking, so an answer is cut off after twelve tokens
+and trained all the same (`train.overlong=keep`). Printed at the end: the held-out score with its standard error,
 and the share of the answer that is given most often, which is near 1 where a model has stopped looking.
 """
 
@@ -85,7 +87,8 @@ def route(client, model, message, temperature=1.0):
         temperature=temperature,
         max_tokens=12,
     )
-    return " ".join((answer.choices[0].message.content or "").lower().strip(" .\n").split())
+    words = (answer.choices[0].message.content or "").lower().split()
+    return words[0].strip(".,:;!\"'") if words else ""
 
 
 FORMS = {

@@ -67,8 +67,9 @@ def test_n11_a_real_model_is_trained_and_nothing_is_said_to_restart(model: Path,
 def test_a_real_model_learns_to_route_on_this_computer(model: Path, tmp_path: Path) -> None:
     """By more than three standard errors in forty minutes, and not with one answer for everything."""
     program = [sys.executable, str(REPOSITORY / "examples" / "routing.py")]
-    words = ["--model", str(model), "--set", "train.learning_rate=5e-5", "--port", str(free_port())]
-    launched = Launched(make_home(tmp_path / "home"), [*words, "--", *program], cwd=REPOSITORY)
+    settings = ["--set", "train.learning_rate=5e-5", "--set", "train.overlong=keep"]
+    words = ["--model", str(model), *settings, "--port", str(free_port()), "--", *program]
+    launched = Launched(make_home(tmp_path / "home"), words, cwd=REPOSITORY)
     began = time.monotonic()
     try:
         assert launched.wait(3600) == 0, launched.stdout + launched.stderr
