@@ -8,10 +8,11 @@ Cost and duration: offline $0.00 and fifteen minutes on 2 busy cores; rented abo
 H100 (estimated).
 
 The step between the tiny models that come with `launch` and a rented GPU: a model that has read the web, and
-is small enough for a laptop. The prompt has one example of each team, and the reward is 1 if the answer's
-first word is the right one, else 0. Such a model goes on talking, so an answer is cut off after twelve tokens
-and trained all the same (`train.overlong=keep`). Printed at the end: the held-out score with its standard error,
-and the share of the answer that is given most often, which is near 1 where a model has stopped looking.
+is small enough for a laptop. One example of each team stands before the question, as turns of the chat; the
+reward is 1 if the answer's first word is the right team, else 0. Such a model goes on talking, so an answer is
+cut off after twelve tokens and trained all the same (`train.overlong=keep`). Printed at the end: the held-out
+score with its standard error, and the share of the answer that is given most often, which is near 1 where a
+model has stopped looking.
 """
 
 import argparse
@@ -26,11 +27,13 @@ from launcher.client import connect, group
 
 MESSAGES_PER_STEP, ROLLOUTS_PER_MESSAGE = 8, 8
 HELD_OUT = 64
-INSTRUCTIONS = """Sort each message into billing, delivery, returns or account. Answer with one word.
-My card was charged twice. -> billing
-The parcel never came. -> delivery
-I want my money back for these shoes. -> returns
-I cannot log in any more. -> account"""
+INSTRUCTIONS = "Sort each message into billing, delivery, returns or account. Answer with one word."
+EXAMPLES = {
+    "My card was charged twice.": "billing",
+    "The parcel never came.": "delivery",
+    "I want my money back for these shoes.": "returns",
+    "I cannot log in any more.": "account",
+}
 
 
 def main() -> None:
@@ -78,14 +81,13 @@ def main() -> None:
 
 def route(client, model, message, temperature=1.0):
     """The first word of the answer."""
+    conversation = [{"role": "system", "content": INSTRUCTIONS}]
+    for example, team in EXAMPLES.items():
+        conversation.append({"role": "user", "content": example})
+        conversation.append({"role": "assistant", "content": team})
+    conversation.append({"role": "user", "content": message})
     answer = client.chat.completions.create(
-        model=model,
-        messages=[
-            {"role": "system", "content": INSTRUCTIONS},
-            {"role": "user", "content": f"{message} ->"},
-        ],
-        temperature=temperature,
-        max_tokens=12,
+        model=model, messages=conversation, temperature=temperature, max_tokens=12
     )
     words = (answer.choices[0].message.content or "").lower().split()
     return words[0].strip(".,:;!\"'") if words else ""
