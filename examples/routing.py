@@ -4,15 +4,15 @@
         --set train.overlong=keep -- python routing.py
     launch --gpus H100 --model Qwen/Qwen2.5-1.5B-Instruct -- python routing.py
 
-Cost and duration: offline $0.00 and fifteen minutes on 2 busy cores; rented about $2 and half an hour on one
+Cost and duration: offline $0.00 and ten minutes on 2 busy cores; rented about $2 and half an hour on one
 H100 (estimated).
 
 The step between the tiny models that come with `launch` and a rented GPU: a model that has read the web, and
-is small enough for a laptop. One example of each team stands before the question, as turns of the chat; the
-reward is 1 if the answer's first word is the right team, else 0. Such a model goes on talking, so an answer is
-cut off after twelve tokens and trained all the same (`train.overlong=keep`). Printed at the end: the held-out
-score with its standard error, and the share of the answer that is given most often, which is near 1 where a
-model has stopped looking.
+is small enough for a laptop. One example of each team stands before the question, as turns of the chat. The
+reward is 1 if the answer's first word is the right team, else 0. Such a model goes on talking, so an answer
+is cut off after twelve tokens and trained all the same (`train.overlong=keep`). Printed at the end: the
+held-out score with its standard error, and the share of the answer that is given most often, which is near 1
+where a model has stopped looking.
 """
 
 import argparse
@@ -38,7 +38,7 @@ EXAMPLES = {
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Route messages with a small real model.")
-    parser.add_argument("--steps", type=int, default=16, help="default: 16")
+    parser.add_argument("--steps", type=int, default=32, help="default: 32")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
 

@@ -39,7 +39,7 @@ ARBORS_PLACE = REPOSITORY / "launcher" / "client" / "arbor" / "on_path"
 # What `pip install slipway-rl[dspy]` brings, and our own public surface.
 INSTALLED = {"dspy", "matplotlib", "openai"}
 # The same sentence in each header, behind the commands: offline as it was seen, rented as it is estimated.
-_TIME = r"(?:an?|half an|two|three|four|five|six|seven|ten|fifteen) (?:minutes?|hours?)"
+_TIME = r"(?:an?|half an|two|three|four|five|six|seven|ten) (?:minutes?|hours?)"
 COST = re.compile(
     rf"Cost and duration: offline \$0\.00 and {_TIME} on 2 busy cores; "
     rf"rented about \$\d+ and {_TIME} on one H100(?:, (?:the judge|gpt-4\.1-mini) included)? \(estimated\)\."
