@@ -30,7 +30,16 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any, Literal, Self, TypedDict
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    FiniteFloat,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+    model_validator,
+)
 
 '''
 _SETTINGS = schema.StepSettings

@@ -1,4 +1,5 @@
 """`launch open`: a run's page in the browser; from its endpoint while it lives, else from the files at home.
+Without a run, all of them: to choose, and to compare.
 
 Neighbours: `commands.py` calls, `proxy/page_routes.py` lets the browser in, `dashboard/page_folder.py` makes
 the folder. The link that lets a browser in is in no command line, because other users of this computer could
@@ -23,7 +24,7 @@ from launcher.base.home import Home
 from launcher.base.units import format_duration
 from launcher.console.output import Output
 from launcher.dashboard import page_folder
-from launcher.dashboard.run_page_data import RunPageData
+from launcher.dashboard.pages import Pages
 from launcher.records.endpoint import RESULTS, LocalEndpoint, is_open
 from launcher.records.records import RecordStore, RunRecord
 
@@ -31,9 +32,11 @@ _ANSWER_SECONDS = 10.0
 _REDIRECT_PAGE = "open.html"
 
 
-def open_page(output: Output, name: str, in_browser: bool) -> int:
+def open_page(output: Output, name: str | None, in_browser: bool) -> int:
     """The page's address is the answer, opened where there is a screen."""
     store = RecordStore(Home.find())
+    if name is None:
+        return _open_all(output, store, in_browser)
     record = store.load(name)
     silent: LaunchError | None = None
     if is_open(record):
@@ -44,6 +47,18 @@ def open_page(output: Output, name: str, in_browser: bool) -> int:
     file = _saved_page(output, store, record, silent)
     if silent is not None:
         output.note(f"{silent.message}: {silent.why}; showing the files on this computer")
+    opened = in_browser and _has_screen() and webbrowser.open(file.as_uri())
+    output.result({"file": str(file), "live": False, "opened": opened}, str(file))
+    return EXIT_OK
+
+
+def _open_all(output: Output, store: RecordStore, in_browser: bool) -> int:
+    """The page of all runs: figures and settings. A run's texts and logs are in its own."""
+    pages = Pages(store)
+    if not pages.ids():
+        raise PreflightError("there is no run yet", "nothing was launched here", "launch -- python hello.py")
+    with output.busy("writing the page of all runs", "the figures of each run go into it"):
+        file = page_folder.write(pages, store.runs.parent / page_folder.FOLDER, texts=False)
     opened = in_browser and _has_screen() and webbrowser.open(file.as_uri())
     output.result({"file": str(file), "live": False, "opened": opened}, str(file))
     return EXIT_OK
@@ -94,15 +109,15 @@ def _saved_page(
 ) -> Path:
     """The page as files. Raises if there is nothing to see; `silent` is why the endpoint does not answer,
     if it does not."""
-    label, page = record.name or record.id, RunPageData(store, record.id)
+    label, pages = record.name or record.id, Pages(store, record.id, [record.id])
     with output.busy(f"writing the page of {label}", "the page is made of the files on this computer"):
-        if page.is_empty:
+        if pages.of(record.id).is_empty:
             raise silent or PreflightError(
                 f"there is nothing to show for {label}",
                 "none of its steps, validations and proofs is on this computer",
                 f"launch logs {label}",
             )
-        return page_folder.write(page, store.folder(record.id) / RESULTS)
+        return page_folder.write(pages, store.folder(record.id) / RESULTS / page_folder.FOLDER)
 
 
 def _has_screen() -> bool:

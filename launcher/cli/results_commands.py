@@ -49,12 +49,13 @@ def report(
         typer.Argument(metavar="NAME", help="The runs' names or ids.", autocompletion=options.run_names),
     ],
     to: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write it here: a .html page or an .svg picture.")
+        Path | None,
+        typer.Option(metavar="PATH", help="Write it here: a new folder, or a plot as .png, .svg or .pdf."),
     ] = None,
     as_json: options.Json = False,
     debug: options.Debug = False,
 ) -> int:
-    """Draw a run's progress, or compare several runs, from the files on this computer."""
+    """Write a run's page as a folder, or several runs side by side, from the files on this computer."""
     from launcher.cli import report_verb
 
     return report_verb.report(context.obj.output, names, to)
@@ -63,14 +64,14 @@ def report(
 def open(  # noqa: A001 - the verb's name
     context: typer.Context,
     name: Annotated[
-        str,
+        str | None,
         typer.Argument(
-            metavar="NAME",
-            help="The run's name or id.",
+            metavar="[NAME]",
+            help="The run's name or id. Without one: all runs, to choose and to compare.",
             autocompletion=options.run_names,
             show_default=False,
         ),
-    ],
+    ] = None,
     no_browser: Annotated[
         bool, typer.Option("--no-browser", help="Print the page's address and open nothing.")
     ] = False,

@@ -1,6 +1,6 @@
 """A run as people read it in a list: its end in plain words, its duration, its row in the table.
 
-Neighbours: `run_verbs.py` prints, `records/records.py` has the record, `results/report_data.py` the reward.
+Neighbours: `run_verbs.py` prints, `records/records.py` has the record, `results/run_history.py` the reward.
 Asks no runtime and no provider.
 """
 
@@ -15,7 +15,7 @@ from launcher.records import lives
 from launcher.records.endpoint import RESULTS
 from launcher.records.lease import is_limit
 from launcher.records.records import ENDS, RecordStore, RunRecord
-from launcher.results import durable, report_data
+from launcher.results import durable, run_history
 from launcher.types.durability import DurabilityStatus
 
 HEADING = ["NAME", "ID", "STATE", "DOWN", "MODEL", "STEPS", "REWARD", "DURATION", "COST"]
@@ -46,7 +46,7 @@ def progress(record: RunRecord, store: RecordStore) -> RunProgress:
     results = store.folder(record.id) / RESULTS
     machine = Path(record.machine.get("state_dir", store.folder(record.id) / "machine"))
     durability = durable.durability_status(machine, results)
-    measured, reward = report_data.newest_step_and_reward(results, machine)
+    measured, reward = run_history.newest_step_and_reward(results, machine)
     known = [step for step in (durability.committed, durability.durable, measured) if step is not None]
     return RunProgress(durability, max(known, default=None), reward)
 

@@ -25,6 +25,7 @@ from launcher.base.units import format_duration, format_money
 from launcher.cli import run_outcome
 from launcher.console.output import Output, phase_name
 from launcher.records.endpoint import RESULTS, LocalEndpoint, is_open, token_file
+from launcher.records.log_files import LAUNCHER_LOGS, log_files
 from launcher.records.records import STATES, RecordStore, RunRecord
 from launcher.results import compile_records, trackio_process
 from launcher.teardown import program_log, take_down
@@ -35,7 +36,6 @@ _FOLLOW_EVERY_SECONDS = 0.25
 _SLOW_SECONDS = 10.0
 # A run in one of these is on its way to an endpoint.
 _STARTING = STATES[: STATES.index("work")]
-_LAUNCHER_LOGS = ("launch", "program", "guardian")
 
 
 def status(output: Output, name: str | None) -> int:
@@ -58,7 +58,7 @@ def logs(output: Output, name: str, which: str | None, follow: bool) -> int:
     store = RecordStore(Home.find())
     record = store.load(name)
     which = which or _most_relevant_log(store, record)
-    if record.machine.get("kind") == "cloud" and record.live and which not in _LAUNCHER_LOGS:
+    if record.machine.get("kind") == "cloud" and record.live and which not in LAUNCHER_LOGS:
         from launcher.cli import remote_verbs
 
         if (code := remote_verbs.log(store, record, which, follow)) is not None:
@@ -291,15 +291,10 @@ def _most_relevant_log(store: RecordStore, record: RunRecord) -> str:
 
 
 def _log_file(folder: Path, name: str, which: str) -> Path:
-    if which in _LAUNCHER_LOGS:
-        found = {which: folder / f"{which}.log"}
-    else:
-        # The machine's own files while they are here, else those that came home.
-        found = {path.stem: path for path in sorted((folder / RESULTS / "logs").glob("*.log"))}
-        found |= {path.stem: path for path in sorted((folder / "machine" / "logs").glob("*.log"))}
-    if which in found and found[which].exists():
+    found = log_files(folder)
+    if which in found:
         return found[which]
-    known = [*_LAUNCHER_LOGS, *found]
+    known = [*dict.fromkeys((*LAUNCHER_LOGS, *found))]
     meant = closest_match(which, known) or "launch"
     raise UsageError(
         f"{name} has no log {which}", f"it has {', '.join(known)}", f"launch logs {name} --which {meant}"

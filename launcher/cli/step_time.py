@@ -17,7 +17,7 @@ from launcher.base.units import format_duration
 from launcher.models import model_config
 from launcher.records.endpoint import RESULTS
 from launcher.records.records import RecordStore
-from launcher.results import report_data
+from launcher.results import run_history
 from launcher.types.plan import Plan
 from runtime.shared import model_shape
 
@@ -49,7 +49,7 @@ def step_time(plan: Plan) -> StepTime | None:
         if (before.get("model"), before.get("where")) != (plan.model, plan.where):
             continue
         machine = Path(record.machine.get("state_dir", store.folder(record.id) / "machine"))
-        times = report_data.step_times(store.folder(record.id) / RESULTS, machine)
+        times = run_history.step_times(store.folder(record.id) / RESULTS, machine)
         if len(times) >= _MIN_STEPS:
             between = [later - earlier for earlier, later in pairwise(times)]
             return StepTime(median(between), record.name or record.id, cores)

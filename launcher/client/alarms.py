@@ -1,7 +1,8 @@
 """Alarms of a training that goes wrong while every step succeeds (C47): each is raised once.
 
 Neighbours: `dspy/training.py` feeds one `StepRecord` a step and one validation at a time, `dspy/report.py`
-shows each alarm; `on_alarm="stop"` ends the training there. Pure: knows nothing of DSPy, wire or clock.
+shows each alarm; `on_alarm="stop"` ends the training there. `step_alarms.py` does both for every other loop.
+Pure: knows nothing of DSPy, wire or clock.
 """
 
 from __future__ import annotations
@@ -14,6 +15,21 @@ from statistics import fmean, pstdev
 
 from launcher.client.step_record import StepRecord
 
+# What usually helps, by the alarm's name.
+ADVICE = {
+    "flat_groups": "easier or harder examples, a finer metric, or dynamic_sampling=True",
+    "length": "if the reward rises with it, the metric rewards length: change it",
+    "repetition": "the metric rewards it: change it, and go on from a step before: launch --from RUN@STEP",
+    "entropy": "a lower train.learning_rate, or train.kl_beta above 0",
+    "truncation": "a larger max_tokens",
+    "outside": "look at its quota and time-outs",
+    "kl_behaviour": "less staleness or a lower train.learning_rate",
+    "kl_reference": "a larger train.kl_beta",
+    "masked": "less staleness or a lower train.learning_rate",
+    "stale": "less staleness or a lower train.learning_rate",
+    "ratio_max": "report it, with launch logs RUN --which trainer",
+    "held_out": "more examples, or stop earlier: launch --from RUN@best",
+}
 _NGRAM = 4
 _LAG = re.compile(r"lag(\d+)/trained_tokens")
 # The share of the tokens that a lag must have to be judged by itself.
@@ -86,11 +102,13 @@ class StalenessBucket:
 
 @dataclass(frozen=True)
 class Alarm:
-    """One alarm: its name, the step after which it was raised, and a sentence about the observation."""
+    """One alarm: its name, the step after which it was raised, a sentence about the observation, and what
+    usually helps."""
 
     name: str
     step: int
     text: str
+    advice: str = ""
 
 
 @dataclass
@@ -118,7 +136,11 @@ class Alarms:
 
     def _raise(self, step: int, looks: Iterable[tuple[str, Callable[[], str | None]]]) -> list[Alarm]:
         known = {it.name for it in self.raised}
-        found = [Alarm(name, step, text) for name, look in looks if name not in known and (text := look())]
+        found = [
+            Alarm(name, step, text, ADVICE[name])
+            for name, look in looks
+            if name not in known and (text := look())
+        ]
         self.raised += found
         return found
 

@@ -5,10 +5,12 @@ Neighbours: `steps.py` sends them, `schema.py` has their form. Knows nothing of 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
-from typing import Protocol, cast
+from contextlib import suppress
+from typing import Any, Protocol, cast
 
-from launcher.client.request_bodies import Group, Member
+from launcher.client.request_bodies import MAX_METRICS, Group, Member
 
 
 class RewardedRollout(Protocol):
@@ -38,3 +40,13 @@ def _member(rollout: str, reward: float | str | None, predictor: str | None) -> 
     if reward is None or isinstance(reward, str):
         return Member(rollout=rollout, predictor=predictor, failure=reward or "no reward")
     return Member(rollout=rollout, predictor=predictor, reward=float(reward))
+
+
+def finite(metrics: Mapping[str, Any]) -> dict[str, float]:
+    """A rollout's own figures as the run takes them: numbers alone, so many at most."""
+    found: dict[str, float] = {}
+    for name, value in metrics.items():
+        with suppress(TypeError, ValueError, OverflowError):
+            if math.isfinite(figure := float(value)) and len(found) < MAX_METRICS:
+                found[str(name)[:64] or "figure"] = figure
+    return found

@@ -9,7 +9,16 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any, Literal, Self, TypedDict
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    FiniteFloat,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+    model_validator,
+)
 
 # Request headers. A program may instead use the base URL `/rollouts/<id>/v1`.
 ROLLOUT_HEADER = "x-slipway-rollout"
@@ -50,6 +59,8 @@ class ResponseBody(BaseModel):
 SampleId = Annotated[str, Field(min_length=1, max_length=256)]
 # Of one member: the turns of one conversation.
 MOST_SAMPLES = 4096
+MetricName = Annotated[str, Field(min_length=1, max_length=64)]
+MAX_METRICS = 32
 
 
 class Member(RequestBody):
@@ -60,7 +71,8 @@ class Member(RequestBody):
     cannot tag. `sample` or `samples` are the ids from the answers: all answers of one conversation are one
     member. `predictor` and `call` narrow the reward to those samples of the rollout; without them it holds
     for every sample the rollout made. `reward` None excludes the member and counts `failure` (C22): an
-    excluded reward is not a zero.
+    excluded reward is not a zero. `metrics`: other figures of the rollout, shown beside its reward; nothing
+    is trained by them.
     """
 
     rollout: str = Field(default="", max_length=128)
@@ -73,6 +85,15 @@ class Member(RequestBody):
     call: int | None = Field(default=None, ge=0)
     reward: float | None = None
     failure: str | None = None
+    metrics: Annotated[dict[MetricName, FiniteFloat], Field(max_length=MAX_METRICS)] = {}
+
+    @model_serializer(mode="wrap")
+    def _without_absent_metrics(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """As an older version sends it, where there are none."""
+        found = serialize(self)
+        if not self.metrics:
+            found.pop("metrics", None)
+        return found
 
     @model_validator(mode="after")
     def _is_about_one_thing(self) -> Self:
@@ -186,11 +207,20 @@ class StepRequest(RequestBody):
         return self
 
 
+class ScoredRollout(RequestBody):
+    """One rollout of a validation: its example's name, and its reward, or why it has none."""
+
+    rollout: str = Field(min_length=1, max_length=128)
+    group: str = Field(default="", max_length=128)
+    reward: float | None = None
+    failure: str | None = None
+
+
 class Validation(RequestBody):
     """`POST /slipway/validations`: a held-out score. The same compile, step and name is the same validation.
 
     `step`: the number of steps that the compile had taken. `version`: the policy that was scored; None: the
-    served one.
+    served one. `rollouts`: those whose texts are kept.
     """
 
     compile: str = Field(default="", max_length=64)
@@ -203,6 +233,7 @@ class Validation(RequestBody):
     cut_off_rate: float | None = Field(default=None, ge=0, le=1)
     predictors: Annotated[dict[str, FiniteFloat], Field(max_length=256)] = {}
     version: int | None = Field(default=None, ge=0)
+    rollouts: Annotated[list[ScoredRollout], Field(max_length=MOST_SAMPLES)] = []
 
 
 class RestoreRequest(RequestBody):

@@ -79,6 +79,8 @@ class StepRecord:
             "rewards": {name: fmean(it) for name, it in rollouts.rewards.items() if it},
             "parse_rate": rollouts.parse_rate,
             "cut_off_rate": rollouts.cut_off_rate,
+            "length": rollouts.length,
+            "repetition": rollouts.repetition,
             "outcomes": dict(rollouts.outcomes),
             "counts": self.status.counts.model_dump(),
             "metrics": dict(self.status.metrics),

@@ -1,8 +1,8 @@
 """Training steps: one is sent once under its key, and waited for until its version is served.
 
 Neighbours: `connection.py` carries them, `session.py` is these steps and all else of a run,
-`trajectories/train_groups.py` makes some, `dropped_samples.py` is told of each that ends. Knows nothing of
-how the groups in them were made.
+`trajectories/train_groups.py` makes some, `dropped_samples.py` and `step_alarms.py` are told of each that
+ends. Knows nothing of how the groups in them were made.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from launcher.client.dropped_samples import DroppedSampleWarnings
 from launcher.client.failures import EndpointLost, StepFailed
 from launcher.client.request_bodies import Group, RestoreRequest, StepRequest, StepSettings, SupervisedExample
 from launcher.client.schema import RuntimeStatus, StepStatus
+from launcher.client.step_alarms import StepAlarms
 
 _LONG_POLL_SECONDS = 30
 # A step's own time; the endpoint may be away meanwhile, once for all of its patience.
@@ -31,6 +32,7 @@ class TrainingSteps:
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
         self._dropped_samples = DroppedSampleWarnings()
+        self.alarms = StepAlarms()
 
     def step(
         self,
@@ -64,6 +66,7 @@ class TrainingSteps:
         status = self._send("/slipway/steps", request)
         if status.state == "empty":
             self._dropped_samples.report_step(status)
+            self.alarms.report_step(status)
             return status
         return self.wait(status.id, timeout_seconds) if wait else status
 
@@ -101,6 +104,7 @@ class TrainingSteps:
                 raise self._step_failed(status)
             if status.state in _FINAL_STATES or (committed and status.state == "committed"):
                 self._dropped_samples.report_step(status)
+                self.alarms.report_step(status)
                 return status
             if time.monotonic() > deadline:
                 raise StepFailed(

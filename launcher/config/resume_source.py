@@ -88,9 +88,16 @@ def record_details(settings: Settings, model_path: str, folder: Path | None = No
         for key, value in settings.values.items()
         if key in known and not (settings.gpus and key in _BY_MACHINE and value.source == "default")
     }
+    recorded = [settings.values[key] for key in (*kept, *runtime)]
+    sources = {
+        key: value.source
+        for key, value in zip((*kept, *runtime), recorded, strict=True)
+        if value.source != "default"
+    }
     return {
         "settings": kept,
         "runtime": runtime,
+        "sources": sources,
         "model_path": model_path,
         "adapter": str(settings.adapter.folder) if settings.adapter else None,
         "folder": str(folder or Path.cwd()),
@@ -105,7 +112,7 @@ def merge_settings(given: Settings, record: RunRecord) -> Settings:
     kept: Mapping[str, Any] = record.details.get("settings", {})
     runtime: Mapping[str, Any] = {
         key: value
-        for key, value in record.details.get("runtime", {}).items()
+        for key, value in _with_new_names(record.details.get("runtime", {})).items()
         if not (kept.get("gpus") and key in MEMORY_SETTINGS and _OLD_DEFAULTS.get(key) == value)
     }
     label = record.name or record.id
@@ -166,6 +173,12 @@ def cannot_change(label: str, key: str, wanted: str, was: str) -> UsageError:
 def _is_on_command_line(value: Value) -> bool:
     """Whether it was set on this command line."""
     return value.source.startswith("--")
+
+
+def _with_new_names(runtime: Mapping[str, Any]) -> dict[str, Any]:
+    """An older run's settings: who kept no completions keeps no rollouts."""
+    keeps_none = runtime.get("completions_per_step") == 0
+    return dict(runtime) | ({"logged_rollouts": 0} if keeps_none else {})
 
 
 def _runtime_keys() -> set[str]:

@@ -7,6 +7,7 @@ of those by other authors. Knows nothing of runs.
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ INDEX = "index.html"
 # In the order that the page loads them; `index.html` names them.
 NAMES = (
     INDEX, "uPlot.iife.min.js", "uPlot.min.css", "page.css", "loading.js", "shown.js", "drawing.js",
-    "reading.js", "completions.js", "tables.js", "page.js",
+    "charts.js", "reading.js", "rollouts.js", "runs.js", "logs.js", "tables.js", "page.js",
 )  # fmt: skip
 LICENCE = "uPlot.LICENSE"
 KINDS = {".html": "text/html", ".js": "text/javascript", ".css": "text/css"}
@@ -36,9 +37,21 @@ HEADERS = {
 
 
 def as_json(value: Any) -> bytes:
-    """A piece of data as the page reads it. Lone surrogates, which no UTF-8 has, become a question mark."""
-    text = json.dumps(value, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
+    """A piece of data as the page reads it. Lone surrogates, which no UTF-8 has, become a question mark, and
+    numbers that are none become null."""
+    try:
+        text = json.dumps(value, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
+    except ValueError:
+        text = json.dumps(_finite(value), allow_nan=False, ensure_ascii=False, separators=(",", ":"))
     return text.encode(errors="replace")
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _finite(it) for name, it in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(it) for it in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def read(name: str) -> bytes:

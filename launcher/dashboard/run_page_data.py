@@ -1,8 +1,17 @@
-"""The data of a run's page: its summary, its steps, and one step's rollouts, from the files on this computer.
+"""The data of one run's page, each piece a JSON value, from the files on this computer.
 
-Neighbours: `page_steps.py` and `page_rollouts.py` read, `proxy/page_routes.py` serves it while the run lives,
-`page_folder.py` keeps it as a folder. Each answer is a JSON value. Reads files and the record; the caller
-passes in the live status of runtime and relay.
+    run       what changes all the time: state, money, lease, processes, and a revision of the rest
+    steps     figures of each step, validations, alarms, proofs
+    texts     which files of texts are here, and what they tell
+    settings  each setting with its source
+    logs      the logs that there are
+    step-7    the texts of a step (`page_rollouts.py`)
+    log-NAME  a piece of a log (`page_logs.py`)
+    search    texts with some words in them
+    like      the rollouts that began with the same prompt, over all steps
+
+Neighbours: `pages.py` has the runs and asks, `results/run_history.py` reads the figures. Reads files and the
+record; the caller passes in the live status of runtime and relay.
 """
 
 from __future__ import annotations
@@ -10,17 +19,30 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Mapping
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from launcher.dashboard import page_steps
+from launcher.dashboard import page_logs
 from launcher.dashboard.page_rollouts import AT_ONCE, RolloutFiles
 from launcher.records import lives
 from launcher.records.endpoint import RESULTS
 from launcher.records.records import RecordStore, RunRecord
-from launcher.results import durable, report_data, rollout_texts
+from launcher.results import durable, run_history
+from launcher.results.journals import read_lines
+from launcher.results.rollout_texts import redact
+from launcher.results.run_history import RunHistory, mapping, number
 
-_JOURNALS = (*durable.JOURNALS, "grpo.jsonl")
+_PUBLICATIONS = "publications.jsonl"
+_JOURNALS = (*durable.JOURNALS, "grpo.jsonl", "alarms.jsonl")
+# The numbers in a version's proof; those of the model check are in two parts.
+_PROVEN = (
+    "version", "step", "time", "seconds", "engines", "modules", "probe_tokens", "max_error", "mean_error",
+    "cached_error", "effect", "stage_seconds", "verify_seconds", "probe_seconds",
+)  # fmt: skip
+_MAX_TEXT_LENGTH = 400
+# Of a run's empty steps, the newest.
+_MOST_EMPTY = 200
 
 
 class RunPageData:
@@ -30,18 +52,18 @@ class RunPageData:
         self._store = store
         self._id = run_id
         self._folder = store.folder(run_id)
-        self._rollouts = RolloutFiles(self._folder / RESULTS)
-        self._read: tuple[str, dict[str, Any]] | None = None
+        self.rollouts = RolloutFiles(self._folder / RESULTS)
+        self._history: tuple[str, RunHistory] | None = None
 
-    def summary(
+    def run(
         self, runtime: Mapping[str, Any] | None = None, relay: Mapping[str, Any] | None = None
     ) -> dict[str, Any]:
-        """Everything but the steps. `runtime`: the runtime's own status; `relay`: the relay's."""
+        """What changes all the time. `runtime`: the runtime's own status; `relay`: the relay's."""
         record = self._store.load(self._id)
-        now = time.time()
-        summary = {
-            "now": now,
-            "revision": self._revision(record),
+        found = {
+            "now": time.time(),
+            "revision": self.revision(record),
+            "texts": self._texts_revision(),
             "run": _run(record),
             "money": _cost(record),
             "lease": _lease(record, runtime),
@@ -49,43 +71,72 @@ class RunPageData:
             "runtime": _runtime(runtime),
             "door": None if relay is None else dict(relay),
         }
-        return rollout_texts.redact(summary)  # a command line may hold text that looks like a secret
+        return redact(found)  # a command line may hold text that looks like a secret
 
-    def steps(self, at_once: int | None = AT_ONCE) -> dict[str, Any]:
-        """Its steps, validations, proofs; `at_once`: how many files of texts may be looked through for it."""
+    def steps(self) -> dict[str, Any]:
+        """Figures, alarms, proofs."""
         record = self._store.load(self._id)
-        before, revision = len(self._rollouts.summaries(0)), self._revision(record)
-        digests = self._rollouts.summaries(at_once)
-        if self._read is None or self._read[0] != revision or len(digests) != before:
-            found = page_steps.of_run(self._folder / RESULTS, _machine(record))
-            for row in found["steps"]:
-                digest = digests.get(row["step"])
-                row["said"] = 0 if digest is None else digest.lines
-                row["lag_mean"] = None if digest is None else digest.lag_mean
-                row["lag_most"] = None if digest is None else digest.lag_most
-            self._read = revision, found | {"proofs": rollout_texts.redact(found["proofs"])}
-        waiting = len(self._rollouts.stamps()) > len(digests)
-        return {"revision": revision, "more": waiting, **self._read[1]}
+        history = self.history(record)
+        return {
+            "revision": self.revision(record),
+            "steps": history.steps,
+            "times": history.times,
+            "kinds": history.kinds,
+            "columns": {**history.columns, **_spent(history, record)},
+            "dropped": history.dropped,
+            "validations": [asdict(it) for it in history.validations],
+            "alarms": redact([asdict(it) for it in history.alarms]),
+            "empty": redact([asdict(it) for it in history.empty[-_MOST_EMPTY:]]),
+            "proofs": redact(self._proofs(record)),
+        }
+
+    def texts(self, at_once: int | None = AT_ONCE) -> dict[str, Any]:
+        """The files of texts; `at_once`: how many may be read for it. `more`: not all were read yet."""
+        revision = self._texts_revision()
+        found = self.rollouts.summaries(at_once)
+        waiting = len(self.rollouts.stamps()) > len(found)
+        return {"revision": revision, "more": waiting, "files": [it.to_dict() for it in found]}
+
+    def history(self, record: RunRecord | None = None) -> RunHistory:
+        """The run's figures, read again when a file has changed."""
+        record = record or self._store.load(self._id)
+        revision = self.revision(record)
+        if self._history is None or self._history[0] != revision:
+            read = run_history.read(self._folder / RESULTS, _machine(record))
+            self._history = (revision, read)
+        return self._history[1]
+
+    def settings(self) -> list[dict[str, Any]]:
+        """Name, value and source of each setting that the record has."""
+        return settings_of(self._store.load(self._id))
+
+    def logs(self) -> list[dict[str, Any]]:
+        """Name and size of each log."""
+        return page_logs.listed(self._folder)
+
+    def log(self, name: str, start: int | None, most: int = page_logs.PIECE_BYTES) -> dict[str, Any] | None:
+        """A piece of one; see `page_logs.piece`."""
+        return page_logs.piece(self._folder, name, start, most)
+
+    def step_rollouts(self, name: str) -> dict[str, Any]:
+        """The texts of one step, by the name that `steps` has of them."""
+        return {"name": name, "lines": self.rollouts.lines(name)}
 
     @property
     def is_empty(self) -> bool:
         """Whether there is nothing to show yet."""
-        found = self.steps(0)
-        return not (found["steps"] or found["validations"] or found["proofs"])
+        record = self._store.load(self._id)
+        return self.history(record).is_empty and not self.rollouts.stamps() and not self._proofs(record)
 
-    def step_rollouts(self, step: int) -> dict[str, Any]:
-        """The rollouts of one step, as texts."""
-        return {"step": step, "lines": self._rollouts.of_step(step)}
+    def _proofs(self, record: RunRecord) -> list[dict[str, Any]]:
+        path = run_history.longest_copy(self._folder / RESULTS, _machine(record), _PUBLICATIONS)
+        return [_proof(it) for it in read_lines(path)]
 
-    def steps_with_texts(self) -> list[int]:
-        """The steps whose texts are at home."""
-        return sorted(self._rollouts.stamps())
-
-    def _revision(self, record: RunRecord) -> str:
-        """A value that changes whenever a file behind the steps has changed."""
-        digest = hashlib.sha256(repr(sorted(self._rollouts.stamps().items())).encode())
+    def revision(self, record: RunRecord) -> str:
+        """A value that changes whenever a file behind the figures has changed."""
+        digest = hashlib.sha256()
         for name in _JOURNALS:
-            path = report_data.longest_copy(self._folder / RESULTS, _machine(record), name)
+            path = run_history.longest_copy(self._folder / RESULTS, _machine(record), name)
             try:
                 it = path.stat()
                 digest.update(f"{name} {it.st_mtime_ns} {it.st_size}".encode())
@@ -93,15 +144,63 @@ class RunPageData:
                 continue
         return digest.hexdigest()[:16]
 
+    def _texts_revision(self) -> str:
+        return hashlib.sha256(repr(sorted(self.rollouts.stamps().items())).encode()).hexdigest()[:16]
+
     def _durability(self, record: RunRecord) -> dict[str, Any]:
         machine = Path(record.machine.get("state_dir") or self._folder / "machine")
         return durable.durability_status(machine, self._folder / RESULTS).to_dict()
+
+
+def settings_of(record: RunRecord) -> list[dict[str, Any]]:
+    """Name, value and source of each setting. An older record has no sources."""
+    sources, unknown = mapping(record.details.get("sources")), "sources" not in record.details
+    values = {**mapping(record.details.get("settings")), **mapping(record.details.get("runtime"))}
+    return redact(
+        [
+            {
+                "name": name,
+                "value": value,
+                "source": "not recorded" if unknown else str(sources.get(name, "default")),
+            }
+            for name, value in values.items()
+        ]
+    )
 
 
 def _machine(record: RunRecord) -> Path | None:
     """Its machine's folder, where that is on this computer and still written to."""
     folder = record.machine.get("state_dir") if record.live else None
     return Path(folder) if folder and record.machine.get("kind") == "local" else None
+
+
+# ------------------------------------------------------------------ figures
+
+
+def _spent(history: RunHistory, record: RunRecord) -> dict[str, list[float | None]]:
+    """US dollars by the end of each step; nothing where nothing is paid."""
+    if not any(life.price_per_hour for life in record.lives):
+        return {}
+    spent = [
+        None
+        if it is None
+        else sum(replace(life, ended=min(it, life.ended or it)).cost(it) for life in record.lives)
+        for it in history.times
+    ]
+    return {"cost": spent}
+
+
+def _proof(line: Mapping[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = {name: number(line.get(name)) for name in _PROVEN}
+    adapter = mapping(line.get("adapter"))
+    if found["max_error"] is None and adapter:  # of the model itself, before the first step
+        found |= {"max_error": number(adapter.get("largest")), "mean_error": number(adapter.get("mean"))}
+    for name in ("outcome", "name", "sha256", "reason", "error", "detail"):
+        found[name] = None if line.get(name) is None else str(line[name])[:_MAX_TEXT_LENGTH]
+    return found
+
+
+# ------------------------------------------------------------------ the record
 
 
 def _run(record: RunRecord) -> dict[str, Any]:
@@ -136,6 +235,8 @@ def _cost(record: RunRecord) -> dict[str, Any]:
         "spent": lives.cost(record.lives, record.now()),
         "at_most": plan.get("cost_at_most"),
         "budget": plan.get("budget"),
+        # On the user's own cluster, whose price is not known here.
+        "unpriced": bool(plan.get("rented")) and not plan.get("dearest_per_hour"),
     }
 
 

@@ -36,6 +36,10 @@ class PageAuth:
         self._links[code] = self._now() + LINK_SECONDS
         return code
 
+    def forget_links(self) -> None:
+        """No link works any more; who was let in stays in."""
+        self._links.clear()
+
     def use(self, code: str) -> bool:
         """Whether the code is valid; it is used up."""
         found = [one for one in self._links if hmac.compare_digest(one.encode(), code.encode())]

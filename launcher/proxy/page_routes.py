@@ -3,6 +3,7 @@
     POST /page/link            with the token: a link that lets one browser in, once, within minutes
     GET  /page/enter/CODE      that link: sets the cookie and goes on to the page
     GET  /page/PLACE/…         the page's files and its data, with the cookie or the token
+    GET  /page/PLACE/data/RUN/end.json    is answered when the run has ended
 
 The token itself is in no address. A cookie alone can only read, and only for the page itself: a request by
 another page is refused by the browser's own headers, even with the cookie.
@@ -16,7 +17,7 @@ import asyncio
 import re
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from aiohttp import web
 
@@ -26,8 +27,9 @@ from launcher.proxy.page_auth import COOKIE, LINK_SECONDS, PageAuth
 
 _ROOT = "/page"
 _ENTER = "/page/enter/"
-_STEP_TEXTS = re.compile(r"data/step-(\d{1,12})\.json")
+_DATA = re.compile(r"data/([\w./-]{1,160})\.json")
 _READING = ("GET", "HEAD")
+_SENDING_SECONDS = 0.1
 _TITLE = (
     "<!doctype html><html lang=en><meta charset=utf-8><title>Slipway</title><link rel=icon href='data:,'>"
 )
@@ -38,16 +40,21 @@ _ENTER_PAGE = (
 )
 
 Status = Callable[[], Awaitable[Mapping[str, Any] | None]]
+_Read = TypeVar("_Read")
 
 
 class Page(Protocol):
-    """The page's data (`dashboard/run_page_data.py`). Each call reads files."""
+    """The page's data (`dashboard/pages.py`). It reads files."""
 
-    def summary(
-        self, runtime: Mapping[str, Any] | None, relay: Mapping[str, Any] | None
-    ) -> dict[str, Any]: ...
-    def steps(self) -> dict[str, Any]: ...
-    def step_rollouts(self, step: int) -> dict[str, Any]: ...
+    current: str | None
+
+    def get(
+        self,
+        name: str,
+        query: Mapping[str, str],
+        runtime: Mapping[str, Any] | None,
+        relay: Mapping[str, Any] | None,
+    ) -> Any: ...
 
 
 def is_page_path(target: str) -> bool:
@@ -63,15 +70,30 @@ class PageRoutes:
         self, page: Page, token: str, status: Status, relay_status: Callable[[], Mapping[str, Any]]
     ) -> None:
         self._page = page
-        self._token = token
+        self._token: str | None = token
         self._status = status
         self._relay_status = relay_status
         self._keys = PageAuth()
         self._reader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="page")
+        self._over = asyncio.Event()
+        # Pages that wait to hear how the run ends.
+        self.waiting = 0
 
     def close(self) -> None:
         """Read no more."""
         self._reader.shutdown(wait=False, cancel_futures=True)
+
+    def forget_token(self) -> None:
+        """From now on only a browser that was let in sees the page."""
+        self._token = None
+        self._keys.forget_links()
+
+    async def show_end(self) -> None:
+        """Tell the pages that wait that the run is over; returns when they have heard it."""
+        self._over.set()
+        while self.waiting:
+            await asyncio.sleep(_SENDING_SECONDS)
+        await asyncio.sleep(_SENDING_SECONDS)
 
     async def answer(self, request: web.BaseRequest, authenticate: Callable[[], None]) -> web.Response:
         """The answer; no body is read. `authenticate` is called for a client that may see the page."""
@@ -85,7 +107,8 @@ class PageRoutes:
         path = request.raw_path.partition("?")[0]
         if reason := _cross_site(request):
             return web.Response(status=403, text=reason)
-        has_token = relay_rules.without_token(request.headers, self._token) is None
+        token = self._token
+        has_token = token is not None and relay_rules.without_token(request.headers, token) is None
         if path == f"{_ROOT}/link":
             return self._link(request.method, has_token, authenticate)
         if request.method not in _READING:
@@ -95,7 +118,8 @@ class PageRoutes:
         if not has_token and not self._has_cookie(request, path):
             return _no_entry("This page opens from a terminal", "On the computer that runs it, type")
         authenticate()
-        found = await self._found(path.removeprefix(self._keys.place)) if self._is_inside(path) else None
+        inside = self._is_inside(path)
+        found = await self._found(path.removeprefix(self._keys.place), request.query) if inside else None
         if found is None:
             return web.Response(status=404, text="there is no such page")
         content, kind = found
@@ -131,28 +155,49 @@ class PageRoutes:
 
     # ------------------------------------------------------------- content
 
-    async def _found(self, name: str) -> tuple[bytes, str] | None:
+    async def _found(self, name: str, query: Mapping[str, str]) -> tuple[bytes, str] | None:
         """The content and its kind."""
         name = name or page_files.INDEX
         if name in page_files.NAMES:
             kind = page_files.KINDS[name[name.rindex(".") :]]
-            return await self._read(page_files.read, name), kind
-        if name == "data/run.json":
-            runtime, relay = await self._status(), self._relay_status()
-            return await self._read(
-                lambda: page_files.as_json(self._page.summary(runtime, relay))
-            ), "application/json"
-        if name == "data/steps.json":
-            return await self._read(lambda: page_files.as_json(self._page.steps())), "application/json"
-        if named := _STEP_TEXTS.fullmatch(name):
-            step = int(named[1])
-            return await self._read(
-                lambda: page_files.as_json(self._page.step_rollouts(step))
-            ), "application/json"
-        return None
+            return await self._read(lambda: page_files.read(name)), kind
+        if (named := _DATA.fullmatch(name)) is None:
+            return None
+        name, head = named[1], f"{self._page.current}/run"
+        if name == f"{self._page.current}/end":
+            return await self._end(), "application/json"
+        runtime = await self._status() if name == head else None
+        relay = self._relay_status() if name == head else None
+        found = await self._read(lambda: self._piece(name, query, runtime, relay))
+        return None if found is None else (found, "application/json")
 
-    async def _read(self, read: Callable[..., bytes], *names: str) -> bytes:
-        return await asyncio.get_running_loop().run_in_executor(self._reader, read, *names)
+    async def _end(self) -> bytes:
+        """The run's head and steps once it has ended: a page asks for them as soon as it is open."""
+        self.waiting += 1
+        try:
+            await self._over.wait()
+            return await self._read(lambda: page_files.as_json(self._last_pieces()))
+        finally:
+            self.waiting -= 1
+
+    def _last_pieces(self) -> dict[str, Any]:
+        return {
+            part: self._page.get(f"{self._page.current}/{part}", {}, None, None)
+            for part in ("run", "steps", "texts")
+        }
+
+    def _piece(
+        self,
+        name: str,
+        query: Mapping[str, str],
+        runtime: Mapping[str, Any] | None,
+        relay: Mapping[str, Any] | None,
+    ) -> bytes | None:
+        found = self._page.get(name, query, runtime, relay)
+        return None if found is None else page_files.as_json(found)
+
+    async def _read(self, read: Callable[[], _Read]) -> _Read:
+        return await asyncio.get_running_loop().run_in_executor(self._reader, read)
 
 
 def _cross_site(request: web.BaseRequest) -> str | None:

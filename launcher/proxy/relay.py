@@ -53,6 +53,8 @@ _MAX_PROBES = 15
 # For the runtime's status on the page.
 _STATUS_SECONDS = 2.0
 _STOP_SECONDS = 2.0
+# For pages to hear how the run has ended.
+_END_SECONDS = 3.0
 _KEYLESS_RULE = "Without the run's key, only programs of the user who started it are served, no browser."
 # The last receipts, when the relay closes.
 _LAST_RECEIPTS_SECONDS = 2.0
@@ -103,6 +105,8 @@ class Relay:
         self._latencies_ms: deque[float] = deque(maxlen=_MAX_PROBES)
         self._answered_at = time.monotonic()
         self._connected = False
+        # Closed to programs.
+        self._ending = False
 
     def start(self) -> int:
         """Open the port and return it. Raises PreflightError when the port is taken."""
@@ -121,6 +125,27 @@ class Relay:
         with contextlib.suppress(TimeoutError):
             asyncio.run_coroutine_threadsafe(self._close(), self._loop).result(timeout=_STOP_SECONDS + 5)
         self._end_loop()
+
+    def close_to_programs(self) -> None:
+        """Close the port, but to pages that wait to hear how the run ends: `show_end` tells them."""
+        if self._page is None or not self._page.waiting or not self._thread.is_alive():
+            self.stop()
+            return
+        self._page.forget_token()
+        self._loop.call_soon_threadsafe(self._end_requests)
+
+    def show_end(self) -> None:
+        """Tell the pages that wait how the run has ended, and close the port. Bounded, as `stop`."""
+        if self._page is not None and self._page.waiting and self._thread.is_alive():
+            with contextlib.suppress(TimeoutError):
+                told = asyncio.run_coroutine_threadsafe(self._page.show_end(), self._loop)
+                told.result(timeout=_END_SECONDS)
+        self.stop()
+
+    def _end_requests(self) -> None:
+        self._ending = True
+        self._prober.cancel()
+        self._forwarder.close()
 
     def stats(self) -> RelayStats:
         """The relay's state; may be called from any thread."""
@@ -209,6 +234,8 @@ class Relay:
         refused = self._refused_head(request)
         if refused is None and self._page and page_routes.is_page_path(request.raw_path):
             return await self._answer_page(self._page, request, connection)
+        if refused is None and self._ending:
+            refused = self._refuse(410, "the run has ended", "ended")
         refused = refused or self._refused(request, connection)
         if refused is not None:
             return refused

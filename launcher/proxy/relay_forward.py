@@ -172,6 +172,8 @@ class Forwarder:
         pause_seconds = _FIRST_PAUSE_SECONDS
         while True:
             begun = time.monotonic()
+            if self._closing:
+                return self._abandon("the run has ended")
             try:
                 return await self._attempt(call)
             except UpstreamLostError as error:

@@ -24,7 +24,7 @@ from typing import Any
 from launcher.base import atomic
 from launcher.base.errors import NotPulled, PreflightError
 from launcher.base.failpoints import failpoint
-from launcher.results import checked_files, checkpoints, whole_checkpoints
+from launcher.results import checked_files, checkpoints, rollout_texts, whole_checkpoints
 from launcher.results.checked_files import IncompleteFileError
 from launcher.results.checkpoints import Best
 from launcher.results.journals import METRICS
@@ -142,6 +142,8 @@ def restore(results: Path, state_dir: Path) -> int:
                 checked_files.copy_file(results, journal, state_dir / journal)
         state = checkpoints.read_state(state_dir / UPLOADING / newest)
         step = checkpoints.step_of(newest)
+        for folder in (state_dir / rollout_texts.LOGS, results):
+            rollout_texts.drop_after(folder / rollout_texts.ROLLOUTS, step)
         _write_rewound(home, state_dir, step, state.get("client_state"))
         failpoint("durable.seeding")
         (state_dir / UPLOADING).rename(state_dir / "checkpoints")
@@ -167,6 +169,7 @@ def checkpoints_to_upload(results: Path) -> CheckpointUpload:
         texts = _small_files(home, {newest, *pins})
         journals = tuple(results / name for name in JOURNALS if (results / name).is_file())
         step = checkpoints.step_of(newest)
+        rollout_texts.drop_after(results / rollout_texts.ROLLOUTS, step)
         folders = tuple(home / name for name in (newest, *pins))
         return CheckpointUpload(
             step, folders, journals, texts, _rewound(home, step, state.get("client_state"))

@@ -38,7 +38,7 @@ _PULL_SECONDS = 300.0
 _SETTLED_NS = 50_000_000
 _READ_EVERY_SECONDS = 1.0
 
-_Times = tuple[int, int]
+_Times = tuple[int, int, int]
 
 
 @dataclass
@@ -83,6 +83,9 @@ def make_durable(state_dir: Path, into: Path) -> DurabilityStatus:
     Raises NotPulled when it cannot be done.
     """
     if durable.is_current(state_dir, into):
+        if rollout_texts.has_new(state_dir, into):  # of an empty step, or of a validation
+            with _incoming_folder(state_dir, into) as incoming:
+                rollout_texts.download(state_dir, into, incoming)
         return durable.durability_status(state_dir, into)
     with _incoming_folder(state_dir, into) as incoming:
         downloaded = durable.download(state_dir, into, incoming)
@@ -118,12 +121,13 @@ class DurableWatcher:
 
 
 def _times(state_dir: Path, into: Path) -> _Times | None:
-    """The last changes of the folders of committed and of durable checkpoints; None if one is missing."""
+    """The last changes of the folders of committed and of durable checkpoints, and of texts; None if one of
+    checkpoints is missing."""
     try:
         there, home = (folder.lstat() for folder in (state_dir / "checkpoints", into / durable.FOLDER))
     except OSError:
         return None
-    return there.st_mtime_ns, home.st_mtime_ns
+    return there.st_mtime_ns, home.st_mtime_ns, rollout_texts.changed_at(state_dir)
 
 
 def copy_newest_adapter(state_dir: Path, into: Path) -> None:

@@ -26,8 +26,10 @@ from runtime.shared import redaction
 ROLLOUTS = "rollouts"
 WANDB = "wandb"
 # Where the runtime has both: among the logs, which come home with them.
-_LOGS = "logs"
-_STEP = re.compile(r"step-\d{6,12}\.jsonl")
+LOGS = "logs"
+# As runtime/gateway/steps/rollout_log.py names them.
+FILE = re.compile(r"(?P<kind>step|validation|empty)-(?P<step>\d{6,12})(?:-(?P<rest>[\w.-]{1,64}))?\.jsonl")
+_KINDS = ("step", "validation", "empty")
 _OFFLINE = re.compile(r"offline-run-[\w-]{1,100}")
 # Of all steps at home, the oldest go first. Of one of them, of one of wandb's files: a larger one stays away.
 TOTAL_BYTES = 64 * 2**20
@@ -51,9 +53,9 @@ def download(state_dir: Path, results: Path, incoming: Path) -> DownloadedTexts:
     # The guardian downloads the last texts, and was given no secrets.
     credentials.hide_secrets_of(os.environ)
     downloaded = DownloadedTexts()
-    there, home = state_dir / _LOGS / ROLLOUTS, results / ROLLOUTS
+    there, home = state_dir / LOGS / ROLLOUTS, results / ROLLOUTS
     for path in _files(there):
-        if not _STEP.fullmatch(path.name) or _stamp(path) == _stamp(home / path.name):
+        if not FILE.fullmatch(path.name) or _stamp(path) == _stamp(home / path.name):
             continue
         with _noting_skipped(downloaded, f"{ROLLOUTS}/{path.name}"):
             stamp = _stamp(path)
@@ -67,6 +69,31 @@ def download(state_dir: Path, results: Path, incoming: Path) -> DownloadedTexts:
     return downloaded
 
 
+def changed_at(state_dir: Path) -> int:
+    """When the machine's folder of texts changed last; 0 without one."""
+    try:
+        return (state_dir / LOGS / ROLLOUTS).lstat().st_mtime_ns
+    except OSError:
+        return 0
+
+
+def has_new(state_dir: Path, results: Path) -> bool:
+    """Whether a file of texts there is newer than all at home."""
+    there, home = state_dir / LOGS / ROLLOUTS, results / ROLLOUTS
+    return _newest_stamp(there) > _newest_stamp(home)
+
+
+def drop_after(folder: Path, step: int) -> None:
+    """Remove the texts of steps that went with a machine: of those after `step`. Raises OSError."""
+    for path in _files(folder):
+        named = FILE.fullmatch(path.name)
+        if named is None:
+            continue
+        first_lost = int(named["step"]) > step or (named["kind"] == "empty" and int(named["step"]) == step)
+        if first_lost:
+            path.unlink(missing_ok=True)
+
+
 def not_closed(why: str | None = None) -> NotPulled:
     """wandb's run was not ended before it is copied."""
     return NotPulled(
@@ -77,7 +104,7 @@ def not_closed(why: str | None = None) -> NotPulled:
 def download_wandb(state_dir: Path, results: Path, incoming: Path) -> DownloadedTexts:
     """wandb's offline runs, for `wandb sync`; a file of them with a known secret stays. Raises OSError."""
     downloaded = DownloadedTexts()
-    there = state_dir / _LOGS / WANDB
+    there = state_dir / LOGS / WANDB
     for run in _files(there):
         if not _OFFLINE.fullmatch(run.name) or run.is_symlink():
             continue
@@ -155,16 +182,27 @@ def _write_whole(content: bytes, target: Path, incoming: Path, stamp: int | None
     aside.replace(target)
 
 
+def _newest_stamp(folder: Path) -> int:
+    return max((_stamp(path) or 0 for path in _files(folder) if FILE.fullmatch(path.name)), default=0)
+
+
 def _stamp(path: Path) -> int | None:
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         return path.lstat().st_mtime_ns
     return None
 
 
+def order_of(path: Path) -> tuple[int, ...]:
+    """Sorts the files by their steps: `step-000007`, its validations, `empty-000007-01`."""
+    kind, step, *rest = path.stem.split("-", 2)
+    empty = int(rest[0]) if kind == "empty" and rest and rest[0].isdecimal() else 0
+    return int(step), _KINDS.index(kind), empty
+
+
 def _keep_newest(home: Path) -> None:
     total = 0
-    named = [path for path in _files(home) if _STEP.fullmatch(path.name)]
-    for path in sorted(named, key=lambda path: (len(path.name), path.name), reverse=True):
+    named = [path for path in _files(home) if FILE.fullmatch(path.name)]
+    for path in sorted(named, key=order_of, reverse=True):
         total += path.stat().st_size
         if total > TOTAL_BYTES:
             path.unlink(missing_ok=True)

@@ -188,7 +188,7 @@ class Ending:
         if self._components.monitor is not None:
             self._try("ending the heartbeat", self._components.monitor.stop)
         if self._components.relay is not None:
-            self._try("closing the relay", self._components.relay.stop)
+            self._try("closing the relay", self._components.relay.close_to_programs)
         self._try("forgetting the token", lambda: delete_token(self._folder))
 
     def _proven_by_another(self) -> Proof | None:
@@ -227,6 +227,8 @@ class Ending:
             self._try("writing to Trackio", self._components.trackio.finish)
         code = exit_code_of(failure)
         self._try("showing the summary", lambda: self._print_summary(failure, proof, code, over_at))
+        if self._components.relay is not None:
+            self._try("showing the end on the page", self._components.relay.show_end)
         return code
 
     def _write_final_record(self, failure: BaseException | None, proof: Proof) -> LaunchError | None:

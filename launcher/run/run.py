@@ -202,7 +202,7 @@ class Run:
 
     def _connect(self, machine: Machine, token: str, socket: Path) -> LocalEndpoint:
         """The relay listens, the runtime answers through it, the lease is renewed, steps become durable."""
-        from launcher.dashboard.run_page_data import RunPageData
+        from launcher.dashboard.pages import Pages
         from launcher.proxy.relay import Relay
         from launcher.results.background_copy import BackgroundCopy
         from launcher.run.runtime_monitor import RuntimeMonitor
@@ -211,7 +211,7 @@ class Run:
         hint = f"launch logs {self._label} --which supervisor"
         with self._phase("connect") as progress:
             port = wanted_port(settings)
-            page = RunPageData(self._store, self._record.id)
+            page = Pages(self._store, self._record.id)
             by = keyless_option(settings)
             relay = self._parts.relay = Relay(socket, port, timeout_budget_seconds, token, by, page)
             root = f"http://127.0.0.1:{relay.start()}"

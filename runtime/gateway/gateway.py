@@ -18,6 +18,7 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +54,7 @@ from runtime.gateway.status_reader import StatusReader
 from runtime.gateway.steps.examples import Examples
 from runtime.gateway.steps.queue import StepQueue
 from runtime.gateway.steps.rewind import Rewind
-from runtime.gateway.steps.rollout_log import RolloutLog, RolloutLogLimits, tokenizer_of
+from runtime.gateway.steps.rollout_log import RolloutLog, RolloutLogLimits, selection_of, tokenizer_of
 from runtime.gateway.steps.text_members import TextMembers
 from runtime.gateway.train_kwargs import train_kwargs_routes
 from runtime.gateway.validations import Validations, validation_routes
@@ -88,6 +89,7 @@ class Components:
     model_check: ModelCheck
     status_reader: StatusReader
     validations: Validations
+    rollout_log: RolloutLog
     policy_name: PolicyName
     fine_tuning: FineTuning
     state_dir: Path
@@ -146,6 +148,8 @@ def build_components(config: RuntimeConfig) -> Components:
         return f"the trainer failed: {status.get('detail')}" if status.get("state") == "failed" else None
 
     texts = TextMembers(samples, pool, versions)
+    limits = RolloutLogLimits(rollouts=config.logged_rollouts)
+    rollout_log = RolloutLog(state_dir, lambda: tokenizer_of(config.model_path), limits)
     steps = StepQueue(
         state_dir,
         samples,
@@ -156,11 +160,7 @@ def build_components(config: RuntimeConfig) -> Components:
         train=config.train,
         resolve=texts.resolve,
         learn=Examples(pool).tokenise,
-        rollout_log=RolloutLog(
-            state_dir,
-            lambda: tokenizer_of(config.model_path),
-            RolloutLogLimits(completions=config.completions_per_step),
-        ),
+        rollout_log=rollout_log,
     )
     steps.taken = lambda groups: pool.router.forget(
         member.rollout for group in groups for member in group.members
@@ -179,6 +179,7 @@ def build_components(config: RuntimeConfig) -> Components:
         model_check=model_check,
         status_reader=status_reader,
         validations=validations,
+        rollout_log=rollout_log,
         policy_name=policy_name,
         fine_tuning=FineTuning(
             state_dir, steps, versions, config.train.learning_rate, lambda: _context_tokens(config, clients)
@@ -214,7 +215,19 @@ def build_app(parts: Components) -> FastAPI:
     app.include_router(sample_routes(parts.samples))
     app.include_router(lookup_routes(parts.samples.of_content, parts.steps.has))
     app.include_router(policy_name_routes(parts.policy_name))
-    app.include_router(validation_routes(parts.validations, lambda: parts.versions.current))
+    app.include_router(
+        validation_routes(
+            parts.validations,
+            lambda: parts.versions.current,
+            lambda validation, version: partial(
+                parts.rollout_log.write_validation,
+                validation,
+                version,
+                selection_of(validation, parts.samples),
+                parts.samples,
+            ),
+        )
+    )
     app.include_router(train_kwargs_routes(parts.config, parts.context_tokens))
     app.include_router(parts.fine_tuning.router)
     _answer_head(app)

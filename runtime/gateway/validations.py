@@ -39,7 +39,7 @@ class Validations:
     def add(self, validation: Validation, version: int) -> None:
         """Keep one; `version` is the served version, for a client that does not name the scored one.
         Raises OSError."""
-        line = validation.model_dump()
+        line = validation.model_dump(exclude={"rollouts"})
         if line["version"] is None:
             line["version"] = version
         with self._lock:
@@ -60,14 +60,21 @@ class Validations:
             return [*self._newest.values()]
 
 
-def validation_routes(kept: Validations, version: Callable[[], int]) -> APIRouter:
-    """The router of the two routes."""
+def validation_routes(
+    kept: Validations, version: Callable[[], int], texts_of: Callable[[Validation, int], Callable[[], None]]
+) -> APIRouter:
+    """The router of the two routes. `texts_of` finds a validation's rollouts; what it returns writes their
+    texts, in a thread."""
     router = APIRouter(prefix="/slipway")
 
     @router.post("/validations", status_code=204)
     async def take(validation: Validation) -> Response:
+        served = version()
         try:
-            await asyncio.to_thread(kept.add, validation, version())
+            await asyncio.to_thread(kept.add, validation, served)
+            if validation.rollouts:
+                of = served if validation.version is None else validation.version
+                await asyncio.to_thread(texts_of(validation, of))
         except OSError as error:  # a full disk: it is sent again
             message = f"the machine's disk cannot store it: {error.strerror or error}"
             raise ApiError(503, message, code="disk", retry_after_seconds=5) from error

@@ -28,12 +28,13 @@ NO_VARIANCE = "no variance in its group"
 class Usable:
     """`sequences`: those with something to learn from; `dropped`: the samples of the others, by reason.
 
-    `reward_M`: with the penalty for length; NaN for a member of which nothing can be trained.
-    `zero_variance_groups`: the number of groups that teach nothing.
+    `why`: the reason of each sequence that is dropped. `reward_M`: with the penalty for length; NaN for a
+    member of which nothing can be trained. `zero_variance_groups`: the number of groups that teach nothing.
     """
 
     sequences: list[int]
     dropped: Counter[str]
+    why: dict[int, str]
     reward_M: NDArray[np.float64]
     penalty_M: NDArray[np.float64]
     zero_variance_groups: int
@@ -69,16 +70,16 @@ def learnable(batch: Batch, settings: ResolvedTrainConfig) -> Usable:
     reward_M[[member for member in range(len(reward_M)) if member not in usable]] = np.nan
     flat_M, zero_variance_groups = without_variance(reward_M, batch.group)
     keep_zero_variance = settings.kl_beta > 0 and settings.loss != "dapo"
-    kept: list[int] = []
+    why: dict[int, str] = {}
     dropped = Counter[str]()
     for sequence, reason in enumerate(reasons):
         if reason is None and flat_M[batch.member[sequence]] and not keep_zero_variance:
             reason = NO_VARIANCE
-        if reason is None:
-            kept.append(sequence)
-        else:
+        if reason is not None:
+            why[sequence] = reason
             dropped[reason] += int(batch.turns[sequence])
-    return Usable(kept, dropped, reward_M, penalty_M, zero_variance_groups)
+    kept = [sequence for sequence in range(batch.sequences) if sequence not in why]
+    return Usable(kept, dropped, why, reward_M, penalty_M, zero_variance_groups)
 
 
 def without_variance(

@@ -57,8 +57,8 @@ class RuntimeConfig(Body):
     wandb_name: str | None = None  # there; None is the run's id
     # How many completions of a step go to Weights & Biases as well, where the run does; 0: no texts go there.
     wandb_completions: int = Field(default=0, ge=0, le=64)
-    # How many completions of a step come home as text, with their rewards; 0 keeps none.
-    completions_per_step: int = Field(default=64, ge=0, le=4096)
+    # How many rollouts of a step come home as text, with their rewards; 0 keeps none.
+    logged_rollouts: int = Field(default=64, ge=0, le=4096)
     # Whether each choice of an answer has `slipway: {sample, version}`, which names it for a reward.
     name_samples: bool = True
     # Whether a turn goes on from the ids of the turn before, if its client sends the same text again.

@@ -81,7 +81,7 @@ def finished(
     steps: int = request.param
     folder = tmp_path_factory.mktemp("quickstart")
     shutil.copy(REPOSITORY / "examples" / "quickstart.py", folder)
-    all_home = ["--set", "completions_per_step=128"]  # what a step says, not the first 64 of it
+    all_home = ["--set", "logged_rollouts=128"]  # what a step says, not the first 64 of it
     launched = Launched(
         make_home(folder / "home"),
         [*all_home, "--port", str(free_port()), "--", str(installed), "quickstart.py", "--seed", "1",

@@ -62,7 +62,10 @@ def test_a19_a_resumed_program_tells_each_validation_once(
     keys = [(it.compile, it.step) for it in run.validations]
     # The last of the first life rode on no step: said again, it is the same one to the gateway.
     assert sorted(set(keys)) == [(first[0].compile, step) for step in range(5)]
-    assert run.validations[len(first)] == first[-1]
+    again, before = (
+        it.model_copy(update={"rollouts": []}) for it in (run.validations[len(first)], first[-1])
+    )
+    assert again == before
     assert len(keys) == 6
 
 

@@ -19,7 +19,7 @@ import pytest
 
 from launcher.base.home import Home
 from launcher.dashboard import page_files
-from launcher.dashboard.run_page_data import RunPageData
+from launcher.dashboard.pages import Pages
 from launcher.proxy.relay import Relay
 from launcher.records.endpoint import save_token
 from launcher.records.records import RecordStore
@@ -47,7 +47,7 @@ def live(store: RecordStore) -> Iterator[str]:
     """A run named `dev` whose door is in this process; its address."""
     record = played_run(store, "dev", steps=2, ended=False)
     with upstream_in_a_folder() as upstream:
-        relay = Relay(upstream.socket, 0, token=TOKEN, page=RunPageData(store, record.id))
+        relay = Relay(upstream.socket, 0, token=TOKEN, page=Pages(store, record.id))
         url = f"http://127.0.0.1:{relay.start()}"
         save_token(store.folder(record.id), TOKEN)
         store.update(record.id, url=url)
@@ -57,7 +57,7 @@ def live(store: RecordStore) -> Iterator[str]:
 
 def value_of(script: str) -> dict[str, Any]:
     """What a piece of data hands over."""
-    said = re.fullmatch(r'slipwayData\("[\w-]+", (.*)\);\n', script, re.DOTALL)
+    said = re.fullmatch(r'slipwayData\("[\w/-]+", (.*)\);\n', script, re.DOTALL)
     assert said
     return json.loads(said[1])
 
@@ -70,8 +70,8 @@ def test_a_live_runs_link_is_printed_and_lets_in(launch: Typed, live: str) -> No
     with httpx.Client(trust_env=False, timeout=60) as browser:
         assert browser.get(done.stdout.strip()).status_code == 200
         (cookie,) = browser.cookies.jar
-        head = browser.get(f"{live}{cookie.path}data/run.json")
-        assert head.json()["run"]["label"] == "dev"
+        runs = browser.get(f"{live}{cookie.path}data/runs.json").json()
+        assert [it["label"] for it in runs["runs"]] == ["dev"] and runs["current"] == runs["runs"][0]["id"]
 
 
 def test_json_says_the_same(launch: Typed, live: str) -> None:
@@ -107,11 +107,12 @@ def test_a_run_that_is_over_becomes_a_folder_of_plain_files(launch: Typed, store
     assert (done.returncode, done.stdout) == (0, f"{index}\n"), done.stderr
     folder = index.parent
     names = {str(it.relative_to(folder)) for it in folder.rglob("*") if it.is_file()}
-    steps = {f"data/step-{it}.js" for it in (1, 2, 3)}
-    own = {*page_files.NAMES, page_files.LICENCE}
-    assert names == own | steps | {"data/run.js", "data/steps.js"}
-    assert value_of((folder / "data" / "run.js").read_text())["run"]["state"] == "verified"
-    said = value_of((folder / "data" / "step-2.js").read_text())
+    pieces = ("run", "steps", "texts", "settings", "logs", "step-1", "step-2", "step-3")
+    own = {*page_files.NAMES, page_files.LICENCE, "data/runs.js"}
+    assert names == own | {f"data/{record.id}/{it}.js" for it in pieces}
+    data = folder / "data" / record.id
+    assert value_of((data / "run.js").read_text())["run"]["state"] == "verified"
+    said = value_of((data / "step-2.js").read_text())
     assert any(MARKUP in it["completion"] for it in said["lines"])
     text = index.read_text()
     assert 'data-kept="yes"' in text
@@ -129,7 +130,7 @@ def test_what_is_no_text_and_a_system_without_utf8_keep_no_page_away(
     done = subprocess.run(command, env=environ, capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     folder = store.folder(record.id) / "results" / "page"
-    said = value_of((folder / "data" / "run.js").read_text(encoding="utf-8"))
+    said = value_of((folder / "data" / record.id / "run.js").read_text(encoding="utf-8"))
     assert said["run"]["command"] == "python caf?.py été"
     assert "loading …" in (folder / "index.html").read_text(encoding="utf-8")
 
@@ -138,11 +139,33 @@ def test_made_again_it_has_what_is_new_and_nothing_old(launch: Typed, store: Rec
     record = played_run(store, "dev", steps=2)
     launch("open", "dev", "--no-browser")
     results = store.folder(record.id) / "results"
-    (results / "page" / "data" / "step-9.js").write_text("old")
+    data = results / "page" / "data" / record.id
+    (data / "step-9.js").write_text("old")
     (results / "rollouts" / "step-000001.jsonl").unlink()
     launch("open", "dev", "--no-browser")
-    assert {it.name for it in (results / "page" / "data").iterdir()} == {"run.js", "steps.js", "step-2.js"}
+    assert {it.name for it in data.iterdir() if it.name.startswith("step-")} == {"step-2.js"}
     assert not [it for it in results.iterdir() if it.name.startswith(".page")]
+
+
+def test_without_a_name_all_runs_are_there_with_their_figures_and_without_their_texts(
+    launch: Typed, store: RecordStore
+) -> None:
+    none = launch("open", "--no-browser")
+    assert none.returncode == 3 and "there is no run yet" in none.stderr
+    one, other = played_run(store, "one", steps=2), played_run(store, "other", steps=3, ended=False)
+    done = launch("open", "--no-browser")
+    data = Path(done.stdout.strip()).parent / "data"
+    assert done.returncode == 0, done.stderr
+    listed = value_of((data / "runs.js").read_text())
+    assert {it["label"] for it in listed["runs"]} == {"one", "other"} and listed["texts"] is False
+    for record, steps in ((one, [1, 2]), (other, [1, 2, 3])):
+        assert {it.name for it in (data / record.id).iterdir()} == {
+            "run.js",
+            "steps.js",
+            "texts.js",
+            "settings.js",
+        }
+        assert value_of((data / record.id / "steps.js").read_text())["steps"] == steps
 
 
 def test_a_live_run_that_nobody_attends_is_shown_from_its_files(launch: Typed, store: RecordStore) -> None:

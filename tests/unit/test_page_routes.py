@@ -6,6 +6,7 @@ import json
 import re
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -15,7 +16,7 @@ from aiohttp import web
 
 from launcher.base.home import Home
 from launcher.dashboard import page_files
-from launcher.dashboard.run_page_data import RunPageData
+from launcher.dashboard.pages import Pages
 from launcher.proxy.page_auth import COOKIE, LINK_SECONDS, PageAuth
 from launcher.proxy.relay import Relay
 from launcher.records.records import RecordStore
@@ -33,12 +34,14 @@ OWN = {"Sec-Fetch-Site": "same-origin", "Sec-Fetch-Mode": "cors"}
 
 @dataclass(frozen=True)
 class Door:
-    """A relay with a page. `place`: where the page is; `cookie`: what a browser of this user has."""
+    """A relay with a page. `place`: where the page is; `cookie`: what a browser of this user has; `data`: the
+    run's own data."""
 
     relay: Relay
     port: int
     place: str
     cookie: str
+    data: str
 
     @property
     def url(self) -> str:
@@ -79,16 +82,14 @@ def door(store: RecordStore, patient: None) -> Iterator[Door]:
 
     record = played_run(store, "dev", steps=3, ended=False)
     with upstream_in_a_folder({"/slipway/status": status}) as upstream:
-        relay = Relay(
-            upstream.socket, 0, token=TOKEN, keyless_option="--arbor", page=RunPageData(store, record.id)
-        )
+        relay = Relay(upstream.socket, 0, token=TOKEN, keyless_option="--arbor", page=Pages(store, record.id))
         port = relay.start()
         url = f"http://127.0.0.1:{port}"
         given = link(url)
         entered = httpx.get(url + given["path"], headers=NAVIGATES, trust_env=False, timeout=60)
         cookie = re.fullmatch(rf"{COOKIE}=([\w-]+);.*", entered.headers["Set-Cookie"])
         assert cookie
-        yield Door(relay, port, given["page"], cookie[1])
+        yield Door(relay, port, given["page"], cookie[1], f"data/{record.id}")
         relay.stop()
 
 
@@ -127,38 +128,40 @@ def test_the_token_is_in_no_address_and_in_no_page(door: Door) -> None:
     given = link(door.url)
     entered = door.get(given["path"], **NAVIGATES)
     texts = [json.dumps(given), entered.text, str(entered.headers), door.place]
-    texts += [door.seen(name).text for name in ("", "data/run.json", "data/steps.json", "data/step-3.json")]
+    texts += [door.seen(name).text for name in ("", "data/runs.json")]
+    texts += [door.seen(f"{door.data}/{name}.json").text for name in ("run", "steps", "step-3")]
     assert not [it for it in texts if TOKEN in it]
 
 
-@pytest.mark.parametrize("name", ["", "page.js", "data/run.json", "data/steps.json", "data/step-1.json"])
+@pytest.mark.parametrize("name", ["", "page.js", "data/runs.json", "run", "steps", "step-1", "search"])
 def test_without_cookie_or_token_there_is_nothing_to_see(door: Door, name: str) -> None:
+    name = name if "." in name or not name else f"{door.data}/{name}.json"
     for headers in ({}, NAVIGATES, {"Cookie": f"{COOKIE}=guessed"}, {"Authorization": "Bearer guessed"}):
         answer = door.get(door.place + name, **headers)
         assert answer.status_code == 401, headers
         assert "dev" not in answer.text and "policy" not in answer.text
-    for path in ("/page", "/page/", "/page/link", "/page/anything/data/run.json"):
+    for path in ("/page", "/page/", "/page/link", "/page/anything/data/runs.json"):
         assert door.get(path).status_code == 401
 
 
 def test_a_program_that_needs_no_key_elsewhere_needs_it_here(door: Door) -> None:
     assert door.get("/v1/models").status_code == 200  # under --arbor
     assert httpx.post(f"{door.url}/page/link", trust_env=False, timeout=60).status_code == 401
-    assert door.get(f"{door.place}data/run.json").status_code == 401
+    assert door.get(f"{door.place}{door.data}/run.json").status_code == 401
 
 
 def test_with_the_token_a_program_reads_the_same(door: Door) -> None:
-    assert door.get(f"{door.place}data/run.json", **SHOWN).json()["run"]["label"] == "dev"
-    assert door.get("/page/elsewhere/data/run.json", **SHOWN).status_code == 404
+    assert door.get(f"{door.place}{door.data}/run.json", **SHOWN).json()["run"]["label"] == "dev"
+    assert door.get("/page/elsewhere/data/runs.json", **SHOWN).status_code == 404
 
 
 def test_the_cookie_reads_the_page_and_opens_nothing_else(door: Door) -> None:
     cookie = {"Cookie": f"{COOKIE}={door.cookie}", **OWN}
-    assert door.seen("data/run.json").status_code == 200
+    assert door.seen("data/runs.json").status_code == 200
     assert door.get("/v1/models", **cookie).status_code == 401
     assert door.get("/slipway/status", **cookie).status_code == 401
     for method in ("POST", "PUT", "DELETE"):
-        for path in (f"{door.place}data/run.json", "/page/link", "/slipway/steps"):
+        for path in (f"{door.place}data/runs.json", "/page/link", "/slipway/steps"):
             answer = httpx.request(method, door.url + path, headers=cookie, trust_env=False, timeout=60)
             assert answer.status_code in (401, 405), (method, path)
 
@@ -176,13 +179,18 @@ def test_the_cookie_reads_the_page_and_opens_nothing_else(door: Door) -> None:
     ],
 )
 def test_another_page_reads_nothing_even_with_the_cookie(door: Door, headers: dict[str, str]) -> None:
-    answer = door.seen("data/run.json", **headers)
+    answer = door.seen(f"{door.data}/run.json", **headers)
     assert answer.status_code == 403 and "dev" not in answer.text
     assert "Access-Control-Allow-Origin" not in answer.headers
 
 
 def test_every_answer_forbids_what_is_not_its_own(door: Door) -> None:
-    for answer in (door.seen(""), door.seen("data/steps.json"), door.get("/page"), door.seen("nothing")):
+    for answer in (
+        door.seen(""),
+        door.seen(f"{door.data}/steps.json"),
+        door.get("/page"),
+        door.seen("nothing"),
+    ):
         assert answer.headers["Content-Security-Policy"] == page_files.POLICY
         assert answer.headers["X-Content-Type-Options"] == "nosniff"
         assert answer.headers["Referrer-Policy"] == "no-referrer"
@@ -192,13 +200,15 @@ def test_every_answer_forbids_what_is_not_its_own(door: Door) -> None:
 
 
 def test_the_page_shows_what_the_run_the_runtime_and_the_door_say(door: Door) -> None:
-    head = door.seen("data/run.json").json()
+    head = door.seen(f"{door.data}/run.json").json()
     assert head["runtime"]["phase"] == "ready" and head["lease"]["left_seconds"] == 800.0
     assert head["door"]["connected"] in (True, False)
-    assert [it["step"] for it in door.seen("data/steps.json").json()["steps"]] == [1, 2, 3]
-    said = door.seen("data/step-2.json")
+    assert door.seen(f"{door.data}/steps.json").json()["steps"] == [1, 2, 3]
+    said = door.seen(f"{door.data}/step-2.json")
     assert said.headers["Content-Type"].startswith("application/json")
     assert any(MARKUP in it["completion"] for it in said.json()["lines"])
+    found = door.seen(f"{door.data}/search.json?text=MOVED%20TO%20Friday").json()
+    assert found and {it["found"] for it in found} == {"moved to Friday"}
     assert door.seen("").headers["Content-Type"].startswith("text/html")
 
 
@@ -208,8 +218,9 @@ def test_the_page_shows_what_the_run_the_runtime_and_the_door_say(door: Door) ->
         "../token",
         "..%2ftoken",
         "data/../../token",
-        "data/step-1.json/x",
-        "data/step-%31.json",
+        "data/slip-00000000/run.json",
+        "data/slip-00000000/../../x.json",
+        "data/runs%2ejson",
         "ORIGIN",
         "data/",
     ],
@@ -231,8 +242,8 @@ def test_a_body_that_comes_with_a_look_is_not_read(door: Door) -> None:
 
 
 def test_programs_are_answered_while_the_page_reads(store: RecordStore) -> None:
-    class Slow(RunPageData):
-        def steps(self, at_once: int | None = None) -> dict[str, object]:
+    class Slow(Pages):
+        def runs(self) -> dict[str, object]:
             reading.set()
             assert go_on.wait(30)
             return {}
@@ -246,7 +257,7 @@ def test_programs_are_answered_while_the_page_reads(store: RecordStore) -> None:
             place = link(url)["page"]
             looking = threading.Thread(
                 target=lambda: httpx.get(
-                    f"{url}{place}data/steps.json", headers=SHOWN, trust_env=False, timeout=60
+                    f"{url}{place}data/runs.json", headers=SHOWN, trust_env=False, timeout=60
                 )
             )
             looking.start()
@@ -269,3 +280,55 @@ def test_a_door_without_a_page_has_none() -> None:
             assert httpx.get(f"{url}/page/", trust_env=False, timeout=60).status_code == 401
         finally:
             relay.stop()
+
+
+def test_a_page_that_is_open_hears_how_the_run_ended_when_programs_have_no_endpoint_any_more(
+    store: RecordStore, patient: None
+) -> None:
+    """The token opens nothing then, and the port is closed once the page has heard."""
+    record = played_run(store, "ending", steps=2, ended=False)
+    heard: list[httpx.Response] = []
+    with upstream_in_a_folder() as upstream:
+        pages = Pages(store, record.id)
+        relay = Relay(upstream.socket, 0, token=TOKEN, page=pages)
+        url = f"http://127.0.0.1:{relay.start()}"
+        given, unused = link(url), link(url)
+        entered = httpx.get(url + given["path"], headers=NAVIGATES, trust_env=False, timeout=60)
+        cookie = {"Cookie": entered.headers["Set-Cookie"].partition(";")[0], **OWN}
+        place = url + given["page"]
+
+        def ask(name: str) -> httpx.Response:
+            return httpx.get(f"{place}data/{name}.json", headers=cookie, trust_env=False, timeout=60)
+
+        listening = threading.Thread(target=lambda: heard.append(ask(f"{record.id}/end")))
+        listening.start()
+        while not relay._page or not relay._page.waiting:
+            time.sleep(0.01)
+        relay.close_to_programs()
+        while httpx.get(f"{url}/v1/models", headers=SHOWN, trust_env=False).status_code != 410:
+            time.sleep(0.01)
+        assert httpx.post(f"{url}/page/link", headers=SHOWN, trust_env=False).status_code == 401
+        assert httpx.get(f"{place}data/runs.json", headers=SHOWN, trust_env=False).status_code == 401
+        late = httpx.get(url + unused["path"], headers=NAVIGATES, trust_env=False)
+        assert late.status_code == 401 and "Set-Cookie" not in late.headers
+        assert ask(f"{record.id}/run").json()["run"]["down"] is None and not heard
+        proof = {"verified": True, "detail": "no process is left"}
+        store.update(record.id, state="verified", ended=record.created + 60, proof=proof)
+        relay.show_end()
+        listening.join(30)
+        (answer,) = heard
+        assert answer.json()["run"]["run"]["down"] == proof and answer.json()["steps"]["steps"] == [1, 2]
+        assert [it["name"] for it in answer.json()["texts"]["files"]] == ["step-1", "step-2"]
+        with pytest.raises(httpx.ConnectError):
+            httpx.get(f"{url}/v1/models", trust_env=False)
+
+
+def test_without_a_page_that_waits_the_port_is_closed_at_once(store: RecordStore) -> None:
+    record = played_run(store, "alone", steps=1, ended=False)
+    with upstream_in_a_folder() as upstream:
+        relay = Relay(upstream.socket, 0, token=TOKEN, page=Pages(store, record.id))
+        url = f"http://127.0.0.1:{relay.start()}"
+        relay.close_to_programs()
+        with pytest.raises(httpx.ConnectError):
+            httpx.get(f"{url}/v1/models", trust_env=False)
+        relay.show_end()  # harmless

@@ -131,6 +131,8 @@ def test_g22_what_was_said_and_which_is_best_come_with_each_step_and_logs_now_an
     for step in (1, 2):
         commit(there, step)
         (said / f"step-{step:06d}.jsonl").write_text(f'{{"step": {step}}}\n')
+    for other in ("validation-000002-score.jsonl", "empty-000002-01.jsonl"):
+        (said / other).write_text("{}\n")
     (said / ".step-000003.77").write_text("half of it")
     pin(there, 1, 2)
     name_best(there, 1, "a")
@@ -142,7 +144,9 @@ def test_g22_what_was_said_and_which_is_best_come_with_each_step_and_logs_now_an
     ResultsDownload(remote).run()
     home = _files(remote.here / "logs")
     assert sorted(home) == [
+        "rollouts/empty-000002-01.jsonl",
         "rollouts/step-000002.jsonl",
+        "rollouts/validation-000002-score.jsonl",
         "trainer.log",
         f"wandb/{offline.name}/files/config.yaml",
     ]

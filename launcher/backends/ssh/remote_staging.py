@@ -27,7 +27,7 @@ OUT = ".home"
 _CHECKPOINT = re.compile(r"step-(\d{6,12})")
 _PINNED, _BEST = "pinned.json", "best.json"
 # Patterns in the folder of logs; its other files stay there.
-_LOGS = ("*.log", "rollouts/step-*.jsonl", "wandb/offline-run-*")
+_LOGS = ("*.log", "rollouts/[a-z]*-*.jsonl", "wandb/offline-run-*")
 # As `runtime/ballast.py` lays them down.
 _BALLAST = os.path.join("ballast", "*")
 _ROOM_BYTES = 1 << 20

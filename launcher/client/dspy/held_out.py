@@ -17,16 +17,20 @@ import dspy
 from launcher.client.dspy.examples import TrainingData
 from launcher.client.dspy.grpo_config import GRPOConfig
 from launcher.client.dspy.report import Journal
+from launcher.client.dspy.rollouts import FinishedRun
 from launcher.client.dspy.score_comparison import Scores, is_comparable, rounded
 from launcher.client.dspy.training_place import Place, Validated
 from launcher.client.dspy.validation import Evaluation
 from launcher.client.failures import Refused, TrainingFailed
-from launcher.client.request_bodies import Validation
+from launcher.client.request_bodies import ScoredRollout, Validation
 from launcher.client.schema import StepStatus
 from launcher.client.session import Session
 
 # The runtime's code for a checkpoint that is missing or incomplete.
 _NOT_FOUND = "not_found"
+# Of a validation, so many are named, for their texts. The run keeps its own number of them.
+_MOST_ROLLOUTS = 256
+_REASON_CHARACTERS = 400
 # The figures sent with a validation besides its score, where they are known.
 _REPORTED_FIGURES = ("standard_error", "parse_rate", "cut_off_rate")
 
@@ -100,6 +104,7 @@ class HeldOutSet:
             examples=len(evaluation.finished),
             predictors=figures["predictors"],
             version=evaluation.version,
+            rollouts=[_scored(it) for it in evaluation.finished[:_MOST_ROLLOUTS]],
             **known,
         )
         train_score = figures.get("train_score", math.nan)
@@ -173,3 +178,15 @@ class HeldOutSet:
 
     def _checkpoint_of(self, version: int | None) -> str | None:
         return next((it.name for it in self.session.checkpoints() if it.version == version), None)
+
+
+def _scored(finished: FinishedRun) -> ScoredRollout:
+    reason = (
+        None if finished.score is not None else (finished.reason or finished.outcome)[:_REASON_CHARACTERS]
+    )
+    return ScoredRollout(
+        rollout=finished.run.rollout.id,
+        group=f"held out {finished.run.index}",
+        reward=None if finished.score is None else finished.score.value,
+        failure=reason,
+    )

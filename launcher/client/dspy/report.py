@@ -182,6 +182,7 @@ class Journal:
     def alarms(self, alarms: Iterable[Alarm]) -> None:
         for alarm in alarms:
             self.note(f"ALARM {alarm.name} after {alarm.step} steps: {alarm.text}")
+            self.note(f"      what usually helps: {alarm.advice}")
             self.report.alarms.append(alarm.name)
             self._add("alarm", asdict(alarm))
 

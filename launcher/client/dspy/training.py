@@ -94,7 +94,8 @@ class Training:
         step_backfill.backfill_last_step(self.place, epoch, self.session, self.journal)
         while True:
             try:
-                self._run_steps()
+                with self.session.alarms.silenced():
+                    self._run_steps()
                 self.final_version = self.served.pin()
                 break
             except Rewound as rewound:

@@ -27,6 +27,7 @@ from urllib.parse import quote
 
 from launcher.base.sanitize import plain_text as sanitized
 from launcher.client.connection import Connection
+from launcher.client.groups import finite
 from launcher.client.request_bodies import PREDICTOR_HEADER, PURPOSE_HEADER, ROLLOUT_HEADER, Member
 from launcher.client.tracing.http_patch import HttpPatch, HttpRequest
 from launcher.client.tracing.sampling_request import match_sampling_request
@@ -88,6 +89,8 @@ class Rollout:
         self.purpose: Purpose = purpose
         self.untrainable: Untrainable = untrainable
         self.reward: float | str | None = None
+        # Other figures of it, shown beside its reward.
+        self.metrics: dict[str, float] = {}
         self.failed: str | None = None
         self.requests = 0
         self._blocks = 0
@@ -130,8 +133,8 @@ class Rollout:
         if self.reward is None or isinstance(self.reward, str):
             # Members are counted by it: the exception's kind, whose words may be other ones each time.
             why = f"ended by {self.failed.partition(':')[0]}" if self.failed else "no reward"
-            return Member(rollout=self.id, failure=self.reward or why)
-        return Member(rollout=self.id, reward=float(self.reward))
+            return Member(rollout=self.id, failure=self.reward or why, metrics=finite(self.metrics))
+        return Member(rollout=self.id, reward=float(self.reward), metrics=finite(self.metrics))
 
     # ------------------------------------------------------------- the block
 

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
+from launcher.client.groups import finite
 from launcher.client.request_bodies import Group, Member
 
 # In the history, but nothing that this run sampled: a judge's turn, another model's.
@@ -105,6 +106,7 @@ def _member(trajectory: Any, found: Mapping[int, str]) -> tuple[Member | None, C
     dropped: Counter[str] = Counter()
     reward = to_float(get_field(trajectory, "reward"))
     rewarded: dict[str, Any] = {"reward": reward, "failure": NO_REWARD if reward is None else None}
+    rewarded["metrics"] = finite(get_field(trajectory, "metrics") or {})
     if rollout := get_field(trajectory, "rollout"):
         return Member(rollout=rollout, **rewarded), dropped
     samples: dict[str, None] = {}

@@ -2,26 +2,32 @@
 'use strict';
 
 (() => {
-  const { make, number, isNumber } = window.slipway;
+  const { make, fine, number, isNumber } = window.slipway;
   const HEIGHT = 190;
   const SYNC = uPlot.sync('steps');
   const WHOLE = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000];
+  const NEAR_PIXELS = 9;  // of a flag, for a click to mean it
   const charts = new Map();
   let onStep = () => {};
+  let onFlag = () => {};
 
   const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
   const seriesColour = (at) => colour(`series-${at % 7}`);
 
-  // A chart's figure: spec = {key, title, unit, note, xs, lines, low, high, empty}; a line is
-  // {name, values, colour, kind: 'line' | 'faint' | 'marks', errors}.
+  // A chart's figure: spec = {key, title, files, note, xs, lines, flags, low, high, empty}; a line is
+  // {name, values, colour, kind: 'line' | 'faint' | 'marks', errors}, a flag {x, name}. `files`: the names
+  // that the figures have in the run's files. Without a figure and without `empty` there is no chart.
   function draw(host, spec, span) {
     const chart = charts.get(spec.key) ?? begin(host, spec);
     chart.spec = spec;
     chart.span = span;
+    chart.flags = spec.flags ?? [];
     chart.note.textContent = spec.note ?? '';
+    chart.files.textContent = spec.files ?? '';
     const lines = spec.lines.filter((line) => line.values.some(isNumber));
+    chart.figure.hidden = !lines.length && !spec.empty;
     chart.nothing.hidden = lines.length > 0;
-    chart.nothing.textContent = spec.empty;
+    chart.nothing.textContent = spec.empty ?? '';
     const form = JSON.stringify(lines.map(({ name, colour: it, kind }) => [name, it, kind]));
     if (form !== chart.form || !chart.plot) {
       chart.form = form;
@@ -34,12 +40,13 @@
   }
 
   function begin(host, spec) {
-    const note = make('span', 'note');
-    const title = make('figcaption', '', [make('h2', '', spec.title), note]);
+    const [note, files] = [make('span', 'note'), make('code', 'files')];
+    const title = make('figcaption', '', [make('h2', '', spec.title), note, files]);
     const canvas = make('div', 'canvas');
-    const nothing = make('p', 'empty', spec.empty);
-    host.append(make('figure', 'panel chart', [title, canvas, nothing]));
-    const chart = { note, canvas, nothing, plot: null, form: null };
+    const nothing = make('p', 'empty', '');
+    const figure = make('figure', 'panel chart', [title, canvas, nothing], { 'data-chart': spec.key });
+    host.append(figure);
+    const chart = { figure, note, files, canvas, nothing, plot: null, form: null, flags: [] };
     charts.set(spec.key, chart);
     new ResizeObserver(() => chart.plot?.setSize({ width: canvas.clientWidth, height: HEIGHT })).observe(canvas);
     return chart;
@@ -69,11 +76,17 @@
         { label: 'step', value: (_, it) => (it === null ? '–' : String(it)) },
         ...lines.map((line) => seriesOf(line, digits)),
       ],
-      hooks: { draw: [(it) => drawErrors(it, chart.lines)], setLegend: [showNewest], setData: [showNewest] },
+      hooks: {
+        draw: [(it) => drawErrors(it, chart.lines), (it) => drawFlags(it, chart.flags)],
+        setLegend: [showNewest], setData: [showNewest],
+      },
     }, [xs, ...lines.map((line) => line.values)], chart.canvas);
     plot.over.addEventListener('click', () => {
+      const away = (it) => Math.abs(plot.valToPos(it.x, 'x') - plot.cursor.left);
+      const [near] = [...chart.flags].sort((a, b) => away(a) - away(b));
+      if (near && away(near) < NEAR_PIXELS) return onFlag(near);
       const step = plot.data[0][plot.cursor.idx];
-      if (isNumber(step)) onStep(step);
+      if (isNumber(step) && !chart.spec.still) onStep(step, chart.spec.key);
     });
     showNewest(plot);
     return plot;
@@ -81,9 +94,10 @@
 
   // Where no cursor is, the legend says the newest values.
   function showNewest(plot) {
-    const newest = plot.data[0].length - 1;
+    const newest = plot.data.map((values) => values.findLastIndex(isNumber));
     const pointed = isNumber(plot.cursor.left) && plot.cursor.left >= 0;
-    if (!pointed && newest >= 0 && plot.legend.idx !== newest) plot.setLegend({ idx: newest });
+    const same = newest.every((it, at) => plot.legend.idxs?.[at] === it);
+    if (!pointed && newest[0] >= 0 && !same) plot.setLegend({ idxs: newest.map((it) => (it < 0 ? null : it)) });
   }
 
   function seriesOf(line, digits) {
@@ -94,9 +108,16 @@
       stroke: faint ? `${stroke}59` : stroke,
       width: faint ? 1.25 : 2,
       spanGaps: line.kind === 'marks',
-      points: line.kind === 'marks' ? { show: true, size: 6, fill: stroke } : { show: (plot) => plot.data[0].length < 2 },
-      value: (_, it) => (it === null || it === undefined ? '–' : number(it, digits)),
+      points: line.kind === 'marks' ? { show: true, size: 6, fill: stroke } : { show: false, size: 5, fill: stroke, filter: alone },
+      value: (_, it) => (it === null || it === undefined ? '–' : fine(it, digits)),
     };
+  }
+
+  // A value between two that are not known has no line: it is a point.
+  function alone(plot, at) {
+    const values = plot.data[at];
+    const found = values.flatMap((it, place) => (isNumber(it) && !isNumber(values[place - 1]) && !isNumber(values[place + 1]) ? [place] : []));
+    return found.length ? found : null;
   }
 
   // One standard error to each side of a mark.
@@ -120,6 +141,31 @@
     });
   }
 
+  // A flag at the top of a dashed line, for each alarm.
+  function drawFlags(plot, flags) {
+    const pen = plot.ctx;
+    const { left, top, height, width } = plot.bbox;
+    pen.save();
+    pen.strokeStyle = pen.fillStyle = colour('poor');
+    pen.lineWidth = devicePixelRatio;
+    for (const { x } of flags) {
+      const at = plot.valToPos(x, 'x', true);
+      if (at < left - 1 || at > left + width + 1) continue;
+      const size = 9 * devicePixelRatio;
+      pen.setLineDash([3 * devicePixelRatio, 3 * devicePixelRatio]);
+      pen.beginPath();
+      pen.moveTo(at, top);
+      pen.lineTo(at, top + height);
+      pen.stroke();
+      pen.beginPath();
+      pen.moveTo(at, top);
+      pen.lineTo(at + size, top + size / 2);
+      pen.lineTo(at, top + size);
+      pen.fill();
+    }
+    pen.restore();
+  }
+
   // What an axis must hold: the values, and their errors where they have some.
   function withErrors(lines, least, most) {
     const ends = lines.flatMap(({ values, errors }) => (errors ?? []).flatMap((error, at) => (
@@ -130,7 +176,8 @@
 
   function around(least, most, low, high) {
     let [from, to] = [least ?? 0, most ?? 1];
-    if (from === to) [from, to] = [from - Math.max(Math.abs(from) * 0.1, 0.05), to + Math.max(Math.abs(to) * 0.1, 0.05)];
+    const around = Math.abs(from) * 0.1 || 0.05;
+    if (from === to) [from, to] = [from - around, to + around];
     const air = 0.08 * (to - from);
     from = isNumber(low) && least >= low ? Math.min(low, from) : from - air;
     to = isNumber(high) && most <= high ? Math.max(high, to) : to + air;
@@ -139,6 +186,7 @@
 
   function tick(value, all) {
     const largest = Math.max(...all.map(Math.abs));
+    if (largest < 0.01) return value === 0 ? '0' : value.toExponential(1).replace('.0e', 'e');
     if (largest >= 10000) return `${number(value / 1000, 0)}k`;
     let digits = 0;  // as few as tell all of them
     while (digits < 6 && all.some((it) => Math.abs(it - Number(it.toFixed(digits))) > 1e-9 * largest)) digits += 1;
@@ -166,6 +214,18 @@
   }
 
   Object.assign(window.slipway, {
-    draw, smooth, whenStepChosen: (call) => { onStep = call; },
+    draw,
+    smooth,
+    whenStepChosen: (call) => { onStep = call; },
+    whenFlagChosen: (call) => { onFlag = call; },
+    // Forget the charts whose keys begin so: their elements are gone.
+    forget: (beginning) => {
+      for (const [key, chart] of charts) {
+        if (!key.startsWith(beginning)) continue;
+        chart.plot?.destroy();
+        chart.figure.remove();
+        charts.delete(key);
+      }
+    },
   });
 })();

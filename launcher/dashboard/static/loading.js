@@ -7,16 +7,19 @@
   const waiting = new Map();
 
   window.slipwayData = (name, value) => {
-    waiting.get(name)?.(value);
+    for (const resolve of waiting.get(name) ?? []) resolve(value);
     waiting.delete(name);
   };
 
   function fromScript(name) {
     return new Promise((resolve, reject) => {
       const script = document.createElement('script');
-      waiting.set(name, resolve);
+      waiting.set(name, [...(waiting.get(name) ?? []), resolve]);
       script.src = `data/${name}.js`;
-      script.onload = () => script.remove();
+      script.onload = () => {
+        script.remove();
+        if (waiting.delete(name)) reject(new Error(`the file ${name} is damaged`));
+      };
       script.onerror = () => {
         script.remove();
         waiting.delete(name);
@@ -26,12 +29,13 @@
     });
   }
 
-  async function fromEndpoint(name) {
-    const answer = await fetch(`data/${name}.json`, { cache: 'no-store' });
+  async function fromEndpoint(name, query) {
+    const asked = query ? `?${new URLSearchParams(query)}` : '';
+    const answer = await fetch(`data/${name}.json${asked}`, { cache: 'no-store' });
     if (answer.status === 401) throw Object.assign(new Error('the link is needed again'), { closed: true });
     if (!answer.ok) throw new Error(`the endpoint answered ${answer.status}`);
     return answer.json();
   }
 
-  window.slipway = { kept, load: (name) => (kept ? fromScript(name) : fromEndpoint(name)) };
+  window.slipway = { kept, load: (name, query) => (kept ? fromScript(name) : fromEndpoint(name, query)) };
 })();

@@ -35,6 +35,9 @@
     return `${digits} × 10${raised}`;
   }
 
+  // With so many digits, or as few as tell a smaller one from 0.
+  const fine = (value, digits) => (isNumber(value) && value !== 0 && Math.abs(value) < 10 ** -digits ? small(value) : number(value, digits));
+
   function duration(seconds) {
     if (!isNumber(seconds)) return NONE;
     if (seconds < 0) return '0 s';
@@ -77,7 +80,63 @@
 
   const empty = (text) => make('p', 'empty', text);
 
+  function button(text, press, classes = '', attributes = {}) {
+    const element = make('button', classes, text, { type: 'button', ...attributes });
+    element.addEventListener('click', press);
+    return element;
+  }
+
+  // A choice among [value, text] pairs.
+  function choice(label, options, change) {
+    const element = make('select', '', options.map(([value, text]) => new Option(text, value)), { 'aria-label': label });
+    element.addEventListener('change', () => change(element.value));
+    return element;
+  }
+
+  // The options of a choice, replaced only where they differ: it may be open.
+  function fill(element, options, value) {
+    const key = JSON.stringify(options);
+    if (element.dataset.options !== key) {
+      element.replaceChildren(...options.map(([it, text]) => new Option(text, it)));
+      element.dataset.options = key;
+    }
+    element.value = value;
+  }
+
+  // Whether what an element shows of `input` is to be made anew: focus, selection and scroll survive else.
+  const shownAs = new WeakMap();
+  function changed(element, input) {
+    const key = JSON.stringify(input);
+    if (shownAs.get(element) === key) return false;
+    shownAs.set(element, key);
+    return true;
+  }
+
+  // A field to type into; `change` hears of it once nobody has typed for a moment.
+  function field(label, change, attributes = {}) {
+    const element = make('input', '', null, { type: 'search', placeholder: label, 'aria-label': label, ...attributes });
+    let waiting = null;
+    element.addEventListener('input', () => {
+      clearTimeout(waiting);
+      waiting = setTimeout(() => change(element.value.trim()), 250);
+    });
+    return element;
+  }
+
+  function checkbox(text, on, change) {
+    const box = make('input', '', null, { type: 'checkbox' });
+    box.checked = on;
+    box.addEventListener('change', () => change(box.checked));
+    return { box, label: make('label', '', [box, document.createTextNode(text)]) };
+  }
+
+  // The address of a view: #/slip-12345678/rollouts/step-7/r-1
+  const address = (...parts) => `#/${parts.map(encodeURIComponent).join('/')}`;
+
+  const link = (text, ...parts) => make('a', '', text, { href: address(...parts) });
+
   Object.assign(window.slipway, {
     make, isNumber, number, count, small, duration, money, percent, time, plural, table, empty, NONE,
+    fine, button, choice, fill, changed, field, checkbox, address, link,
   });
 })();

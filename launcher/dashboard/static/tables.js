@@ -1,8 +1,9 @@
-// What is better read than drawn: where the run stands, what was left out and why, the proofs, the machine.
+// What is better read than drawn: where the run stands, its alarms, what was left out and why, its settings,
+// the proofs, the machine.
 'use strict';
 
 (() => {
-  const { make, isNumber, number, count, small, duration, money, percent, time, plural, table, empty, NONE } = window.slipway;
+  const { make, isNumber, number, count, small, duration, money, percent, time, plural, table, empty, link, changed, NONE } = window.slipway;
   const PROOFS_AT_ONCE = 12;
   let allProofs = false;
 
@@ -11,29 +12,55 @@
   ]);
 
   function tiles(head, data) {
-    const { steps, validations } = data;
-    const last = steps.at(-1);
-    const rewarded = steps.filter((it) => isNumber(it.reward));
-    const scored = validations.filter((it) => it.name === 'score');
+    const { steps, validations, columns } = data;
+    const at = (name) => columns[name] ?? [];
+    const rewarded = steps.map((step, place) => [step, at('reward')[place]]).filter(([, it]) => isNumber(it));
+    const all = validations.filter((it) => it.name === 'score');
+    const scored = all.filter((it) => it.compile === all.at(-1).compile);  // of the newest compile
     const best = scored.findLast((it) => it.best) ?? scored.reduce((one, it) => (one && one.score >= it.score ? one : it), null);
+    const last = scored.at(-1);
     const found = [];
     const newest = rewarded.at(-1);
-    found.push(tile('Reward', newest ? number(newest.reward) : NONE,
-      newest ? since(newest.step, rewarded[0].step, rewarded[0].reward) : 'no step was rewarded yet'));
-    found.push(tile('Validation', best ? withError(best) : NONE,
-      best ? `best, ${since(best.version, scored[0].version, scored[0].score)}` : 'none was told'));
-    found.push(tile('Steps', count(head.standing.committed_step ?? last?.step ?? 0), stepsBelow(head)));
-    const recent = steps.slice(-10).map((it) => it.tokens_per_second).filter(isNumber);
+    found.push(tile('Reward', newest ? number(newest[1]) : NONE, newest ? since(newest[0], ...rewarded[0]) : 'no step was rewarded yet'));
+    found.push(tile('Validation', last ? withError(last) : NONE, last
+      ? `${since(last.version, scored[0].version, scored[0].score)}${best === last ? '' : ` · best ${withError(best)} at step ${best.version}`}`
+      : 'none was told'));
+    found.push(tile('Steps', count(head.standing.committed_step ?? steps.at(-1) ?? 0), stepsBelow(head)));
+    const recent = at('tokens_per_second').slice(-10).filter(isNumber);
     const speed = recent.length ? recent.reduce((sum, it) => sum + it, 0) / recent.length : null;
+    const took = at('seconds').at(-1);
     found.push(tile('Throughput', speed === null ? NONE : `${count(speed)} tok/s`,
-      isNumber(last?.seconds) ? `sampled, last ${plural(recent.length, 'step')} · ${duration(last.seconds)} the newest` : 'known after two steps'));
+      isNumber(took) ? `sampled, last ${plural(recent.length, 'step')} · ${duration(took)} the newest` : 'known after two steps'));
     found.push(tile('Money', money(head.money.spent), moneyBelow(head)));
     found.push(head.run.live
       ? tile('Lease left', duration(head.lease.left_seconds), isNumber(head.lease.deadline_left_seconds)
         ? `deadline in ${duration(head.lease.deadline_left_seconds)}` : 'renewed all the time · no deadline')
       : tile('Ended after', head.run.ended ? duration(head.run.seconds) : NONE,
-        head.run.down?.verified ? 'down: verified' : head.run.state));
-    document.getElementById('tiles').replaceChildren(...found);
+        head.run.down?.verified ? 'down: verified' : head.run.down ? 'down: NOT verified' : head.run.state));
+    const host = document.getElementById('tiles');
+    if (changed(host, found.map((it) => it.textContent))) host.replaceChildren(...found);
+  }
+
+  // What was seen, and what to do; `chosen`: the one whose flag was clicked.
+  function alarms(all, run, chosen) {
+    const panel = document.getElementById('alarms');
+    if (!changed(panel, [all, run, chosen])) return;
+    panel.hidden = !all.length;
+    const isChosen = (it) => chosen !== null && it.name === chosen.name && it.step === chosen.step;
+    document.getElementById('alarms-list').replaceChildren(...all.map((it) => make('div', `alarm ${isChosen(it) ? 'chosen' : ''}`, [
+      make('span', 'name', `⚑ ${it.name}`),
+      make('span', 'words', [document.createTextNode(`${it.text} `), it.advice ? make('span', 'advice', it.advice) : null]),
+      link(`after step ${it.step}`, run, 'rollouts', `step-${it.step}`),
+    ])));
+  }
+
+  function settings(rows) {
+    const host = document.getElementById('settings');
+    if (!changed(host, rows)) return;
+    if (!rows.length) return host.replaceChildren(empty('The run has recorded none.'));
+    const shown = table([['setting', 0], ['value', 0], ['source', 0]], rows.map((it) => [it.name, JSON.stringify(it.value), it.source]), 'settings');
+    shown.querySelectorAll('tbody tr').forEach((row, at) => { row.classList.toggle('differs', rows[at].source !== 'default'); });
+    host.replaceChildren(shown);
   }
 
   const since = (step, first, began) => (step === first ? `at step ${step}` : `at step ${step} · began at ${number(began)}`);
@@ -46,34 +73,35 @@
   }
 
   function moneyBelow({ money: it }) {
-    if (!it.per_hour) return 'free: nothing is rented';
+    if (!it.per_hour) return it.unpriced ? 'your own GPUs: no price' : 'free: nothing is rented';
     const most = isNumber(it.budget) ? `budget ${money(it.budget)}` : isNumber(it.at_most) ? `at most ${money(it.at_most)}` : null;
     return [`${money(it.per_hour)}/h`, most].filter(Boolean).join(' · ');
   }
 
-  function dropped(steps) {
+  function dropped(data, run, files) {
     const host = document.getElementById('dropped');
-    const sums = new Map();
-    let samples = 0;
-    let trained = 0;
-    for (const step of steps) {
-      samples += step.samples ?? 0;
-      trained += step.trained ?? 0;
-      for (const [reason, it] of Object.entries(step.dropped)) {
-        const sum = sums.get(reason) ?? { count: 0, steps: 0, last: 0 };
-        sums.set(reason, { count: sum.count + it, steps: sum.steps + 1, last: step.step });
-      }
-    }
-    if (!samples && !sums.size) return host.replaceChildren(empty('No step has counted its samples yet.'));
-    const all = trained + [...sums.values()].reduce((sum, it) => sum + it.count, 0);
-    const rows = [...sums.entries()].sort((a, b) => b[1].count - a[1].count).map(([reason, it]) => [
-      reason, count(it.count), bar(it.count / all), plural(it.steps, 'step'), count(it.last),
+    if (!changed(host, [data.dropped, data.empty, data.steps.at(-1), run, files.length])) return;
+    const sums = Object.entries(data.dropped).map(([reason, values]) => {
+      const seen = values.map((it, at) => [it ?? 0, data.steps[at]]).filter(([it]) => it > 0);
+      return { reason, count: seen.reduce((sum, [it]) => sum + it, 0), steps: seen.length, last: seen.at(-1)?.[1] };
+    });
+    const trained = (data.columns['counts.trained'] ?? []).reduce((sum, it) => sum + (it ?? 0), 0);
+    const left = sums.reduce((sum, it) => sum + it.count, 0);
+    const texts = files.findLast((it) => it.kind === 'empty');
+    const none = data.empty.length ? [make('p', 'missing', [
+      document.createTextNode(`${emptySteps(data.empty)} `), texts ? link('its rollouts', run, 'rollouts', texts.name) : null,
+    ])] : [];
+    if (!trained && !left) return host.replaceChildren(...none, empty('No step has counted its samples yet.'));
+    const rows = sums.sort((a, b) => b.count - a.count).map((it) => [
+      it.reason, count(it.count), bar(it.count / (trained + left)), plural(it.steps, 'step'), count(it.last),
     ]);
-    const summary = make('p', 'muted summary', `${count(trained)} of ${plural(all, 'sample')} trained (${percent(all ? trained / all : null)})`);
-    host.replaceChildren(summary, rows.length
+    const summary = make('p', 'muted summary', `${count(trained)} of ${plural(trained + left, 'sample')} trained (${percent(trained / (trained + left))})`);
+    host.replaceChildren(summary, ...none, rows.length
       ? table([['reason', 0], ['samples', 1], ['share', 0], ['in', 1], ['last in step', 1]], rows)
       : empty('Nothing was left out.'));
   }
+
+  const emptySteps = (all) => `${plural(all.length, 'step')} had nothing to train, the last after step ${count(all.at(-1).after)}: ${all.at(-1).why}`;
 
   function bar(share) {
     const fill = make('span', 'fill');
@@ -83,6 +111,7 @@
 
   function proofs(all) {
     const host = document.getElementById('proofs');
+    if (!changed(host, [all, allProofs])) return;
     if (!all.length) return host.replaceChildren(empty('No version has been proven yet: the first proof comes before the first rollout.'));
     const newest = [...all].reverse();
     const shown = allProofs ? newest : newest.slice(0, PROOFS_AT_ONCE);
@@ -119,7 +148,7 @@
     const rows = [
       ['where', run.where || NONE],
       ['began', time(run.begun)],
-      ['price', it.per_hour ? `${money(it.per_hour)}/h` : 'nothing is rented'],
+      ['price', it.per_hour ? `${money(it.per_hour)}/h` : it.unpriced ? 'none is known' : 'nothing is rented'],
       ['spent', run.lives > 1 ? `${money(it.spent)} in ${run.lives} lives` : money(it.spent)],
       ['at most', isNumber(it.at_most) && it.per_hour ? money(it.at_most) : NONE],
       ['budget', isNumber(it.budget) ? `${money(it.budget)}, ${it.budget > it.spent ? money(it.budget - it.spent) : 'nothing'} left` : 'none'],
@@ -137,10 +166,10 @@
     }
     if (!run.live) rows.push(['down', run.down ? `${run.down.verified ? 'verified' : 'NOT VERIFIED'}: ${run.down.detail}` : NONE]);
     if (run.reason) rows.push(['reason', run.why ? `${run.reason}: ${run.why}` : run.reason]);
-    document.getElementById('machine').replaceChildren(
-      make('dl', '', rows.flatMap(([name, value]) => [make('dt', '', name), make('dd', '', value)])),
-    );
+    const host = document.getElementById('machine');
+    if (!changed(host, rows)) return;
+    host.replaceChildren(make('dl', '', rows.flatMap(([name, value]) => [make('dt', '', name), make('dd', '', value)])));
   }
 
-  Object.assign(window.slipway, { tables: { tiles, dropped, proofs, machine } });
+  Object.assign(window.slipway, { tables: { tiles, alarms, settings, dropped, proofs, machine } });
 })();

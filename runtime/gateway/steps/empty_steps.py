@@ -23,7 +23,7 @@ from runtime.gateway.steps.batch_building import build
 from runtime.gateway.steps.selection import Selection, Source
 from runtime.shared import failpoints, json_files
 from runtime.shared.batch import Batch
-from runtime.shared.learnable import learnable
+from runtime.shared.learnable import Usable, learnable
 from runtime.shared.metrics import read_lines
 from runtime.shared.rewards import reward_metrics
 from runtime.shared.statuses import StepCounts, StepStatus
@@ -36,10 +36,11 @@ FILE = "empty_steps.jsonl"
 
 @dataclass(frozen=True)
 class EmptyStep:
-    """The counts of an empty step, and the metrics of its rewards."""
+    """The counts of an empty step and the metrics of its rewards; `reasons`: by the ids of its samples."""
 
     counts: StepCounts
     metrics: dict[str, float] = field(default_factory=dict)
+    reasons: dict[str, str] = field(default_factory=dict)
 
     @classmethod
     def of_selection(cls, selection: Selection, store: Source, settings: ResolvedTrainConfig) -> Self | None:
@@ -47,16 +48,17 @@ class EmptyStep:
         for part in _groups(selection):
             if learnable(build(part, store, {}), settings).sequences:
                 return None
-        return cls.of_batch(build(selection, store, {}), settings)
+        batch = build(selection, store, {})
+        return cls.of_batch(batch, learnable(batch, settings), selection)
 
     @classmethod
-    def of_batch(cls, batch: Batch, settings: ResolvedTrainConfig) -> Self | None:
-        """None if there is something to learn from."""
-        found = learnable(batch, settings)
+    def of_batch(cls, batch: Batch, found: Usable, selection: Selection) -> Self | None:
+        """None if there is something to learn from. The batch is the selection's."""
         if found.sequences:
             return None
         counts = found.counted(batch.meta["counts"], batch, tokens=0)
-        return cls(StepCounts.model_validate(counts), reward_metrics(batch))
+        reasons = selection.why_untrained(found)
+        return cls(StepCounts.model_validate(counts), reward_metrics(batch), reasons)
 
     @property
     def why(self) -> str:

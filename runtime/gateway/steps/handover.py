@@ -19,12 +19,13 @@ from runtime.gateway.steps.empty_steps import EmptyStep
 from runtime.gateway.steps.examples import NotTokenisedError, Render
 from runtime.gateway.steps.rollout_log import RolloutLog
 from runtime.gateway.steps.sample_ownership import SampleOwnership
-from runtime.gateway.steps.selection import select_for
+from runtime.gateway.steps.selection import Selection, select_for
 from runtime.gateway.steps.sft_batch import build_sft_batch
 from runtime.gateway.steps.step_records import Step, StepFolder
 from runtime.shared import failpoints
 from runtime.shared.batch import SCHEMA, Batch, empty_batch, write_batch
 from runtime.shared.checkpoint import Checkpoint, CheckpointStore, checkpoint_name
+from runtime.shared.learnable import learnable
 from runtime.shared.statuses import StepCounts
 from runtime.shared.step_settings import resolve
 from runtime.shared.train_config import TrainConfig
@@ -37,11 +38,12 @@ class NotTrainedError(Exception):
 
 
 class EmptiedError(Exception):
-    """Nothing of the step is left that teaches anything."""
+    """Nothing of the step is left that teaches anything. `selection`: its rollouts; None of examples."""
 
-    def __init__(self, empty: EmptyStep) -> None:
+    def __init__(self, empty: EmptyStep, selection: Selection | None = None) -> None:
         super().__init__(empty.why)
         self.empty = empty
+        self.selection = selection
 
 
 class Handover:
@@ -122,14 +124,16 @@ class Handover:
             selection = await select_for(step.id, step.groups, self._samples, self._ownership)
             self._ownership.add(step, selection.ids)
         if not selection.samples:
-            raise EmptiedError(EmptyStep(selection.counts))
+            raise EmptiedError(EmptyStep(selection.counts), selection)
         batch = await asyncio.to_thread(build, selection, self._samples, meta)
         settings = resolve(self._train, step.settings, step.id).train
-        if (empty := await asyncio.to_thread(EmptyStep.of_batch, batch, settings)) is not None:
-            raise EmptiedError(empty)
+        found = await asyncio.to_thread(learnable, batch, settings)
+        if (empty := EmptyStep.of_batch(batch, found, selection)) is not None:
+            raise EmptiedError(empty, selection)
         step.counts = StepCounts.model_validate(batch.meta["counts"])
         if self._rollout_log is not None:
-            await asyncio.to_thread(self._rollout_log.write, step.id, selection, self._samples)
+            reasons = selection.why_untrained(found)
+            await asyncio.to_thread(self._rollout_log.write, step.id, selection, self._samples, reasons)
         return batch
 
     async def _supervised_batch(self, step: Step, meta: dict[str, Any]) -> Batch:

@@ -30,7 +30,7 @@ from runtime.gateway.steps.handover import EmptiedError, Handover, NotTrainedErr
 from runtime.gateway.steps.rewind import Rewind
 from runtime.gateway.steps.rollout_log import RolloutLog
 from runtime.gateway.steps.sample_ownership import SampleOwnership
-from runtime.gateway.steps.selection import is_known, select_for
+from runtime.gateway.steps.selection import Selection, is_known, select_for
 from runtime.gateway.steps.step_records import Step, StepFolder, check_size, digest_of, request_payload
 from runtime.gateway.steps.step_registry import StepRegistry
 from runtime.shared import failpoints
@@ -78,6 +78,7 @@ class StepQueue:
         self._rewind = Rewind.read(state_dir)
         self._ownership = SampleOwnership(self._folder, max_staleness)
         self._steps = StepRegistry(self._folder, self._ownership)
+        self._rollout_log = rollout_log
         self.has = self._ownership.is_owned
         # called for each step: its groups have ended
         self.taken: Callable[[list[Group]], None] = lambda groups: None
@@ -172,13 +173,16 @@ class StepQueue:
             if known := self._known(request.key, digest):  # taken in while another step was sorted
                 return known
             selection = await select_for(None, groups, self._samples, self._ownership)
+            after = self._steps.next_id - 1
             if not selection.samples:
+                await self._log_empty(after, selection, {})
                 raise NothingToTrainError(selection.counts)
             empty = await asyncio.to_thread(EmptyStep.of_selection, selection, self._samples, settings)
             if empty is not None:
                 self.taken(groups)
-                after = self._steps.next_id - 1
-                return self._empty.add(request.key, digest, empty, after, request.client_state)
+                status = self._empty.add(request.key, digest, empty, after, request.client_state)
+                await self._log_empty(after, selection, empty.reasons)
+                return status
             step = Step(
                 self._steps.next_id, request.key, digest, "train", groups, request.client_state,
                 counts=selection.counts, samples=selection.ids, settings=request.settings,
@@ -297,6 +301,8 @@ class StepQueue:
         except EmptiedError as error:
             empty, after = error.empty, step.id - 1
             found = self._empty.add(step.key, step.digest, empty, after, step.client_state, step.id)
+            if error.selection is not None:
+                await self._log_empty(after, error.selection, empty.reasons)
             self._end_empty(step, found)
             return
         except NotTrainedError as error:
@@ -369,6 +375,10 @@ class StepQueue:
         step.ended.set()
 
     # ------------------------------------------------------------------ taking in
+
+    async def _log_empty(self, after: int, selection: Selection, reasons: dict[str, str]) -> None:
+        if self._rollout_log is not None:
+            await asyncio.to_thread(self._rollout_log.write_empty, after, selection, self._samples, reasons)
 
     def _supervised(self, request: StepRequest, digest: str) -> Step:
         """The step that imitates; its examples become ids when its turn comes. Raises NothingToTrainError."""

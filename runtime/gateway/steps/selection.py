@@ -21,6 +21,7 @@ from runtime.gateway.samples.turns import SampledTurn, join
 from runtime.gateway.steps.sample_ownership import SampleOwnership
 from runtime.gateway.steps.sequence_splits import split_warning
 from runtime.shared import redaction
+from runtime.shared.learnable import Usable
 from runtime.shared.schema import Group, Member
 from runtime.shared.statuses import StepCounts
 
@@ -61,6 +62,10 @@ class Selection:
     @property
     def ids(self) -> list[str]:
         return [ref.id for ref, _ in self.samples]
+
+    def why_untrained(self, found: Usable) -> dict[str, str]:
+        """Why the trainer leaves samples out, by their ids. `found`: of the selection's batch."""
+        return {ref.id: why for place, why in found.why.items() for ref in self.sequences[place][0]}
 
 
 class Source(Protocol):

@@ -90,6 +90,7 @@ def request_payload(request: StepRequest) -> dict[str, Any]:
         for name in ("tool_calls", "samples"):
             if member[name] is None:
                 del member[name]
+        member.pop("metrics", None)  # they are for people: nothing of the step follows from them
     return payload
 
 

@@ -105,11 +105,11 @@ def _report_to(reading: Translation, name: str, value: Any) -> None:
 
 
 def _log_completions(reading: Translation, name: str, value: Any) -> None:
-    count = reading.run.config.completions_per_step
+    count = reading.run.config.logged_rollouts
     if value and not count:
-        reading.note(name, "none are kept in this run (--set completions_per_step=64)")
+        reading.note(name, "none are kept in this run (--set logged_rollouts=64)")
     elif value:
-        reading.note(name, f"{count} of each step are copied as text into the run's folder")
+        reading.note(name, f"those of {count} rollouts a step are copied as text into the run's folder")
 
 
 IGNORED: dict[str, Handler] = {
