@@ -10,6 +10,7 @@ from one thread at a time.
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -76,7 +77,7 @@ class Pages:
     def runs(self) -> dict[str, Any]:
         """Every run, and which of them the page begins with."""
         found = [self._listed(self._store.load(run_id)) for run_id in self.ids()]
-        return {"current": self.current, "runs": redact(found)}
+        return {"now": time.time(), "current": self.current, "runs": redact(found)}
 
     def _knows(self, run_id: str) -> bool:
         if self._only is not None:

@@ -211,8 +211,11 @@ def test_g22_what_was_said_is_home_with_its_rewards(finished: Finished) -> None:
         path = finished.results / "rollouts" / f"step-{step['version']:06d}.jsonl"
         said = [json.loads(line) for line in path.read_text().splitlines()]
         assert len(said) == 128 and all(line["completion"] and line["prompt"] for line in said)
-        rewards = [line["reward"] for line in said if line["dropped"] is None]
+        rewards = [line["reward"] for line in said]
         assert sum(rewards) / len(rewards) == pytest.approx(step["reward"], abs=1e-6)
+        flat = [line for line in said if line["dropped"] == "no variance in its group"]
+        assert len(flat) == step["counts"]["dropped"].get("no variance in its group", 0)
+        assert {line["dropped"] for line in said if line not in flat} <= {None}
 
 
 def test_c54_the_best_at_home_is_the_compiles_own(finished: Finished) -> None:

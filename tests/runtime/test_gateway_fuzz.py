@@ -285,7 +285,8 @@ def test_g24_no_call_of_a_training_route_gets_out_of_the_runs_folder_or_fails(tm
             "admission.json", "files", "fine_tuning", "validations.jsonl", "empty_steps.jsonl",
         }  # fmt: skip
         said = (path.relative_to(tmp_path / "logs") for path in (tmp_path / "logs").rglob("*.*"))
-        assert all(re.fullmatch(r"rollouts/step-\d{6}\.jsonl", str(path)) for path in said)
+        texts = r"rollouts/(step-\d{6}|empty-\d{6}-\d{2}|validation-\d{6}-[\w.-]{1,64})\.jsonl"
+        assert all(re.fullmatch(texts, str(path)) for path in said)
     finally:
         gateway.stop()
 
