@@ -176,6 +176,7 @@ def test_c39_a_step_of_which_nothing_is_left_beside_a_publication_is_empty_in_it
             assert (first.state, none.state, last.state) == ("published", "empty", "published")
             assert none.counts.dropped == {"stale": 2} and none.version is None and none.counts.trained == 0
             assert [it.name for it in sorted((tmp_path / FOLDER).iterdir())] == [
+                "empty-000001-01.jsonl",
                 "step-000001.jsonl",
                 "step-000003.jsonl",
             ]
