@@ -283,9 +283,10 @@ def test_a_door_without_a_page_has_none() -> None:
 
 
 def test_a_page_that_is_open_hears_how_the_run_ended_when_programs_have_no_endpoint_any_more(
-    store: RecordStore, patient: None
+    store: RecordStore, patient: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The token opens nothing then, and the port is closed once the page has heard."""
+    monkeypatch.setattr("launcher.proxy.relay._END_SECONDS", 60.0)  # a loaded computer is waited for
     record = played_run(store, "ending", steps=2, ended=False)
     heard: list[httpx.Response] = []
     with upstream_in_a_folder() as upstream:
