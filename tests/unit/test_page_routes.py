@@ -306,11 +306,13 @@ def test_a_page_that_is_open_hears_how_the_run_ended_when_programs_have_no_endpo
         while not relay._page or not relay._page.waiting:
             time.sleep(0.01)
         relay.close_to_programs()
-        while httpx.get(f"{url}/v1/models", headers=SHOWN, trust_env=False).status_code != 410:
+        while httpx.get(f"{url}/v1/models", headers=SHOWN, trust_env=False, timeout=60).status_code != 410:
             time.sleep(0.01)
-        assert httpx.post(f"{url}/page/link", headers=SHOWN, trust_env=False).status_code == 401
-        assert httpx.get(f"{place}data/runs.json", headers=SHOWN, trust_env=False).status_code == 401
-        late = httpx.get(url + unused["path"], headers=NAVIGATES, trust_env=False)
+        assert httpx.post(f"{url}/page/link", headers=SHOWN, trust_env=False, timeout=60).status_code == 401
+        assert (
+            httpx.get(f"{place}data/runs.json", headers=SHOWN, trust_env=False, timeout=60).status_code == 401
+        )
+        late = httpx.get(url + unused["path"], headers=NAVIGATES, trust_env=False, timeout=60)
         assert late.status_code == 401 and "Set-Cookie" not in late.headers
         assert ask(f"{record.id}/run").json()["run"]["down"] is None and not heard
         proof = {"verified": True, "detail": "no process is left"}
@@ -321,7 +323,7 @@ def test_a_page_that_is_open_hears_how_the_run_ended_when_programs_have_no_endpo
         assert answer.json()["run"]["run"]["down"] == proof and answer.json()["steps"]["steps"] == [1, 2]
         assert [it["name"] for it in answer.json()["texts"]["files"]] == ["step-1", "step-2"]
         with pytest.raises(httpx.ConnectError):
-            httpx.get(f"{url}/v1/models", trust_env=False)
+            httpx.get(f"{url}/v1/models", trust_env=False, timeout=60)
 
 
 def test_without_a_page_that_waits_the_port_is_closed_at_once(store: RecordStore) -> None:
@@ -331,5 +333,5 @@ def test_without_a_page_that_waits_the_port_is_closed_at_once(store: RecordStore
         url = f"http://127.0.0.1:{relay.start()}"
         relay.close_to_programs()
         with pytest.raises(httpx.ConnectError):
-            httpx.get(f"{url}/v1/models", trust_env=False)
+            httpx.get(f"{url}/v1/models", trust_env=False, timeout=60)
         relay.show_end()  # harmless
