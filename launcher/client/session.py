@@ -92,7 +92,7 @@ class Session(TrainingSteps):
     _traced_run: TracedRun = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        super().__init__(Connection(self.endpoint, self.patience))
+        super().__init__(Connection(self.endpoint, self.patience), lambda: self.run_dir)
         self._state = ProgramState(self)
         self._guard = NoProgressGuard(check_max_empty_steps(self.max_empty_steps))
         self._traced_run = TracedRun(self.connection)

@@ -11,12 +11,11 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -33,9 +32,11 @@ _MOST_KNOWN = 256
 
 
 class StepAlarms:
-    """The alarms of one run's steps. Safe to use from several threads."""
+    """The alarms of one run's steps. `folder`: the run's, if there is one here. Safe to use from several
+    threads."""
 
-    def __init__(self) -> None:
+    def __init__(self, folder: Callable[[], Path | None]) -> None:
+        self._folder = folder
         self._alarms = Alarms()
         self._newest = 0
         self._known = deque[str](maxlen=_MOST_KNOWN)
@@ -65,7 +66,7 @@ class StepAlarms:
         for alarm in raised:
             sys.stderr.write(f"slipway: ALARM {alarm.name}: {sanitized(alarm.text)} ({alarm.advice})\n")
             sys.stderr.flush()
-            _keep(alarm)
+            _keep(alarm, self._folder())
 
 
 def _record(status: StepStatus, step: int) -> StepRecord:
@@ -80,9 +81,8 @@ def _cut_off_rate(counts: StepCounts) -> float:
     return counts.dropped.get(_TRUNCATED, 0) / counts.samples if counts.samples else math.nan
 
 
-def _keep(alarm: Alarm) -> None:
-    folder = os.environ.get("LAUNCH_RUN_DIR")
+def _keep(alarm: Alarm, folder: Path | None) -> None:
     line = json.dumps({**asdict(alarm), "time": round(time.time(), 3)})
-    if folder and Path(folder).is_dir():
-        with suppress(OSError), (Path(folder) / FILE).open("a") as file:  # a full disk ends no training
+    if folder is not None and folder.is_dir():
+        with suppress(OSError), (folder / FILE).open("a") as file:  # a full disk ends no training
             file.write(f"{line}\n")

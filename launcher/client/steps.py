@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 from launcher.client.answers import check_client_state, parse_json
@@ -29,10 +30,10 @@ _FINAL_STATES = ("published", "failed", "empty")
 class TrainingSteps:
     """The training steps of one run."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: Connection, run_dir: Callable[[], Path | None] = lambda: None) -> None:
         self.connection = connection
         self._dropped_samples = DroppedSampleWarnings()
-        self.alarms = StepAlarms()
+        self.alarms = StepAlarms(run_dir)
 
     def step(
         self,

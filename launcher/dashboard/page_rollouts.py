@@ -19,39 +19,37 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from launcher.results.rollout_texts import FILE, ROLLOUTS, order_of
+from launcher.results.rollout_texts import ROLLOUTS
 from launcher.results.run_history import mapping, number
+from runtime.shared.rollout_files import FILE, order_of
 
 # A file is as large at most; a larger one is read so far.
 _MAX_BYTES = 8 * 2**20
 _MAX_TEXT_LENGTH = 20_000
 _TEXTS = ("group", "rollout", "predictor", "failure", "dropped", "finish_reason", "prompt", "completion")
 _NUMBERS = (
-    "member",
-    "call", "turn", "continues", "reward", "version", "temperature", "prompt_tokens", "tokens"
+    "member", "call", "turn", "continues", "reward", "version", "temperature", "prompt_tokens", "tokens"
 )  # fmt: skip
 _CUTS = ("prompt_cut", "completion_cut")
 # By one request no more files than these are read for the first time: the page asks again.
 AT_ONCE = 40
-# Of one search. The page asks for less.
-MOST_HITS, MOST_LIKE = 200, 2000
+# Of one search, as `static/rollouts.js` has them for a page on a disk.
+MAX_HITS, MAX_LIKE = 200, 2000
 _AROUND, _SHOWN = 80, 320
 
 
 @dataclass(frozen=True)
 class TextFile:
     """One file; its `kind` is step, validation or empty. `step`: the step, the version that was validated, or
-    the step that an empty one came after. `staleness_mean`, `staleness_max`: how many steps
-    its samples were behind the policy; `cut_off`: the share of its answers that ended at a length limit. None
-    if no sample tells."""
+    the step that an empty one came after. `staleness_mean`, `staleness_max`: how many steps its samples were
+    behind the policy; `cut_off`: the share of its answers that ended at a length limit. None if no sample
+    tells."""
 
     name: str
     kind: str
     step: int
     stamp: tuple[int, int]
     rollouts: int
-    answers: int
-    tool_calls: int
     staleness_mean: float | None
     staleness_max: float | None
     cut_off: float | None
@@ -98,7 +96,7 @@ class RolloutFiles:
         """The lines of a file, each with the same keys; empty without such a file."""
         return [_line(it) for it in _objects(self._content(name).splitlines())]
 
-    def search(self, text: str, most: int = MOST_HITS) -> Iterator[dict[str, Any]]:
+    def search(self, text: str, most: int = MAX_HITS) -> Iterator[dict[str, Any]]:
         """The newest texts first that have `text` in them, in any case."""
         needle = _needle(text).decode(errors="replace").lower()
         for name in reversed(self.names()):
@@ -112,7 +110,7 @@ class RolloutFiles:
             if not most:
                 return
 
-    def like(self, name: str, group: str, member: str, most: int = MOST_LIKE) -> Iterator[dict[str, Any]]:
+    def like(self, name: str, group: str, member: str, most: int = MAX_LIKE) -> Iterator[dict[str, Any]]:
         """The rollouts of all steps that began with the same prompt as this one of this file, the newest
         first: each as its last line."""
         key = (group, member)
@@ -205,8 +203,6 @@ def _summary(name: str, stamp: tuple[int, int], lines: list[dict[str, Any]]) -> 
         step,
         stamp,
         len({key_of(it) for it in lines}),
-        len(ends),
-        sum(it == "tool_calls" for it in ends),
         number(sum(lags) / len(lags)) if lags else None,
         max(lags) if lags else None,
         sum(it == "length" for it in ends) / len(ends) if ends else None,

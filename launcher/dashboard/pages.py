@@ -26,7 +26,7 @@ _LOG = re.compile(r"log-([\w.-]{1,64})")
 _TEXTS = re.compile(r"step-\d{1,12}|empty-\d{1,12}-\d{1,6}|validation-\d{1,12}-[\w.-]{1,64}")
 
 # Runs whose figures are kept in memory.
-_MOST_PAGES = 8
+_MAX_PAGES = 8
 
 Query = Mapping[str, str]
 
@@ -48,7 +48,7 @@ class Pages:
         """One run's data."""
         page = self._pages.pop(run_id, None) or RunPageData(self._store, run_id)
         self._pages[run_id] = page
-        while len(self._pages) > _MOST_PAGES:
+        while len(self._pages) > _MAX_PAGES:
             del self._pages[next(iter(self._pages))]
         return page
 

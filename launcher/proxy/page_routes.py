@@ -17,6 +17,7 @@ import asyncio
 import re
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any, Protocol, TypeVar
 
 from aiohttp import web
@@ -30,6 +31,8 @@ _ENTER = "/page/enter/"
 _DATA = re.compile(r"data/([\w./-]{1,160})\.json")
 _READING = ("GET", "HEAD")
 _SENDING_SECONDS = 0.1
+# How soon it is noticed that a page is closed.
+_GONE_SECONDS = 5.0
 _TITLE = (
     "<!doctype html><html lang=en><meta charset=utf-8><title>Slipway</title><link rel=icon href='data:,'>"
 )
@@ -119,7 +122,7 @@ class PageRoutes:
             return _no_entry("This page opens from a terminal", "On the computer that runs it, type")
         authenticate()
         inside = self._is_inside(path)
-        found = await self._found(path.removeprefix(self._keys.place), request.query) if inside else None
+        found = await self._found(path.removeprefix(self._keys.place), request) if inside else None
         if found is None:
             return web.Response(status=404, text="there is no such page")
         content, kind = found
@@ -155,7 +158,7 @@ class PageRoutes:
 
     # ------------------------------------------------------------- content
 
-    async def _found(self, name: str, query: Mapping[str, str]) -> tuple[bytes, str] | None:
+    async def _found(self, name: str, request: web.BaseRequest) -> tuple[bytes, str] | None:
         """The content and its kind."""
         name = name or page_files.INDEX
         if name in page_files.NAMES:
@@ -165,17 +168,20 @@ class PageRoutes:
             return None
         name, head = named[1], f"{self._page.current}/run"
         if name == f"{self._page.current}/end":
-            return await self._end(), "application/json"
+            return await self._end(request), "application/json"
         runtime = await self._status() if name == head else None
         relay = self._relay_status() if name == head else None
-        found = await self._read(lambda: self._piece(name, query, runtime, relay))
+        found = await self._read(lambda: self._piece(name, request.query, runtime, relay))
         return None if found is None else (found, "application/json")
 
-    async def _end(self) -> bytes:
-        """The run's head and steps once it has ended: a page asks for them as soon as it is open."""
+    async def _end(self, request: web.BaseRequest) -> bytes:
+        """The run's head and steps once it has ended: a page asks for them as soon as it is open. A page that
+        was closed meanwhile does not wait any more."""
         self.waiting += 1
         try:
-            await self._over.wait()
+            while not self._over.is_set() and request.transport and not request.transport.is_closing():
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._over.wait(), _GONE_SECONDS)
             return await self._read(lambda: page_files.as_json(self._last_pieces()))
         finally:
             self.waiting -= 1

@@ -22,14 +22,12 @@ from launcher.base.log import REDACTOR
 from launcher.results import checked_files
 from launcher.results.checked_files import IncompleteFileError
 from runtime.shared import redaction
+from runtime.shared.rollout_files import FILE, order_of
 
 ROLLOUTS = "rollouts"
 WANDB = "wandb"
 # Where the runtime has both: among the logs, which come home with them.
 LOGS = "logs"
-# As runtime/gateway/steps/rollout_log.py names them.
-FILE = re.compile(r"(?P<kind>step|validation|empty)-(?P<step>\d{6,12})(?:-(?P<rest>[\w.-]{1,64}))?\.jsonl")
-_KINDS = ("step", "validation", "empty")
 _OFFLINE = re.compile(r"offline-run-[\w-]{1,100}")
 # Of all steps at home, the oldest go first. Of one of them, of one of wandb's files: a larger one stays away.
 TOTAL_BYTES = 64 * 2**20
@@ -190,13 +188,6 @@ def _stamp(path: Path) -> int | None:
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         return path.lstat().st_mtime_ns
     return None
-
-
-def order_of(path: Path) -> tuple[int, ...]:
-    """Sorts the files by their steps: `step-000007`, its validations, `empty-000007-01`."""
-    kind, step, *rest = path.stem.split("-", 2)
-    empty = int(rest[0]) if kind == "empty" and rest and rest[0].isdecimal() else 0
-    return int(step), _KINDS.index(kind), empty
 
 
 def _keep_newest(home: Path) -> None:

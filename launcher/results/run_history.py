@@ -11,7 +11,6 @@ import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -96,11 +95,6 @@ class RunHistory:
     def column(self, name: str) -> Column:
         """None for each step, where there is no such figure."""
         return self.columns.get(name) or [None] * len(self.steps)
-
-    @cached_property
-    def predictors(self) -> list[str]:
-        """Those that have rewards of their own."""
-        return [name.removeprefix("reward/") for name in self.columns if name.startswith("reward/")]
 
 
 def read(results: Path, machine: Path | None) -> RunHistory:

@@ -218,6 +218,19 @@ def test_g22_what_was_said_is_home_with_its_rewards(finished: Finished) -> None:
         assert {line["dropped"] for line in said if line not in flat} <= {None}
 
 
+def test_g22_what_was_said_in_a_validation_is_home_with_its_scores(finished: Finished) -> None:
+    lines = [json.loads(line) for line in (finished.results / "validations.jsonl").read_text().splitlines()]
+    assert lines and not any("rollouts" in line for line in lines)
+    for line in lines:
+        name = f"validation-{line['version']:06d}-score-{line['compile']}.jsonl"
+        texts = (finished.results / "rollouts" / name).read_text().splitlines()
+        said = [json.loads(text) for text in texts]
+        rollouts = min(line["examples"], 128)
+        assert len({it["group"] for it in said}) == rollouts and all(it["completion"] for it in said)
+        if line["examples"] <= 128:
+            assert sum(it["reward"] for it in said) / len(said) == pytest.approx(line["score"], abs=1e-6)
+
+
 def test_c54_the_best_at_home_is_the_compiles_own(finished: Finished) -> None:
     best = json.loads((finished.results / "best" / "best.json").read_text())
     assert best["of"] == finished.summary["training"]["compile"]

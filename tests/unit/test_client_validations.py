@@ -44,6 +44,11 @@ def test_a19_the_run_is_told_what_the_history_has(run: SmallRun) -> None:
         assert said.standard_error == entry["standard_error"]
         assert (said.parse_rate, said.cut_off_rate) == (entry["parse_rate"], entry["cut_off_rate"])
         assert (said.examples, said.predictors) == (2, entry["predictors"])
+    for it in told:  # each rollout by its name, for its texts
+        rewards = [one.reward for one in it.rollouts if one.reward is not None]
+        assert [one.group for one in it.rollouts] == ["held out 0", "held out 1"]
+        assert sum(rewards) / 2 == pytest.approx(it.score)
+        assert all(one.rollout.startswith("eval-") for one in it.rollouts)
     of_train = [it for it in run.validations if it.name == "train_score"]
     assert [it.score for it in of_train] == [it["train_score"] for it in history]
 

@@ -200,7 +200,14 @@ def test_a_new_machine_begins_at_the_durable_step_and_knows_that_it_was_rewound(
     (fresh / "steps").mkdir(parents=True)
     (fresh / "samples").mkdir()
     (fresh / "serving.json").write_text("{}")
+    for texts in (fresh / "logs" / "rollouts", results / "rollouts"):
+        texts.mkdir(parents=True)
+        for step in (3, 4):
+            (texts / f"step-{step:06d}.jsonl").write_text("{}\n")
     assert durable.restore(results, fresh) == 3
+    for texts in (fresh / "logs" / "rollouts", results / "rollouts"):
+        assert [path.name for path in texts.iterdir()] == ["step-000003.jsonl"]
+    shutil.rmtree(fresh / "logs")
 
     said = json.loads((fresh / "rewound.json").read_text())
     assert (said["to_step"], said["reused_after"], said["client_state"]) == (3, 3, {"done": 3})

@@ -193,6 +193,8 @@ def test_the_recorded_settings_hold_whatever_files_and_variables_say_now(
     assert (again.model, again.max_seconds, again.name) == ("/models/mine", 7200.0, "dev")
     assert (again.runtime["train.learning_rate"], again.runtime["train.pack_tokens"]) == ("3e-3", "512")
     assert again.values["train.pack_tokens"].source == "the record of dev"
+    sources = record.details["sources"]
+    assert sources["train.pack_tokens"] == "--set train.pack_tokens" and sources["max"] == "--max" and "budget" not in sources
 
 
 @pytest.mark.parametrize(("rate", "bytes_per_second"), [("2MB/s", 2e6), ("none", float("inf"))])
@@ -276,6 +278,16 @@ def test_what_a_run_of_the_first_versions_recorded_of_memory_unasked_is_planned_
     here = ended(store, settings())
     here = store.update(here.id, details={**here.details, "runtime": was})
     assert resume_source.merge_settings(settings(), here).runtime["engine.kv_cache_gib"] == 1.0
+
+
+def test_who_kept_no_completions_keeps_no_rollouts(
+    store: RecordStore, settings: Callable[..., Settings]
+) -> None:
+    """As a run of the time before the setting had its new name recorded it."""
+    record = ended(store, settings())
+    for was, now in ((0, 0), (128, None)):
+        record = store.update(record.id, details={**record.details, "runtime": {"completions_per_step": was}})
+        assert resume_source.merge_settings(settings(), record).runtime.get("logged_rollouts") == now
 
 
 def test_a_run_that_had_no_machine_yet_may_be_taken_up_anywhere(

@@ -57,6 +57,38 @@ def test_g22_what_was_said_is_home_with_each_durable_step(state_dir: Path, tmp_p
     assert at_home(results, 2)[0]["reward"] == 0.25
 
 
+def test_g22_texts_of_an_empty_step_and_of_a_validation_do_not_wait_for_the_next_commit(
+    state_dir: Path, tmp_path: Path
+) -> None:
+    """A run whose steps are all empty commits nothing, and is the one that people look at."""
+    results = tmp_path / "results"
+    watcher = results_copy.DurableWatcher(state_dir)
+    write(state_dir, 1, {"step": 1})
+    commit(state_dir, 1)
+    watcher.look(results)
+    told = []
+    for name in ("empty-000001-01.jsonl", "validation-000001-score.jsonl"):
+        (state_dir / "logs" / "rollouts" / name).write_text('{"reward": 0}\n')
+        watcher.look(results)
+        told.append(name)
+        assert {path.name for path in (results / "rollouts").iterdir()} == {"step-000001.jsonl", *told}
+    before = {path: path.stat().st_ino for path in (results / "rollouts").iterdir()}
+    watcher.look(results)
+    assert {path: path.stat().st_ino for path in before} == before
+
+
+def test_g22_texts_of_steps_that_went_with_a_machine_go_too(tmp_path: Path) -> None:
+    folder = tmp_path / "rollouts"
+    folder.mkdir()
+    kept = ["step-000002.jsonl", "validation-000002-score.jsonl", "empty-000001-01.jsonl", "notes.txt"]
+    lost = ["step-000003.jsonl", "validation-000003-score.jsonl", "empty-000002-01.jsonl"]
+    for name in (*kept, *lost):
+        (folder / name).write_text("{}\n")
+    rollout_texts.drop_after(folder, 2)
+    assert {path.name for path in folder.iterdir()} == set(kept)
+    rollout_texts.drop_after(tmp_path / "nothing", 2)
+
+
 def test_g14_secrets_in_what_was_said_stay_where_they_are(
     state_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -29,16 +29,15 @@ def kept(folder: Path) -> list[tuple[str, int]]:
     return [(it["name"], it["step"]) for it in lines]
 
 
-@pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("LAUNCH_RUN_DIR", str(tmp_path))
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
 def test_c47_what_goes_wrong_is_said_once_with_what_helps_and_kept(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    alarms = StepAlarms()
+    alarms = StepAlarms(lambda: folder)
     for step in range(1, 9):
         alarms.report_step(status(step, cut=32 if step > 4 else 0))
         alarms.report_step(status(step, cut=32 if step > 4 else 0))  # it is told again
@@ -48,7 +47,7 @@ def test_c47_what_goes_wrong_is_said_once_with_what_helps_and_kept(
 
 
 def test_c47_steps_whose_rewards_are_all_equal_have_no_number_and_are_heard(folder: Path) -> None:
-    alarms = StepAlarms()
+    alarms = StepAlarms(lambda: folder)
     alarms.report_step(status(1))
     for number in range(3):
         alarms.report_step(status(0, "empty", flat=8).model_copy(update={"key": f"empty {number}"}))
@@ -56,7 +55,7 @@ def test_c47_steps_whose_rewards_are_all_equal_have_no_number_and_are_heard(fold
 
 
 def test_c47_an_optimizer_that_has_its_own_silences_these(folder: Path) -> None:
-    alarms = StepAlarms()
+    alarms = StepAlarms(lambda: folder)
     with alarms.silenced():
         for step in range(1, 6):
             alarms.report_step(status(step, cut=60))

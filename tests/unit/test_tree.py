@@ -247,6 +247,7 @@ def test_the_two_halves_share_only_the_light_modules() -> None:
         "runtime.shared.failpoints",
         "runtime.fitness",
         "runtime.shared.redaction",
+        "runtime.shared.rollout_files",
     }
     shared |= {
         "runtime.shared.peft_format",

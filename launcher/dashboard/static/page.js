@@ -45,7 +45,7 @@
     for (const it of document.querySelectorAll('[data-view]')) it.hidden = it.dataset.view !== view;
     showViews();
     if (run === null) showAll();
-    if (view === 'rollouts') rollouts.route(rest);
+    if (view === 'rollouts') rollouts.route(run, rest);
     await look();
   }
 

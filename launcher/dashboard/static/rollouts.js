@@ -23,18 +23,18 @@
     tools: ['with tool calls', (it) => callsOf(it) > 0],
   };
   const SORTS = {
-    reward: ['best group first', (a, b) => order(b.mean, a.mean)],
+    reward: ['best group first', (a, b) => order(a.mean, b.mean, true)],
     poor: ['worst group first', (a, b) => order(a.mean, b.mean)],
-    spread: ['widest spread first', (a, b) => order(b.high - b.low, a.high - a.low)],
+    spread: ['widest spread first', (a, b) => order(a.high - a.low, b.high - b.low, true)],
     sent: ['as they were sent', () => 0],
   };
   const KINDS = { step: 'steps', validation: 'validations', empty: 'empty steps' };
   const kindOf = (file) => (file ?? '').split('-')[0];
   // What has no number comes last, whichever way.
-  const order = (a, b) => {
-    if (isNumber(a) && isNumber(b)) return a - b;
+  function order(a, b, falling = false) {
+    if (isNumber(a) && isNumber(b)) return falling ? b - a : a - b;
     return isNumber(a) ? -1 : isNumber(b) ? 1 : 0;
-  };
+  }
   const parts = {};
 
   // ------------------------------------------------------------- controls
@@ -79,12 +79,15 @@
     if (kept) follow.label.hidden = true;
   }
 
+  function of(run) {
+    if (run === state.run) return;
+    Object.assign(state, { run, data: null, files: [], file: null, lines: [], searched: null, open: new Set() });
+    parts.host.replaceChildren();
+  }
+
   // What is known of the run has changed: its steps, or its files of texts.
   function update(run, data, texts) {
-    if (run !== state.run) {
-      Object.assign(state, { run, file: null, lines: [], searched: null, wanted: null, open: new Set() });
-      parts.host.replaceChildren();
-    }
+    of(run);
     Object.assign(state, { data, files: texts.files, more: texts.more });
     parts.controls.hidden = !state.files.length;
     const kinds = Object.keys(KINDS).filter((kind) => state.files.some((it) => it.kind === kind));
@@ -94,7 +97,8 @@
   }
 
   // A view's address: nothing is the newest step; a file of texts, and perhaps one rollout of it; a search.
-  function route(rest) {
+  function route(run, rest) {
+    of(run);
     state.route = rest;
     state.searched = null;
     const [first, ...more] = rest;
@@ -103,7 +107,7 @@
   }
 
   function apply() {
-    if (state.run === null || state.data === null) return;
+    if (state.data === null || parts.host.closest('[data-view]').hidden) return;
     const [first, ...rest] = state.route;
     parts.follow.checked = first === undefined;
     if (!state.files.length) return parts.host.replaceChildren(empty(state.more ? 'looking through the texts …' : nothing()));
@@ -149,7 +153,7 @@
   // By the address, so that the way back leads back.
   function visit(...rest) {
     const place = address(state.run, 'rollouts', ...rest.filter((it) => it !== undefined));
-    if (location.hash === place) route(rest.filter((it) => it !== undefined));
+    if (location.hash === place) route(state.run, rest.filter((it) => it !== undefined));
     else location.hash = place;
   }
 
@@ -231,7 +235,7 @@
       rollout.lines.push(line);
     }
     return [...groups.values()].map((group) => {
-      const rollouts = [...group.rollouts.values()].sort((a, b) => order(b.reward, a.reward));
+      const rollouts = [...group.rollouts.values()].sort((a, b) => order(a.reward, b.reward, true));
       const rewards = rollouts.map((it) => it.reward).filter(isNumber);
       const mean = rewards.length ? rewards.reduce((sum, it) => sum + it, 0) / rewards.length : null;
       return { ...group, rollouts, mean, low: Math.min(...rewards), high: Math.max(...rewards) };
@@ -247,7 +251,6 @@
 
   function render() {
     if (state.file === null || ['search', 'like'].includes(state.route[0])) return;
-    state.turn += 1;
     state.shown = state.file;
     const all = groupsOf(state.lines);
     const groups = all.map((it) => ({ ...it, rollouts: it.rollouts.filter(fits) })).filter((it) => it.rollouts.length).sort(SORTS[state.sort][1]);
@@ -451,7 +454,7 @@
   async function search(query) {
     const key = JSON.stringify(query);
     if (state.searched === key) return;
-    state.searched = key;
+    Object.assign(state, { searched: key, shown: null });
     const turn = ++state.turn;
     if (query.text !== undefined && parts.search !== document.activeElement) parts.search.value = query.text;
     const words = query.like === undefined ? `“${query.text}”` : 'the same prompt';
@@ -523,7 +526,7 @@
     const files = new Map();
     for (const hit of hits) files.set(hit.file, [...(files.get(hit.file) ?? []), hit]);
     const rows = [...files.entries()].map(([, its]) => {
-      const rollouts = [...its].sort((a, b) => order(b.reward, a.reward));
+      const rollouts = [...its].sort((a, b) => order(a.reward, b.reward, true));
       const rewards = rollouts.map((it) => it.reward).filter(isNumber);
       const range = [Math.min(...rewards), Math.max(...rewards)];
       const mean = rewards.length ? rewards.reduce((sum, it) => sum + it, 0) / rewards.length : null;

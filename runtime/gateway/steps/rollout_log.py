@@ -10,8 +10,7 @@ prompt and completion, this prompt begins with; `prompt` is then what came after
 completion's end is left out. `dropped` is the reason why it is not trained. A member without a sample is a
 line without text. Rollouts are whole.
 
-`empty-000007-01.jsonl` has those of the first step after step 7 of which nothing was trained,
-`validation-000007-score.jsonl` those of the validation `score` of version 7.
+A validation's rollouts and those of an empty step have files too (`shared/rollout_files.py`).
 
 Bounded, and without text that looks like a secret. Neighbours: handover.py has it written before a batch is
 handed over, queue.py for an empty step, selection.py has the named samples; the launcher brings the files
@@ -36,6 +35,7 @@ from typing import Any
 from runtime.gateway.samples.samples import SampleStore
 from runtime.gateway.steps.selection import Named, Selection
 from runtime.shared import redaction
+from runtime.shared.rollout_files import FILE, order_of
 from runtime.shared.schema import Group, Member, Validation
 
 log = logging.getLogger(__name__)
@@ -272,17 +272,11 @@ class _Turns:
 def keep_newest(folder: Path, most_bytes: int) -> None:
     """Remove the files of the oldest steps until the others take no more than that."""
     total = 0
-    for path in sorted(folder.glob("*.jsonl"), key=order_of, reverse=True):
+    found = [path for path in folder.glob("*.jsonl") if FILE.fullmatch(path.name)]
+    for path in sorted(found, key=order_of, reverse=True):
         total += path.stat().st_size
         if total > most_bytes:
             path.unlink(missing_ok=True)
-
-
-def order_of(path: Path) -> tuple[int, ...]:
-    """Sorts the files by their steps: `step-000007`, its validation, `empty-000007-01`."""
-    kind, step, *rest = path.stem.split("-", 2)
-    empty = int(rest[0]) if kind == "empty" else 0
-    return int(step), ("step", "validation", "empty").index(kind), empty
 
 
 def _chosen(selection: Selection, most: int) -> list[list[Named]]:
