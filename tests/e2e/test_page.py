@@ -258,7 +258,8 @@ def test_each_view_at_both_widths_and_in_both_themes(mail: LongRun, tmp_path: Pa
         browser.run("document.querySelector('.hits a').click()")
         browser.until("document.querySelector('.rollout[open] .conversation') !== null")
         # The link to a rollout opens it in a page that was not open before; from a search it leads back.
-        place = browser.run("document.querySelector('.rollout[open] .conversation .facts:last-child a').href")
+        linked = "document.querySelector('.rollout[open] .conversation > .facts:last-child a').href"
+        place = browser.run(linked)
         browser.go("about:blank")
         browser.go(place)
         browser.until("document.querySelector('.rollout[open] .conversation') !== null")
@@ -266,6 +267,8 @@ def test_each_view_at_both_widths_and_in_both_themes(mail: LongRun, tmp_path: Pa
         browser.until("document.querySelector('.hits mark') !== null")
         go(browser, run_id, "rollouts")
         browser.until(f"{READS} && document.querySelector('.hits') === null")
+        go(browser, run_id, "overview")
+        browser.until(STANDS)
         for view in ("settings", "proofs", "logs"):
             go(browser, run_id, view)
             browser.run("new Promise((done) => setTimeout(done, 300))")

@@ -194,7 +194,11 @@ def test_the_recorded_settings_hold_whatever_files_and_variables_say_now(
     assert (again.runtime["train.learning_rate"], again.runtime["train.pack_tokens"]) == ("3e-3", "512")
     assert again.values["train.pack_tokens"].source == "the record of dev"
     sources = record.details["sources"]
-    assert sources["train.pack_tokens"] == "--set train.pack_tokens" and sources["max"] == "--max" and "budget" not in sources
+    assert (
+        sources["train.pack_tokens"] == "--set train.pack_tokens"
+        and sources["max"] == "--max"
+        and "budget" not in sources
+    )
 
 
 @pytest.mark.parametrize(("rate", "bytes_per_second"), [("2MB/s", 2e6), ("none", float("inf"))])
