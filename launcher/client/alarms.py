@@ -45,13 +45,13 @@ class Thresholds:
     flat_groups: float = 0.9
     # Tokens of an answer, as a multiple of the start's.
     length: float = 2.0
-    # Share of an answer's four-word sequences that occurred in it before.
-    repetition: float = 0.5
+    # Share of an answer's four-word sequences that occurred in it before, more than at the start.
+    repetition: float = 0.2
     # Entropy of the sampled tokens, as a share of the start's.
     entropy: float = 0.1
-    # Share of runs with an answer that ended at its length limit.
+    # Share of rollouts with an answer that ended at its length limit.
     truncation: float = 0.25
-    # Share of runs that another model or a judge failed, so that they are left out.
+    # Share of rollouts that another model or a judge failed, so that they are left out.
     outside: float = 0.05
     # Nats a token between the policy that sampled and the one that is trained; also of the oldest alone.
     kl_behaviour: float = 0.05
@@ -145,7 +145,6 @@ class Alarms:
         return found
 
     def _checks(self) -> Iterator[tuple[str, Callable[[], str | None]]]:
-        yield "flat_groups", self._flat_groups
         yield "length", self._length
         yield "repetition", self._repetition
         yield "entropy", self._entropy
@@ -156,6 +155,7 @@ class Alarms:
         yield "masked", self._masked
         yield "stale", self._stale
         yield "ratio_max", self._ratio_max
+        yield "flat_groups", self._flat_groups  # last: those above may be why
 
     # ------------------------------------------------------------- one look each
 
@@ -174,13 +174,27 @@ class Alarms:
             return None
         return (
             f"answers are {now / start:.1f} times as long as at the start ({start:.0f} -> {now:.0f} tokens)"
+            f"{self._reward_meanwhile()}"
         )
 
     def _repetition(self) -> str | None:
-        now = self._recent_mean("repetition")
-        if now is None or now < self.thresholds.repetition:
+        start, now = self._first_mean("repetition"), self._recent_mean("repetition")
+        if start is None or now is None or now < start + self.thresholds.repetition:
             return None
-        return f"answers repeat themselves: {now:.0%} of their four-word sequences were said before"
+        return (
+            f"answers repeat themselves: {now:.0%} of their four-word sequences were said before, "
+            f"{start:.0%} at the start{self._reward_meanwhile()}"
+        )
+
+    def _reward_meanwhile(self) -> str:
+        """Whether the metric seems to pay for it."""
+        window = self.thresholds.window
+        then, now = self._rewards(0, window), self._rewards(-window, None)
+        if not then or not now or fmean(now) <= fmean(then):
+            return ""
+        return (
+            f", and the reward rose with it ({fmean(then):.3f} -> {fmean(now):.3f}): read the best rollouts"
+        )
 
     def _entropy(self) -> str | None:
         start, now = self._first_mean("entropy"), self._recent_mean("entropy")
@@ -192,13 +206,17 @@ class Alarms:
         now = self._recent_mean("truncation")
         if now is None or now < self.thresholds.truncation:
             return None
-        return f"{now:.0%} of the runs had an answer cut off at the length limit"
+        return f"{now:.0%} of the rollouts had an answer cut off at the length limit"
 
     def _outside(self) -> str | None:
         now = self._recent_mean("outside")
         if now is None or now < self.thresholds.outside:
             return None
-        return f"another model or a judge failed in {now:.0%} of the runs: they are left out, not scored"
+        failure = next((it.rollouts.failure for it in reversed(self._steps) if it.rollouts.failure), None)
+        return (
+            f"another model or a judge failed in {now:.0%} of the rollouts, which are left out, not scored"
+            f"{f': {failure}' if failure else ''}"
+        )
 
     def _kl(self, name: str, other: str) -> str | None:
         now, limit = self._recent_mean(name), getattr(self.thresholds, name)

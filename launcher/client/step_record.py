@@ -24,6 +24,7 @@ class StepRollouts:
     how. `parse_rate`, `cut_off_rate`: shares of the answered runs. `length`: the mean answer, in tokens.
     `repetition`: the mean share of an answer's four-word sequences that occurred in it before. `staleness`:
     by the number of steps that a version is older than the newest, the number of answers it sampled.
+    `failure`: how another model or a judge failed, of one run that it failed.
     """
 
     rewards: Mapping[str, Sequence[float]] = field(default_factory=dict)
@@ -34,6 +35,7 @@ class StepRollouts:
     length: float = math.nan
     repetition: float = math.nan
     staleness: Mapping[int, int] = field(default_factory=dict)
+    failure: str | None = None
 
     @property
     def all_rewards(self) -> list[float]:

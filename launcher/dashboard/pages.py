@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from launcher.base.errors import LaunchError
-from launcher.dashboard.run_page_data import RunPageData, settings_of
+from launcher.dashboard.run_page_data import RunPageData
 from launcher.records import lives
 from launcher.records.records import RecordStore, RunRecord
 from launcher.results.rollout_texts import redact
@@ -118,10 +118,12 @@ class Pages:
     def _listed(self, record: RunRecord) -> dict[str, Any]:
         """A run's row. Its figures are read again only when a file has changed."""
         page = self._pages.get(record.id) or RunPageData(self._store, record.id)
-        revision = page.revision(record)
+        revision = f"{page.revision(record)} {len(record.lives)}"
         known = self._rows.get(record.id)
         if known is None or known[0] != revision:
-            known = self._rows[record.id] = (revision, _figures(page.history(record)))
+            settings = {it["name"]: it["value"] for it in page.settings()}
+            figures = _figures(page.history(record)) | {"settings": settings}
+            known = self._rows[record.id] = (revision, figures)
         plan = record.details.get("plan") or {}
         return {
             "id": record.id,
@@ -137,13 +139,13 @@ class Pages:
             "seconds": lives.seconds(record.lives, record.now()),
             "cost": lives.cost(record.lives, record.now()),
             **known[1],
-            "settings": {it["name"]: it["value"] for it in settings_of(record)},
         }
 
 
 def _figures(history: RunHistory) -> dict[str, Any]:
     return {
         "steps": history.steps[-1] if history.steps else 0,
+        "empty": len(history.empty),
         "alarms": [it.name for it in history.alarms],
         **_scores(history),
     }

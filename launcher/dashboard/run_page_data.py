@@ -23,7 +23,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from launcher.dashboard import page_logs
+from launcher.dashboard import page_logs, page_settings
 from launcher.dashboard.page_rollouts import AT_ONCE, RolloutFiles
 from launcher.records import lives
 from launcher.records.endpoint import RESULTS
@@ -87,6 +87,7 @@ class RunPageData:
             "validations": [asdict(it) for it in history.validations],
             "alarms": redact([asdict(it) for it in history.alarms]),
             "empty": redact([asdict(it) for it in history.empty[-_MOST_EMPTY:]]),
+            "empty_steps": len(history.empty),
             "proofs": redact(self._proofs(record)),
         }
 
@@ -107,8 +108,9 @@ class RunPageData:
         return self._history[1]
 
     def settings(self) -> list[dict[str, Any]]:
-        """Name, value and source of each setting that the record has."""
-        return settings_of(self._store.load(self._id))
+        """Name, value and source of each setting, of the run and of what trained on it."""
+        record = self._store.load(self._id)
+        return page_settings.settings_of(record, self._folder / RESULTS, _machine(record))
 
     def logs(self) -> list[dict[str, Any]]:
         """Name and size of each log."""
@@ -150,22 +152,6 @@ class RunPageData:
     def _durability(self, record: RunRecord) -> dict[str, Any]:
         machine = Path(record.machine.get("state_dir") or self._folder / "machine")
         return durable.durability_status(machine, self._folder / RESULTS).to_dict()
-
-
-def settings_of(record: RunRecord) -> list[dict[str, Any]]:
-    """Name, value and source of each setting. An older record has no sources."""
-    sources, unknown = mapping(record.details.get("sources")), "sources" not in record.details
-    values = {**mapping(record.details.get("settings")), **mapping(record.details.get("runtime"))}
-    return redact(
-        [
-            {
-                "name": name,
-                "value": value,
-                "source": "not recorded" if unknown else str(sources.get(name, "default")),
-            }
-            for name, value in values.items()
-        ]
-    )
 
 
 def _machine(record: RunRecord) -> Path | None:

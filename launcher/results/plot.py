@@ -10,15 +10,14 @@ import shlex
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 from launcher.base.errors import PreflightError
 from launcher.results.run_history import RunHistory
 
 FORMATS = (".png", ".svg", ".pdf")
-# Steps that one point of the smooth line is the mean of: a fifth of all, so many at most, an odd number.
-_SMOOTHED_PART, _MOST_SMOOTHED = 5, 25
+# The share of the smooth line that goes on from step to step.
+_SMOOTHING = 0.8
 
 
 def write(file: Path, runs: Mapping[str, RunHistory]) -> None:
@@ -50,12 +49,11 @@ def write(file: Path, runs: Mapping[str, RunHistory]) -> None:
 
 
 def smoothed(values: list[float]) -> list[float]:
-    """The moving mean, each over as many before as behind; at the ends over fewer."""
-    around = min(_MOST_SMOOTHED, len(values) // _SMOOTHED_PART) // 2
-    found = []
-    for at in range(len(values)):
-        reach = min(around, at, len(values) - 1 - at)
-        found.append(fmean(values[at - reach : at + reach + 1]))
+    """The exponential moving average that trackers draw, with its bias corrected."""
+    mean, found = 0.0, []
+    for at, value in enumerate(values, 1):
+        mean = _SMOOTHING * mean + (1 - _SMOOTHING) * value
+        found.append(mean / (1 - _SMOOTHING**at))
     return found
 
 

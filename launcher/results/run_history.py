@@ -217,8 +217,9 @@ def _alarms(
     newest: dict[str, int] = {}
     for line in journal:
         compile_id = str(line.get("compile", ""))
-        if line.get("kind") == "step" and isinstance(version := line.get("version"), int):
-            newest[compile_id] = version
+        if line.get("kind") == "step":
+            version = line.get("version")
+            newest[compile_id] = version if isinstance(version, int) else newest.get(compile_id, 0)
         elif line.get("kind") == "alarm":
             yield from _alarm(line, newest.get(compile_id))
     for line in others:

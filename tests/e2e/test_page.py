@@ -45,6 +45,11 @@ SHOWN_STEP = "Number(document.querySelector('input.step').value)"
 ABOUT = "document.getElementById('about').textContent"
 QUICKSTART_STEPS = 12
 ASKS_OUTSIDE = "fetch('https://outside.example/').then(() => 'went', () => 'refused')"
+CHANGE = """(where, value, name) => {
+    const it = document.querySelector(where);
+    it.value = value;
+    it.dispatchEvent(new Event(name));
+}"""
 INLINE = "Object.assign(document.createElement('script'), {text: 'window.owned = 1'})"
 
 
@@ -293,6 +298,8 @@ def test_the_folder_of_several_runs_is_the_same_page(
         browser.run("slipway.rollouts.choose(3)")
         browser.until(f"{SHOWN_STEP} === 3 && document.querySelector('#rollouts .summary').textContent")
         browser.until("document.querySelectorAll('.rollout').length > 0")
+        filters_end_with_the_run(browser, ids)
+        follow_an_example(browser)
         assert browser.page_bytes() <= MOST_BYTES and painted <= PAINT_SECONDS
         assert browser.complaints == []
         assert all(it.startswith(("file://", "data:")) for it in browser.asked)
@@ -308,6 +315,36 @@ def photograph_runs(browser: Browser, pictures: Path) -> None:
     browser.until("document.querySelectorAll('#compare-charts .uplot').length >= 1")
     assert browser.run("document.querySelectorAll('#differences tr.differs').length") > 0
     photograph(browser, pictures, "compared")
+    choose_figures(browser)
+
+
+def choose_figures(browser: Browser) -> None:
+    """A figure is added, another taken away; the address says so, and brings them back."""
+    shown = "document.querySelector('[data-chart=\"compare {}\"] .uplot') {} null"
+    browser.run(f"({CHANGE})('#compare-controls select', 'grad_norm', 'change')")
+    browser.until(shown.format("grad_norm", "!=="))
+    browser.run("document.querySelector('[data-chart=\"compare reward\"] button.remove').click()")
+    browser.until(shown.format("reward", "==="))
+    place = browser.run("location.href")
+    browser.go("about:blank")
+    browser.go(place)
+    browser.until(f"{shown.format('grad_norm', '!==')} && {shown.format('reward', '===')}")
+
+
+def follow_an_example(browser: Browser) -> None:
+    """The same prompt in the other steps; the file that is open here is the first to be read again."""
+    browser.until(f"{SHOWN_STEP} === {STEPS} && document.querySelector('.group-head a') !== null")
+    browser.run("document.querySelector('.group-head a').click()")
+    browser.until("document.querySelectorAll('.hits tbody tr').length > 0")
+
+
+def filters_end_with_the_run(browser: Browser, ids: list[str]) -> None:
+    go(browser, ids[0], "rollouts")
+    browser.until(READS)
+    browser.run(f"({CHANGE})('#rollouts-controls input.bound', '5000', 'input')")
+    browser.until("document.querySelector('#rollouts > button') !== null")
+    go(browser, ids[1], "rollouts")
+    browser.until(f"{READS} && document.querySelector('#rollouts-controls input.bound').value === ''")
 
 
 def test_a_megabyte_of_text_escapes_and_marks_that_turn_it_around_are_text(

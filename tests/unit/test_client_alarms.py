@@ -56,6 +56,15 @@ def test_a_training_that_goes_well_raises_none() -> None:
     assert raised(lambda step: {}).raised == []
 
 
+def test_answers_that_repeat_as_much_from_the_start_are_no_alarm() -> None:
+    assert raised(lambda step: {"repetition": 0.6}).raised == []
+
+
+def test_what_may_be_the_cause_is_named_before_flat_groups() -> None:
+    found = raised(lambda step: {"flat_groups": 1.0, "truncation": 1.0}).raised
+    assert [it.name for it in found] == ["truncation", "flat_groups"]
+
+
 @pytest.mark.parametrize(
     ("name", "changes", "says"),
     [
@@ -65,9 +74,13 @@ def test_a_training_that_goes_well_raises_none() -> None:
             lambda step: {"length": 20.0 * 1.1**step},
             "2.1 times as long as at the start (24 -> 52 tok",
         ),
-        ("repetition", lambda step: {"repetition": 0.6}, "60% of their four-word sequences"),
+        (
+            "repetition",
+            lambda step: {"repetition": 0.05 * step},
+            "30% of their four-word sequences were said before, 10% at the start, and the reward rose",
+        ),
         ("entropy", lambda step: {"entropy": 0.8 * 0.7**step}, "entropy 0.409 -> 0.034 nats a token"),
-        ("truncation", lambda step: {"truncation": 0.3}, "30% of the runs had an answer cut off"),
+        ("truncation", lambda step: {"truncation": 0.3}, "30% of the rollouts had an answer cut off"),
         ("kl_behaviour", lambda step: {"kl_behaviour": 0.06}, "0.060 nats a token away from the policy that"),
         ("kl_reference", lambda step: {"kl_reference": 1.5}, "1.500 nats a token away from the model before"),
         (
@@ -223,7 +236,7 @@ def test_c47_an_alarm_is_said_once_in_the_terminal_and_in_every_record(
     optimizer = train()
     said = [line for line in capfd.readouterr().err.splitlines() if "ALARM" in line]
     assert said == [
-        "grpo: ALARM truncation after 3 steps: 75% of the runs had an answer cut off at the length limit"
+        "grpo: ALARM truncation after 3 steps: 75% of the rollouts had an answer cut off at the length limit"
     ]
     written = [json.loads(line) for line in (tmp_path / "grpo.jsonl").read_text().splitlines()]
     assert [it["name"] for it in written if it["kind"] == "alarm"] == ["truncation"]

@@ -323,6 +323,40 @@ def test_each_setting_has_its_source(store: RecordStore) -> None:
     assert page_of(store, older).settings()[0]["source"] == "not recorded"
 
 
+def test_what_the_steps_and_the_program_have_set_is_among_the_settings(store: RecordStore) -> None:
+    details = {"runtime": {"train.learning_rate": 0.002, "train.loss": "grpo"}, "sources": {}}
+    record = store.create(name="dev", details=details)
+    results = store.folder(record.id) / "results"
+    results.mkdir()
+    step = {"learning_rate": 0.0001, "loss": "grpo", "schedule_step": 4}
+    lines = [{"step": it, "settings": {**step, "learning_rate": it / 1000}} for it in (1, 5)]
+    (results / "metrics.jsonl").write_text("".join(f"{json.dumps(it)}\n" for it in lines))
+    told = {"kind": "compile", "program": "train.py", "metric": "exact", "steps": 12, "rollouts": 8}
+    (results / "grpo.jsonl").write_text(f"{json.dumps(told)}\n")
+    assert page_of(store, record).settings() == [
+        {"name": "train.learning_rate", "value": 0.005, "source": "step 5"},
+        {"name": "train.loss", "value": "grpo", "source": "default"},
+        {"name": "GRPO.metric", "value": "exact", "source": "train.py"},
+        {"name": "GRPO.num_train_steps", "value": 12, "source": "train.py"},
+        {"name": "GRPO.num_rollouts_per_grpo_step", "value": 8, "source": "train.py"},
+    ]
+    (row,) = Pages(store, record.id).runs()["runs"]
+    assert row["settings"]["train.learning_rate"] == 0.005
+
+
+def test_an_alarm_before_the_first_version_is_after_step_0(store: RecordStore) -> None:
+    record = store.create(name="dev")
+    results = store.folder(record.id) / "results"
+    results.mkdir()
+    alarm = {"kind": "alarm", "compile": "c", "name": "truncation", "text": "all cut off"}
+    lines = [{"kind": "step", "compile": "c", "version": it} for it in (None, None, 1, None)]
+    lines[2:2] = [{**alarm, "step": 2}]
+    (results / "grpo.jsonl").write_text(
+        "".join(f"{json.dumps(it)}\n" for it in [*lines, {**alarm, "step": 4}])
+    )
+    assert [it["step"] for it in page_of(store, record).steps()["alarms"]] == [0, 1]
+
+
 def test_the_page_is_made_of_its_own_files_alone() -> None:
     index = (STATIC / page_files.INDEX).read_text()
     named = re.findall(r'(?:src|href)="([^"]+)"', index)

@@ -155,7 +155,8 @@ def test_b18_a_plot_has_the_files_numbers(
     assert (tmp_path / "both.png").read_bytes().startswith(b"\x89PNG")
     rewards, scores = figures[0].axes
     each, smooth, other, _ = rewards.lines
-    assert [*each.get_ydata()] == [*smooth.get_ydata()] == [reward(it) for it in range(1, 9)]
+    assert [*each.get_ydata()] == [reward(it) for it in range(1, 9)]
+    assert [*smooth.get_ydata()] == plot.smoothed([reward(it) for it in range(1, 9)])
     assert [*other.get_xdata()] == [1, 2, 3, 4]
     lines = [it.lines[0] for it in scores.containers]
     assert [[*it.get_ydata()] for it in lines] == [[0.25, 0.5, 0.75], [0.25, 0.5]]
@@ -271,11 +272,11 @@ def test_b18_only_what_can_be_made_is_promised(
     assert launch("report", "dev", "--to", "no/such/folder/report.svg").returncode == 3
 
 
-def test_b18_the_smooth_line_is_the_mean_around_each_step() -> None:
+def test_b18_the_smooth_line_is_the_trackers_and_its_end_is_as_smooth_as_the_rest() -> None:
     values = [float(it % 2) for it in range(40)]
-    for at, found in enumerate(plot.smoothed(values)):
-        reach = min(4, at, 39 - at)
-        part = values[at - reach : at + reach + 1]
-        assert found == pytest.approx(sum(part) / len(part))
-    straight = [0.5 * it for it in range(40)]
-    assert plot.smoothed(straight) == pytest.approx(straight)
+    for at, found in enumerate(plot.smoothed(values), 1):
+        weights = [0.8**age for age in range(at)]
+        mean = sum(weight * values[at - 1 - age] for age, weight in enumerate(weights)) / sum(weights)
+        assert found == pytest.approx(mean)
+    assert plot.smoothed([0.5] * 40) == pytest.approx([0.5] * 40)
+    assert plot.smoothed([]) == []

@@ -11,6 +11,7 @@ nothing of training or of the wire.
 from __future__ import annotations
 
 import math
+import textwrap
 import time
 import uuid
 from collections import Counter, deque
@@ -47,6 +48,7 @@ from launcher.client.schema import StepStatus
 from launcher.client.step_record import StepRecord, StepRollouts
 
 _Result = TypeVar("_Result")
+_FAILURE_LENGTH = 160
 
 
 @dataclass(frozen=True)
@@ -312,7 +314,12 @@ def step_rollouts(
         length=_mean(tokens for it in rollouts for tokens in it.lengths),
         repetition=_mean(share for it in rollouts for share in it.repeated),
         staleness=staleness,
+        failure=next((_short(it.reason) for it in finished if it.outcome == "outside" and it.reason), None),
     )
+
+
+def _short(reason: str) -> str:
+    return textwrap.shorten(reason, _FAILURE_LENGTH, placeholder=" …")
 
 
 def _mean(values: Iterable[float]) -> float:

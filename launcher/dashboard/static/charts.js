@@ -3,10 +3,11 @@
 'use strict';
 
 (() => {
-  const { draw, smooth, make, isNumber, plural } = window.slipway;
+  const { draw, smooth, SMOOTHED, make, isNumber, plural } = window.slipway;
   const MOST_LINES = 7;
   const SECTIONS = [
     ['learns', 'What it learns'], ['why', 'Why'], ['update', 'The update'], ['cost', 'Speed and money'],
+    ['later', 'Not there yet'],
   ];
   // The charts besides the reward's on which an alarm has its flag.
   const FLAGGED = {
@@ -23,7 +24,8 @@
     return hosts[section];
   }
 
-  function overview(data) {
+  // `live`: whether more can come.
+  function overview(data, live) {
     const xs = data.steps;
     const ends = [...xs, ...data.validations.map((it) => it.version)];
     const span = ends.length ? [Math.min(...ends), Math.max(...ends, Math.min(...ends) + 1)] : [0, 1];
@@ -31,13 +33,16 @@
       .filter((it) => key === 'reward' || FLAGGED[it.name] === key).map((it) => ({ x: it.step, name: it.name }));
     for (const [section, title] of SECTIONS) {
       const host = hostOf(section, title);
-      for (const spec of OF[section](data)) draw(host, { xs, flags: flags(spec.key), digits: 3, ...spec }, span);
+      for (const spec of OF[section](data, live)) draw(host, { xs, flags: flags(spec.key), digits: 3, ...spec }, span);
       const shown = [...host.children].some((it) => !it.hidden);
       host.hidden = host.previousElementSibling.hidden = !shown;
     }
   }
 
   const line = (data, name, label, colour, kind) => ({ name: label, values: data.columns[name] ?? [], colour, kind });
+
+  // Without kl_beta the divergence to the model before training is not measured, and the files say 0.
+  const isMeasured = (data, name) => (data.columns[name] ?? []).some((it) => isNumber(it) && (name !== 'kl_reference' || it !== 0));
 
   // A line that is 0 from the first step to the last tells nothing.
   const unlessZero = (one) => (one.values.some((it) => isNumber(it) && it !== 0) ? one : { ...one, values: [] });
@@ -48,7 +53,7 @@
         key: 'reward', title: 'Reward', files: 'reward', lines: rewards(data), empty: 'No step was rewarded yet.',
         note: noteOfRewards(predictorsOf(data).length),
       },
-      { key: 'validation', title: 'Validation', files: 'val/score', empty: 'No validation was told yet.', ...validations(data) },
+      { key: 'validation', title: 'Validation', files: 'val/score', ...validations(data) },
       { key: 'loss', title: 'Loss', files: 'loss', lines: data.columns.reward ? [] : [line(data, 'loss', 'loss', 0)] },
     ],
     why: (data) => [
@@ -71,13 +76,10 @@
     ],
     update: (data) => [
       { key: 'entropy', title: 'Entropy', files: 'entropy', note: 'nats a token', low: 0, lines: [line(data, 'entropy', 'entropy', 4)] },
-      {
-        key: 'kl', title: 'KL', files: 'kl_behaviour, kl_reference', note: 'nats a token', digits: 4,
-        lines: [line(data, 'kl_behaviour', 'to who sampled', 0), unlessZero(line(data, 'kl_reference', 'to the base', 1))],
-      },
+      divergences(data),
       { key: 'gradient', title: 'Gradient norm', files: 'grad_norm', low: 0, lines: [line(data, 'grad_norm', 'norm', 3)] },
       { key: 'ratio', title: 'Largest ratio', files: 'ratio_max', note: "the trainer's probability of a token to the engine's", low: 0, digits: 2, lines: [line(data, 'ratio_max', 'ratio', 1)] },
-      { key: 'rate', title: 'Learning rate', files: 'learning_rate', low: 0, digits: 6, lines: [line(data, 'learning_rate', 'rate', 6)] },
+      { key: 'rate', title: 'Learning rate', files: 'learning_rate', low: 0, digits: 6, noise: 0, lines: [line(data, 'learning_rate', 'rate', 6)] },
       {
         key: 'staleness', title: 'Staleness', files: 'staleness_mean, staleness_max', note: 'steps that samples are behind', low: 0, high: 1, digits: 2,
         lines: [line(data, 'staleness_mean', 'mean', 0), line(data, 'staleness_max', 'most', 5, 'faint')],
@@ -85,10 +87,10 @@
       { key: 'stopped', title: 'Past a bound of the loss', files: 'stopped/LAG', note: 'share of the tokens, by their age', low: 0, lines: stopped(data) },
     ],
     cost: (data) => [
-      { key: 'speed', title: 'Tokens a second', files: 'tokens_per_second', note: 'sampled, whole steps', low: 0, digits: 0, lines: [line(data, 'tokens_per_second', 'tokens/s', 2)] },
+      { key: 'speed', title: 'Tokens a second', files: 'tokens_per_second', note: 'of trained answers, whole steps', low: 0, digits: 0, lines: [line(data, 'tokens_per_second', 'tokens/s', 2)] },
       {
-        key: 'seconds', title: 'Seconds of a step', files: 'seconds, rollout_seconds, train_seconds', low: 0, digits: 1,
-        lines: [line(data, 'seconds', 'all', 6), line(data, 'rollout_seconds', 'rollouts', 0), line(data, 'train_seconds', 'training', 1)],
+        key: 'seconds', title: 'Seconds of a step', files: 'seconds, rollout_seconds, train_seconds', note: 'the rest: publication, waiting', low: 0, digits: 1,
+        lines: [line(data, 'seconds', 'all', 6), line(data, 'rollout_seconds', 'rollouts', 0), line(data, 'train_seconds', 'trainer', 1)],
       },
       { key: 'money', title: 'Money', files: 'cost', note: 'US dollars', low: 0, digits: 2, lines: [line(data, 'cost', 'spent', 5)] },
       {
@@ -96,7 +98,20 @@
         lines: [unlessZero(line(data, 'counts.turns_joined', 'joined', 2)), unlessZero(line(data, 'counts.sealed', 'begun anew', 1))],
       },
     ],
+    later: (data, live) => [
+      { key: 'no validation', title: 'Validation', files: 'val/score', lines: [], empty: live && !data.validations.length ? 'No validation was told yet.' : '' },
+    ],
   };
+
+  const KL = [['kl_behaviour', 'to the policy that sampled', 0], ['kl_reference', 'to the model before training', 1]];
+
+  function divergences(data) {
+    const measured = KL.filter(([name]) => isMeasured(data, name));
+    return {
+      key: 'kl', title: 'KL', files: measured.map(([name]) => name).join(', '), note: 'nats a token', digits: 4,
+      lines: measured.map(([name, label, colour]) => line(data, name, label, colour)),
+    };
+  }
 
   const predictorsOf = (data) => Object.keys(data.columns).filter((it) => it.startsWith('reward/')).map((it) => it.slice(7));
 
@@ -125,7 +140,7 @@
     const several = names.length > 1 ? names.slice(0, MOST_LINES - 1) : [];
     return [
       { name: 'each step', values, colour: 0, kind: 'faint' },
-      { name: several.length ? 'all, smoothed' : 'smoothed', values: smooth(values), colour: 0 },
+      { name: several.length ? `all, ${SMOOTHED}` : SMOOTHED, values: smooth(values), colour: 0 },
       ...several.map((name, at) => ({ name, values: smooth(data.columns[`reward/${name}`]), colour: at + 1 })),
     ];
   }
@@ -169,5 +184,5 @@
     .map((it) => Number(it.slice(8))).sort((a, b) => a - b)
     .map((age, colour) => line(data, `stopped/${age}`, age ? `${plural(age, 'step')} old` : 'newest', colour));
 
-  Object.assign(window.slipway, { charts: { overview, validations, withTexts } });
+  Object.assign(window.slipway, { charts: { overview, validations, withTexts, isMeasured } });
 })();

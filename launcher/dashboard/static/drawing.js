@@ -2,11 +2,15 @@
 'use strict';
 
 (() => {
-  const { make, fine, number, isNumber } = window.slipway;
+  const { make, fine, number, isNumber, button } = window.slipway;
   const HEIGHT = 190;
   const SYNC = uPlot.sync('steps');
   const WHOLE = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000];
   const NEAR_PIXELS = 9;  // of a flag, for a click to mean it
+  const NOISE = 1e-6;  // what is smaller comes of rounding and reads as 0, unless a chart says otherwise
+  const SPAN_OF_NOISE = 0.01;  // from 0, of the axis where there is nothing else
+  const OLD_WEIGHT = 0.8;
+  const SMOOTHED = `smoothed (EMA ${OLD_WEIGHT})`;
   const charts = new Map();
   let onStep = () => {};
   let onFlag = () => {};
@@ -14,9 +18,10 @@
   const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
   const seriesColour = (at) => colour(`series-${at % 7}`);
 
-  // A chart's figure: spec = {key, title, files, note, xs, lines, flags, low, high, empty}; a line is
-  // {name, values, colour, kind: 'line' | 'faint' | 'marks', errors}, a flag {x, name}. `files`: the names
-  // that the figures have in the run's files. Without a figure and without `empty` there is no chart.
+  // A chart's figure: spec = {key, title, files, note, xs, lines, flags, low, high, noise, empty, remove}; a
+  // line is {name, values, colour, kind: 'line' | 'faint' | 'marks', errors}, a flag {x, name}. `files`: the
+  // names that the figures have in the run's files. `remove` is called by a button. Without a figure and
+  // without `empty` there is no chart.
   function draw(host, spec, span) {
     const chart = charts.get(spec.key) ?? begin(host, spec);
     chart.spec = spec;
@@ -41,7 +46,8 @@
 
   function begin(host, spec) {
     const [note, files] = [make('span', 'note'), make('code', 'files')];
-    const title = make('figcaption', '', [make('h2', '', spec.title), note, files]);
+    const remove = spec.remove ? button('×', spec.remove, 'quiet remove', { 'aria-label': `remove ${spec.title}`, title: 'remove' }) : null;
+    const title = make('figcaption', '', [make('h2', '', spec.title), note, files, remove]);
     const canvas = make('div', 'canvas');
     const nothing = make('p', 'empty', '');
     const figure = make('figure', 'panel chart', [title, canvas, nothing], { 'data-chart': spec.key });
@@ -56,7 +62,7 @@
     chart.lines = lines;
     const axis = { stroke: colour('muted'), font: '12px system-ui, sans-serif', ticks: { show: false } };
     const grid = { stroke: colour('line'), width: 1 };
-    const { xs, low, high, digits = 2 } = chart.spec;
+    const { xs, low, high, digits = 2, noise = NOISE } = chart.spec;
     const whole = digits === 0;
     const plot = new uPlot({
       width: chart.canvas.clientWidth || 300,
@@ -64,7 +70,7 @@
       padding: [10, 12, 0, 0],
       scales: {
         x: { time: false, range: () => chart.span },
-        y: { range: (_, least, most) => around(...withErrors(chart.lines, least, most), low, high) },
+        y: { range: (_, least, most) => around(...withErrors(chart.lines, least, most), low, high, noise) },
       },
       axes: [
         { ...axis, grid: { show: false }, incrs: WHOLE, space: 48, size: 28, gap: 6 },
@@ -74,7 +80,7 @@
       legend: { show: true, live: true, markers: { width: 2 } },
       series: [
         { label: 'step', value: (_, it) => (it === null ? '–' : String(it)) },
-        ...lines.map((line) => seriesOf(line, digits)),
+        ...lines.map((line) => seriesOf(line, digits, noise)),
       ],
       hooks: {
         draw: [(it) => drawErrors(it, chart.lines), (it) => drawFlags(it, chart.flags)],
@@ -92,15 +98,15 @@
     return plot;
   }
 
-  // Where no cursor is, the legend says the newest values.
+  // Where no cursor is, the legend says the values of the last step.
   function showNewest(plot) {
-    const newest = plot.data.map((values) => values.findLastIndex(isNumber));
+    const last = plot.data[0].length - 1;
     const pointed = isNumber(plot.cursor.left) && plot.cursor.left >= 0;
-    const same = newest.every((it, at) => plot.legend.idxs?.[at] === it);
-    if (!pointed && newest[0] >= 0 && !same) plot.setLegend({ idxs: newest.map((it) => (it < 0 ? null : it)) });
+    const same = plot.data.every((_, at) => plot.legend.idxs?.[at] === last);
+    if (!pointed && last >= 0 && !same) plot.setLegend({ idxs: plot.data.map(() => last) });
   }
 
-  function seriesOf(line, digits) {
+  function seriesOf(line, digits, noise) {
     const stroke = seriesColour(line.colour ?? 0);
     const faint = line.kind === 'faint';
     return {
@@ -109,7 +115,7 @@
       width: faint ? 1.25 : 2,
       spanGaps: line.kind === 'marks',
       points: line.kind === 'marks' ? { show: true, size: 6, fill: stroke } : { show: false, size: 5, fill: stroke, filter: alone },
-      value: (_, it) => (it === null || it === undefined ? '–' : fine(it, digits)),
+      value: (_, it) => (it === null || it === undefined ? '–' : Math.abs(it) < noise ? '0' : fine(it, digits)),
     };
   }
 
@@ -174,8 +180,9 @@
     return ends.length ? [Math.min(least, ...ends), Math.max(most, ...ends)] : [least, most];
   }
 
-  function around(least, most, low, high) {
+  function around(least, most, low, high, noise) {
     let [from, to] = [least ?? 0, most ?? 1];
+    if (Math.max(Math.abs(from), Math.abs(to)) < noise) return [isNumber(low) ? 0 : -SPAN_OF_NOISE, SPAN_OF_NOISE];
     const around = Math.abs(from) * 0.1 || 0.05;
     if (from === to) [from, to] = [from - around, to + around];
     const air = 0.08 * (to - from);
@@ -201,21 +208,22 @@
     }
   });
 
-  // The mean over as many steps before as behind; at the ends over fewer.
+  // The exponential moving average with its bias corrected; a missing value is missing in it and changes
+  // nothing.
   function smooth(values) {
-    const known = values.filter(isNumber).length;
-    const reach = Math.floor(Math.min(25, Math.floor(known / 5)) / 2);
-    return values.map((value, at) => {
+    let [mean, known] = [0, 0];
+    return values.map((value) => {
       if (!isNumber(value)) return null;
-      const around = Math.min(reach, at, values.length - 1 - at);
-      const near = values.slice(at - around, at + around + 1).filter(isNumber);
-      return near.reduce((sum, it) => sum + it, 0) / near.length;
+      mean = OLD_WEIGHT * mean + (1 - OLD_WEIGHT) * value;
+      known += 1;
+      return mean / (1 - OLD_WEIGHT ** known);
     });
   }
 
   Object.assign(window.slipway, {
     draw,
     smooth,
+    SMOOTHED,
     whenStepChosen: (call) => { onStep = call; },
     whenFlagChosen: (call) => { onFlag = call; },
     // Forget the charts whose keys begin so: their elements are gone.

@@ -4,27 +4,21 @@
 
 (() => {
   const kept = document.documentElement.dataset.kept === 'yes';
-  const waiting = new Map();
+  const waiting = new WeakMap();  // who waits for a script's value: one for each load
 
-  window.slipwayData = (name, value) => {
-    for (const resolve of waiting.get(name) ?? []) resolve(value);
-    waiting.delete(name);
-  };
+  window.slipwayData = (name, value) => waiting.get(document.currentScript)?.(name, value);
 
   function fromScript(name) {
     return new Promise((resolve, reject) => {
       const script = document.createElement('script');
-      waiting.set(name, [...(waiting.get(name) ?? []), resolve]);
+      waiting.set(script, (said, value) => { if (said === name) resolve(value); });
       script.src = `data/${name}.js`;
-      script.onload = () => {
+      const end = (why) => {  // a value that has come before stays
         script.remove();
-        if (waiting.delete(name)) reject(new Error(`the file ${name} is damaged`));
+        reject(new Error(why));
       };
-      script.onerror = () => {
-        script.remove();
-        waiting.delete(name);
-        reject(new Error(`there is no file ${name}`));
-      };
+      script.onload = () => end(`the file ${name} is damaged`);
+      script.onerror = () => end(`there is no file ${name}`);
       document.head.append(script);
     });
   }

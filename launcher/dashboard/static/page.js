@@ -175,7 +175,7 @@
     if (place.view === 'overview') {
       tables.tiles(head, drawn);
       tables.alarms(drawn.alarms, run, chosen);
-      charts.overview(drawn);
+      charts.overview(drawn, head.run.live);
       tables.dropped(drawn, run, shown.texts.files);
       tables.machine(head);
     } else if (place.view === 'logs') {

@@ -10,9 +10,10 @@
   const [LONG_CHARACTERS, LONG_LINES] = [1200, 16];
   const [MOST_HITS, MOST_LIKE] = [200, 2000];
   const ROLLOUTS_AT_ONCE = 64;
+  const UNFILTERED = { which: 'all', predictor: '', least: null, most: null };
   const state = {
     run: null, data: null, files: [], more: false, route: [], file: null, lines: [], turn: 0, searched: null,
-    kind: 'step', sort: 'reward', which: 'all', predictor: '', least: null, most: null, wanted: null, open: new Set(),
+    kind: 'step', sort: 'reward', ...UNFILTERED, wanted: null, open: new Set(),
   };
   const WHICH = {
     all: ['all', () => true],
@@ -82,7 +83,15 @@
   function of(run) {
     if (run === state.run) return;
     Object.assign(state, { run, data: null, files: [], file: null, lines: [], searched: null, open: new Set() });
+    unfilter();
+    parts.search.value = '';
     parts.host.replaceChildren();
+  }
+
+  function unfilter() {
+    Object.assign(state, UNFILTERED);
+    for (const it of [parts.predictor, parts.least, parts.most]) it.value = '';
+    parts.which.value = UNFILTERED.which;
   }
 
   // What is known of the run has changed: its steps, or its files of texts.
@@ -201,11 +210,7 @@
   function uncover([group, member]) {
     const rollout = groupsOf(state.lines).find((it) => it.id === group)?.rollouts.find((it) => it.key === member);
     if (!rollout) return;
-    if (!fits(rollout)) {
-      Object.assign(state, { which: 'all', predictor: '', least: null, most: null });
-      for (const it of [parts.predictor, parts.least, parts.most]) it.value = '';
-      parts.which.value = 'all';
-    }
+    if (!fits(rollout)) unfilter();
     state.open.add(openKey(group, member));
   }
 
@@ -238,7 +243,7 @@
       const rollouts = [...group.rollouts.values()].sort((a, b) => order(a.reward, b.reward, true));
       const rewards = rollouts.map((it) => it.reward).filter(isNumber);
       const mean = rewards.length ? rewards.reduce((sum, it) => sum + it, 0) / rewards.length : null;
-      return { ...group, rollouts, mean, low: Math.min(...rewards), high: Math.max(...rewards) };
+      return { ...group, rollouts, sent: rollouts.length, scored: rewards.length, mean, low: Math.min(...rewards), high: Math.max(...rewards) };
     });
   }
 
@@ -258,12 +263,17 @@
     const total = all.reduce((sum, it) => sum + it.rollouts.length, 0);
     const words = `${shown === total ? plural(total, 'rollout') : `${count(shown)} of ${plural(total, 'rollout')}`} in ${plural(groups.length, 'group')} of ${titleOf(state.file)} · from ${versionsOf(state.lines)}`;
     parts.host.replaceChildren(
-      make('p', 'muted summary', words), ...missing(total), ...(shown ? groups.map(groupOf) : [empty('None is of this kind.')]),
+      make('p', 'muted summary', words), ...missing(total), ...(shown ? groups.map(groupOf) : total ? filteredOut() : [empty('There is none.')]),
     );
     const wanted = state.wanted && parts.host.querySelector(`[data-rollout="${CSS.escape(state.wanted.join(' '))}"]`);
     wanted?.scrollIntoView({ block: 'start' });
     state.wanted = null;
   }
+
+  const filteredOut = () => [empty('None passes the filters.'), button('clear the filters', () => {
+    unfilter();
+    render();
+  })];
 
   // What is not kept is said, and how to keep more.
   function missing(total) {
@@ -287,20 +297,26 @@
   };
 
   function groupOf(group) {
-    const { rollouts, mean, low, high } = group;
+    const { rollouts, low, high } = group;
     const firsts = rollouts.map((it) => it.lines[0].prompt);
     const shared = rollouts.length > 1 && firsts[0] !== null && firsts.every((it) => it === firsts[0]);
+    const title = (firsts[0] && oneLine(askedOf(rollouts[0].lines[0]))) || group.id || 'no group';
     const head = make('div', 'group-head', [
-      make('span', 'group-id', group.id || 'no group', { title: 'group' }),
       rollouts[0].predictor ? make('span', 'tag', rollouts[0].predictor) : null,
-      mean === null ? null : make('span', 'muted', `mean reward ${number(mean)} · ${number(low, 2)} to ${number(high, 2)}`),
+      group.scored ? make('span', 'muted', rewardsOf(group)) : null,
       firsts[0] ? link('over the steps', state.run, 'rollouts', 'like', state.file, group.id, rollouts[0].key) : null,
+      group.id && group.id !== title ? make('span', 'group-id', group.id, { title: 'group' }) : null,
     ]);
     const first = rollouts.slice(0, ROLLOUTS_AT_ONCE).map((it) => rolloutOf(it, !shared, [low, high]));
     return make('article', 'group', [
-      head, shared ? promptOf(rollouts[0].lines[0]) : null, ...first,
+      make('h3', 'group-title', title, { title }), head, shared ? promptOf(rollouts[0].lines[0], true) : null, ...first,
       rollouts.length > first.length ? make('p', 'muted', `${count(rollouts.length - first.length)} more: filter by reward`) : null,
     ]);
+  }
+
+  function rewardsOf({ mean, low, high, scored, sent }) {
+    const of = scored < sent ? ` of ${scored} of ${sent} scored` : '';
+    return `mean reward ${number(mean)}${of} · ${number(low, 2)} to ${number(high, 2)}`;
   }
 
   // ------------------------------------------------------------- one rollout
@@ -384,19 +400,29 @@
     return make('div', 'turn', [make('span', 'role', role ?? '…'), element, ...more]);
   }
 
-  // Closed: what was asked last. Open: every turn, whose it was.
-  function promptOf(line) {
+  // What a prompt asks last, in its pieces.
+  function askedOf(line) {
     const said = turns(line.prompt);
     const last = said.findLast((it) => it.role === 'user' || it.role === 'tool') ?? said.at(-1);
-    const asked = pieces(last.text);
+    return { role: last.role, pieces: pieces(last.text) };
+  }
+
+  const wordsOf = (asked) => asked.pieces.map((it) => it.text.trim()).join('\n');
+
+  const oneLine = (asked) => wordsOf(asked).replace(/\s+/g, ' ').slice(0, 400);
+
+  // Closed: what was asked last, unless a title above says it. Open: every turn, whose it was.
+  function promptOf(line, isTitled = false) {
+    const asked = askedOf(line);
+    const isTool = asked.role === 'tool' || asked.pieces.some((it) => it.kind === 'result');
     const summary = make('summary', '', [
-      make('span', 'role', asked.some((it) => it.kind === 'result') ? 'tool' : last.role ?? 'prompt'),
-      make('span', 'asked', asked.map((it) => it.text.trim()).join('\n').slice(0, 600)),
+      make('span', 'role', isTool ? 'tool' : 'prompt'),
+      isTitled ? null : make('span', 'asked', wordsOf(asked).slice(0, 600)),
       make('span', 'muted more', `${plural(line.prompt_tokens, 'token')}${line.prompt_cut ? ', beginning left out' : ''}`),
     ]);
     const details = make('details', 'prompt', [summary]);
     details.addEventListener('toggle', () => {
-      if (details.open && details.children.length === 1) details.append(...said.map((it) => turnOf(it.role, it.text)));
+      if (details.open && details.children.length === 1) details.append(...turns(line.prompt).map((it) => turnOf(it.role, it.text)));
     });
     return details;
   }
@@ -413,15 +439,14 @@
       line.completion === null || kindOf(state.file) !== 'step' ? null : line.dropped === null ? 'trained' : null,
     ].filter((it) => it !== null);
     const trouble = [line.failure && `failed: ${line.failure}`, line.dropped && `left out: ${line.dropped}`].filter(Boolean);
+    const ends = [end === null ? null : make('span', 'mark', end), ...trouble.map((it) => make('span', 'trouble', it))].filter((it) => it !== null);
     const text = line.completion === null
       ? [make('p', 'muted', trouble.length ? 'no completion' : 'its text is not kept')]
       : said.length || !line.completion ? elementsOf(said) : [make('span', 'words', bare(line.completion))];
     return make('div', 'turn policy', [
       make('span', 'role', 'policy'),
       ...clamped(make('div', 'text', text), line.completion ?? ''),
-      make('p', 'facts', [
-        document.createTextNode(facts.join(' · ')), end === null ? null : make('span', 'mark', end), ...trouble.map((it) => make('span', 'trouble', it)),
-      ]),
+      make('p', 'facts', [...facts, ...ends].flatMap((it, at) => (at ? [' · ', it] : [it]))),
     ]);
   }
 

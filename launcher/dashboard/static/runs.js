@@ -3,11 +3,13 @@
 
 (() => {
   const {
-    make, isNumber, number, count, duration, money, time, plural, table, empty, button, choice, fill, changed, field, checkbox, address, link, kept, load, draw, smooth, forget, charts, NONE,
+    make, isNumber, number, count, duration, money, time, plural, table, empty, button, choice, fill, changed, field, checkbox, address, link, kept, load, draw, smooth, SMOOTHED, forget, charts, NONE,
   } = window.slipway;
-  const FIRST = ['reward', 'val/score'];
+  const SCORE = 'val/score';
+  const FIRST = ['reward', SCORE, 'length', 'entropy', 'kl_behaviour', 'parse_rate'];
+  const FIGURES = 'figures';  // in an address: the runs before it, the chosen figures behind it
   const MOST_RUNS = 7;
-  const state = { runs: [], turn: 0, inReport: false, chosen: new Set(), filter: '', sort: ['begun', -1], compared: [], data: new Map(), metrics: [...FIRST], differing: true };
+  const state = { runs: [], turn: 0, inReport: false, chosen: new Set(), filter: '', sort: ['begun', -1], compared: [], data: new Map(), figures: [], differing: true };
   const parts = {};
   const COLUMNS = [
     ['', 0, () => null], ['run', 0, (it) => it.label], ['model', 0, (it) => it.model], ['where', 0, (it) => it.where], ['state', 0, (it) => stateOf(it)],
@@ -17,15 +19,12 @@
 
   function begin() {
     parts.compare = button('compare', () => { location.hash = address('compare', ...state.chosen); });
-    parts.compare.disabled = true;
-    document.getElementById('runs-controls').append(field('name, model, command …', (text) => { state.filter = text.toLowerCase(); index(); }), parts.compare);
-    parts.metric = choice('a figure more', [], (name) => {
-      if (name && !state.metrics.includes(name)) state.metrics.push(name);
-      parts.metric.value = '';
-      overlay();
-    });
+    parts.hint = make('span', 'muted');
+    document.getElementById('runs-controls').append(field('name, model, command …', (text) => { state.filter = text.toLowerCase(); index(); }), parts.hint, parts.compare);
+    offerCompare();
+    parts.figure = choice('a figure more', [], (name) => { if (name) showFigures([...state.figures, name]); });
     const differing = checkbox('differences alone', true, (on) => { state.differing = on; settings(); });
-    document.getElementById('compare-controls').append(parts.metric);
+    document.getElementById('compare-controls').append(parts.figure);
     document.getElementById('differences').before(differing.label);
   }
 
@@ -62,22 +61,31 @@
     host.replaceChildren(make('p', 'muted summary', `${plural(found.length, 'run')} ${state.inReport ? 'in this report' : 'on this computer'}`), shown);
   }
 
+  function offerCompare() {
+    const many = state.chosen.size;
+    const hint = many < 2 ? 'tick two runs' : many > MOST_RUNS ? `at most ${MOST_RUNS}` : '';
+    parts.compare.disabled = hint !== '';
+    parts.compare.title = parts.hint.textContent = hint;
+  }
+
   function rowOf(it) {
     const { box } = checkbox('', state.chosen.has(it.id), (on) => {
       if (on) state.chosen.add(it.id);
       else state.chosen.delete(it.id);
-      parts.compare.disabled = state.chosen.size < 2 || state.chosen.size > MOST_RUNS;
-      parts.compare.textContent = state.chosen.size > MOST_RUNS ? `at most ${MOST_RUNS}` : 'compare';
+      offerCompare();
     });
     box.setAttribute('aria-label', `compare ${it.label}`);
     const name = link(it.label, it.id, 'overview');
     name.title = `${it.id} · ${it.command}`;
     return [
-      box, name, it.model, it.where, stateOf(it), time(it.begun), duration(it.seconds), money(it.cost), count(it.steps),
-      it.reward ? `${number(it.reward[0])} → ${number(it.reward[1])}` : NONE, scores(it.validation),
-      it.alarms.length ? make('span', 'trouble', it.alarms.join(', ')) : '',
+      box, name, it.model, it.where, stateOf(it), time(it.begun), duration(it.seconds), money(it.cost), stepsOf(it),
+      it.reward ? `${number(it.reward[0])} → ${number(it.reward[1])}` : NONE, scores(it.validation), alarmsOf(it),
     ];
   }
+
+  const stepsOf = (it) => `${count(it.steps)}${it.empty ? ` + ${count(it.empty)} empty` : ''}`;
+
+  const alarmsOf = (it) => (it.alarms.length ? make('span', 'trouble', it.alarms.join(', ')) : it.live ? 'none yet' : 'none');
 
   const withError = ([score, error]) => (isNumber(error) ? `${number(score)} ±${number(error)}` : number(score));
 
@@ -85,49 +93,79 @@
 
   // ------------------------------------------------------------- beside each other
 
-  async function compare(ids) {
+  // The runs' names, and the chosen figures where the address says some.
+  async function compare(rest) {
     const turn = ++state.turn;
+    const end = rest.indexOf(FIGURES);
+    const ids = end < 0 ? rest : rest.slice(0, end);
     const known = ids.filter((id) => state.runs.some((it) => it.id === id)).slice(0, MOST_RUNS);
     for (const id of known) {
       const { revision } = kept ? {} : await load(`${id}/run`);
       if (!state.data.has(id) || (!kept && state.data.get(id).revision !== revision)) state.data.set(id, await load(`${id}/steps`));
       if (turn !== state.turn) return;
     }
-    if (known.join() !== state.compared.map((it) => it.id).join()) forget('compare ');
+    const before = [state.compared.map((it) => it.id), state.figures];
     state.compared = known.map((id) => state.runs.find((it) => it.id === id));
+    state.figures = end < 0 ? firstFigures() : rest.slice(end + 1);
+    if (JSON.stringify(before) !== JSON.stringify([known, state.figures])) forget('compare ');
+    offerFigures();
     const host = document.getElementById('compare-scores');
     overlay();
     settings();
     if (!changed(host, state.compared)) return;
     const rows = state.compared.map((it, at) => [
-      make('span', `series series-${at}`, '●'), link(it.label, it.id, 'overview'), it.model, count(it.steps), duration(it.seconds), money(it.cost),
+      make('span', `series series-${at}`, '●'), link(it.label, it.id, 'overview'), it.model, stepsOf(it), duration(it.seconds), money(it.cost),
       it.reward ? `${number(it.reward[0])} → ${number(it.reward[1])}` : NONE, scores(it.validation), it.validation ? withError(it.validation.best) : NONE,
-      it.alarms.length ? make('span', 'trouble', it.alarms.join(', ')) : '',
+      alarmsOf(it),
     ]);
     const head = [['', 0], ['run', 0], ['model', 0], ['steps', 1], ['took', 1], ['cost', 1], ['reward', 0], ['held out', 0], ['best', 0], ['alarms', 0]];
     host.replaceChildren(known.length ? table(head, rows) : empty('Choose some runs first.'));
-    const names = new Set(FIRST);
-    for (const id of known) for (const name of Object.keys(state.data.get(id).columns)) names.add(name);
-    fill(parts.metric, [['', 'a figure more …'], ...[...names].sort().map((it) => [it, it])], '');
+  }
+
+  const dataOf = (run) => state.data.get(run.id);
+
+  // Whether a run has the figure.
+  const isThere = (name) => state.compared.some((run) => (
+    name === SCORE ? dataOf(run).validations.some((it) => it.name === 'score') : charts.isMeasured(dataOf(run), name)
+  ));
+
+  // A score that may still come is the last one.
+  function firstFigures() {
+    const waits = !isThere(SCORE) && state.compared.some((run) => run.live);
+    return [...FIRST.filter(isThere), ...(waits ? [SCORE] : [])];
+  }
+
+  function offerFigures() {
+    const names = new Set([SCORE, ...state.compared.flatMap((run) => Object.keys(dataOf(run).columns))]);
+    const more = [...names].filter((it) => isThere(it) && !state.figures.includes(it)).sort();
+    fill(parts.figure, [['', 'a figure more …'], ...more.map((it) => [it, it])], '');
+  }
+
+  // By the address, so that it can be shared.
+  function showFigures(names) {
+    location.hash = address('compare', ...state.compared.map((it) => it.id), FIGURES, ...names);
   }
 
   function overlay() {
     const host = document.getElementById('compare-charts');
-    for (const name of state.metrics) {
-      const each = state.compared.map((run) => seriesOf(state.data.get(run.id), name));
+    for (const name of state.figures) {
+      const each = state.compared.map((run) => seriesOf(dataOf(run), name));
       const xs = [...new Set(each.flatMap((it) => it.xs))].sort((a, b) => a - b);
       const lines = each.map(({ xs: own, values, errors }, colour) => {
         const at = new Map(own.map((x, place) => [x, place]));
         const on = (list) => xs.map((x) => (at.has(x) ? list[at.get(x)] ?? null : null));
-        return { name: state.compared[colour].label, colour, kind: name === 'val/score' ? 'marks' : 'line', values: on(values), ...(errors ? { errors: on(errors) } : {}) };
+        return { name: state.compared[colour].label, colour, kind: name === SCORE ? 'marks' : 'line', values: on(values), ...(errors ? { errors: on(errors) } : {}) };
       });
       const span = xs.length ? [xs[0], Math.max(xs.at(-1), xs[0] + 1)] : [0, 1];
-      draw(host, { key: `compare ${name}`, title: name === 'val/score' ? 'Validation' : name, files: name, note: name === 'reward' ? 'smoothed' : '', xs, lines, digits: 4, still: true, empty: 'None of them has it.' }, span);
+      draw(host, {
+        key: `compare ${name}`, title: name === SCORE ? 'Validation' : name, files: name, note: name === 'reward' ? SMOOTHED : '', xs, lines, digits: 4, still: true,
+        ...(name === 'learning_rate' ? { noise: 0 } : {}), empty: 'None of them has it.', remove: () => showFigures(state.figures.filter((it) => it !== name)),
+      }, span);
     }
   }
 
   function seriesOf(data, name) {
-    if (name !== 'val/score') {
+    if (name !== SCORE) {
       const values = data.columns[name] ?? data.steps.map(() => null);
       return { xs: data.steps, values: name === 'reward' ? smooth(values) : values };
     }

@@ -114,7 +114,7 @@
 
   // A field to type into; `change` hears of it once nobody has typed for a moment.
   function field(label, change, attributes = {}) {
-    const element = make('input', '', null, { type: 'search', placeholder: label, 'aria-label': label, ...attributes });
+    const element = make('input', '', null, { type: 'search', placeholder: label, 'aria-label': label, size: Math.max(20, label.length + 4), ...attributes });
     let waiting = null;
     element.addEventListener('input', () => {
       clearTimeout(waiting);

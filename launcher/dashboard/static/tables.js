@@ -25,12 +25,13 @@
     found.push(tile('Validation', last ? withError(last) : NONE, last
       ? `${since(last.version, scored[0].version, scored[0].score)}${best === last ? '' : ` · best ${withError(best)} at step ${best.version}`}`
       : 'none was told'));
-    found.push(tile('Steps', count(head.standing.committed_step ?? steps.at(-1) ?? 0), stepsBelow(head)));
+    const untrained = data.empty_steps ? ` + ${count(data.empty_steps)} empty` : '';
+    found.push(tile('Steps', `${count(head.standing.committed_step ?? steps.at(-1) ?? 0)}${untrained}`, stepsBelow(head)));
     const recent = at('tokens_per_second').slice(-10).filter(isNumber);
     const speed = recent.length ? recent.reduce((sum, it) => sum + it, 0) / recent.length : null;
     const took = at('seconds').at(-1);
     found.push(tile('Throughput', speed === null ? NONE : `${count(speed)} tok/s`,
-      isNumber(took) ? `sampled, last ${plural(recent.length, 'step')} · ${duration(took)} the newest` : 'known after two steps'));
+      isNumber(took) ? `trained, last ${plural(recent.length, 'step')} · ${duration(took)} the newest` : 'known after two steps'));
     found.push(tile('Money', money(head.money.spent), moneyBelow(head)));
     found.push(head.run.live
       ? tile('Lease left', duration(head.lease.left_seconds), isNumber(head.lease.deadline_left_seconds)
@@ -49,8 +50,10 @@
     const isChosen = (it) => chosen !== null && it.name === chosen.name && it.step === chosen.step;
     document.getElementById('alarms-list').replaceChildren(...all.map((it) => make('div', `alarm ${isChosen(it) ? 'chosen' : ''}`, [
       make('span', 'name', `⚑ ${it.name}`),
-      make('span', 'words', [document.createTextNode(`${it.text} `), it.advice ? make('span', 'advice', it.advice) : null]),
-      link(`after step ${it.step}`, run, 'rollouts', `step-${it.step}`),
+      make('span', 'words', [
+        document.createTextNode(`${it.text} · `), link(`its rollouts: step ${it.step}`, run, 'rollouts', it.step ? `step-${it.step}` : 'empty-0-1'),
+        it.advice ? make('span', 'advice', it.advice) : null,
+      ]),
     ])));
   }
 
@@ -87,6 +90,7 @@
     });
     const trained = (data.columns['counts.trained'] ?? []).reduce((sum, it) => sum + (it ?? 0), 0);
     const left = sums.reduce((sum, it) => sum + it.count, 0);
+    placeDropped(left > 0 || data.empty.length > 0);
     const texts = files.findLast((it) => it.kind === 'empty');
     const none = data.empty.length ? [make('p', 'missing', [
       document.createTextNode(`${emptySteps(data.empty)} `), texts ? link('its rollouts', run, 'rollouts', texts.name) : null,
@@ -99,6 +103,13 @@
     host.replaceChildren(summary, ...none, rows.length
       ? table([['reason', 0], ['samples', 1], ['share', 0], ['in', 1], ['last in step', 1]], rows)
       : empty('Nothing was left out.'));
+  }
+
+  // Trouble stands above the curves, under the alarms.
+  function placeDropped(isTrouble) {
+    const panel = document.getElementById('left-out');
+    if (isTrouble) document.getElementById('charts').before(panel);
+    else document.getElementById('machine').closest('.pair').prepend(panel);
   }
 
   const emptySteps = (all) => `${plural(all.length, 'step')} had nothing to train, the last after step ${count(all.at(-1).after)}: ${all.at(-1).why}`;
