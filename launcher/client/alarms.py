@@ -32,6 +32,8 @@ ADVICE = {
 }
 _NGRAM = 4
 _LAG = re.compile(r"lag(\d+)/trained_tokens")
+# The part of a rise that is an alarm where the reward follows it.
+_WHERE_FOLLOWED = 0.25
 # The share of the tokens that a lag must have to be judged by itself.
 _MIN_TOKEN_SHARE = 0.1
 
@@ -47,6 +49,9 @@ class Thresholds:
     length: float = 2.0
     # Share of an answer's four-word sequences that occurred in it before, more than at the start.
     repetition: float = 0.2
+    # Correlation of rewards with length or repetition, among the runs of an example. Where it is as high, a
+    # quarter of the rise above is an alarm.
+    follows: float = 0.9
     # Entropy of the sampled tokens, as a share of the start's.
     entropy: float = 0.1
     # Share of rollouts with an answer that ended at its length limit.
@@ -170,24 +175,34 @@ class Alarms:
 
     def _length(self) -> str | None:
         start, now = self._first_mean("length"), self._recent_mean("length")
-        if not start or now is None or now < self.thresholds.length * start:
+        rise = (self.thresholds.length - 1) * self._enough("reward_length")
+        if not start or now is None or now < (1 + rise) * start:
             return None
         return (
             f"answers are {now / start:.1f} times as long as at the start ({start:.0f} -> {now:.0f} tokens)"
-            f"{self._reward_meanwhile()}"
+            f"{self._reward_meanwhile('reward_length')}"
         )
 
     def _repetition(self) -> str | None:
         start, now = self._first_mean("repetition"), self._recent_mean("repetition")
-        if start is None or now is None or now < start + self.thresholds.repetition:
+        rise = self.thresholds.repetition * self._enough("reward_repetition")
+        if start is None or now is None or now < start + rise:
             return None
         return (
             f"answers repeat themselves: {now:.0%} of their four-word sequences were said before, "
-            f"{start:.0%} at the start{self._reward_meanwhile()}"
+            f"{start:.0%} at the start{self._reward_meanwhile('reward_repetition')}"
         )
 
-    def _reward_meanwhile(self) -> str:
+    def _enough(self, correlation: str) -> float:
+        """The part of a rise that is an alarm: less of it where the reward follows it."""
+        now = self._recent_mean(correlation)
+        return _WHERE_FOLLOWED if now is not None and now >= self.thresholds.follows else 1.0
+
+    def _reward_meanwhile(self, correlation: str) -> str:
         """Whether the metric seems to pay for it."""
+        if self._enough(correlation) < 1:
+            now = self._recent_mean(correlation)
+            return f", and the reward follows it: a correlation of {now:.2f} among tries of an example"
         window = self.thresholds.window
         then, now = self._rewards(0, window), self._rewards(-window, None)
         if not then or not now or fmean(now) <= fmean(then):
@@ -326,6 +341,10 @@ def _measure(record: StepRecord, name: str) -> float | None:
             return rollouts.length
         case "repetition":
             return rollouts.repetition
+        case "reward_length":
+            return rollouts.reward_length
+        case "reward_repetition":
+            return rollouts.reward_repetition
         case "truncation":
             return rollouts.cut_off_rate
         case "outside":

@@ -22,8 +22,10 @@ class StepRollouts:
 
     `rewards` of each predictor; `by_example` the same ones of each example. `outcomes`: how many runs ended
     how. `parse_rate`, `cut_off_rate`: shares of the answered runs. `length`: the mean answer, in tokens.
-    `repetition`: the mean share of an answer's four-word sequences that occurred in it before. `staleness`:
-    by the number of steps that a version is older than the newest, the number of answers it sampled.
+    `repetition`: the mean share of an answer's four-word sequences that occurred in it before.
+    `reward_length`, `reward_repetition`: the correlation of a run's score with them, within examples.
+    `staleness`: by the number of steps that a version is older than the newest, the number of answers that
+    it sampled.
     `failure`: how another model or a judge failed, of one run that it failed.
     """
 
@@ -34,6 +36,8 @@ class StepRollouts:
     cut_off_rate: float = math.nan
     length: float = math.nan
     repetition: float = math.nan
+    reward_length: float = math.nan
+    reward_repetition: float = math.nan
     staleness: Mapping[int, int] = field(default_factory=dict)
     failure: str | None = None
 
@@ -83,6 +87,8 @@ class StepRecord:
             "cut_off_rate": rollouts.cut_off_rate,
             "length": rollouts.length,
             "repetition": rollouts.repetition,
+            "reward_length": rollouts.reward_length,
+            "reward_repetition": rollouts.reward_repetition,
             "outcomes": dict(rollouts.outcomes),
             "counts": self.status.counts.model_dump(),
             "metrics": dict(self.status.metrics),

@@ -20,7 +20,10 @@ _JOURNAL, _VALIDATIONS, _ALARMS = "grpo.jsonl", "validations.jsonl", "alarms.jso
 _EMPTY = "empty_steps.jsonl"
 _STALENESS = re.compile(r"lag(\d{1,6})/trained_tokens")
 # An optimizer's own figures of a step, in its journal.
-_OPTIMIZERS = ("parse_rate", "cut_off_rate", "length", "repetition", "rollout_seconds", "standard_error")
+_OPTIMIZERS = (
+    "parse_rate", "cut_off_rate", "length", "repetition", "reward_length", "reward_repetition",
+    "rollout_seconds", "standard_error",
+)  # fmt: skip
 _MAX_TEXT_LENGTH = 400
 _MAX_COLUMNS = 512
 

@@ -15,6 +15,9 @@ from launcher.client.step_record import StepRecord, StepRollouts
 _GROUPS, _ANSWERS, _TOKENS = 100, 100, 10_000.0
 
 
+_ROLLOUTS = ("length", "repetition", "reward_length", "reward_repetition")
+
+
 def step_record(
     step: int,
     rewards: Sequence[float] = (),
@@ -27,7 +30,7 @@ def step_record(
     **figures: Any,
 ) -> StepRecord:
     """`figures`: others of its rollouts by their name, and metrics of the trainer."""
-    rollouts = {name: figures.pop(name) for name in ("length", "repetition") if name in figures}
+    rollouts = {name: figures.pop(name) for name in _ROLLOUTS if name in figures}
     metrics = {name: value for name, value in figures.items() if value is not None}
     if masked is not None:
         metrics |= {"trained_tokens": _TOKENS, "masked_tokens": masked * _TOKENS}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import dspy
 import pytest
 
-from launcher.client import GRPO, TrainingFailed
+from launcher.client import GRPO, TrainingFailed, correlation
 from launcher.client.alarms import Alarms, StalenessBucket, Thresholds, repeated_share
 from tests.support.abuses import Asked, answering, length, member, predict
 from tests.support.small_run import CUT_OFF, SmallRun
@@ -56,6 +57,25 @@ def test_a_training_that_goes_well_raises_none() -> None:
     assert raised(lambda step: {}).raised == []
 
 
+def test_answers_that_become_a_little_longer_without_the_reward_are_no_alarm() -> None:
+    assert raised(lambda step: {"length": 20.0 + step, "reward_length": 0.5}).raised == []
+
+
+@pytest.mark.parametrize(
+    ("groups", "found"),
+    [
+        ([[(1.0, 10.0), (2.0, 20.0)], [(5.0, 1.0), (6.0, 11.0)]], 1.0),
+        ([[(1.0, 20.0), (2.0, 10.0)]], -1.0),
+        ([[(1.0, 10.0)], [(2.0, 20.0)]], math.nan),  # between examples alone
+        ([[(1.0, 3.0), (1.0, 4.0)], []], math.nan),
+    ],
+)
+def test_a_correlation_is_that_among_the_tries_of_an_example(
+    groups: list[list[tuple[float, float]]], found: float
+) -> None:
+    assert correlation.within_groups(groups) == pytest.approx(found, nan_ok=True)
+
+
 def test_answers_that_repeat_as_much_from_the_start_are_no_alarm() -> None:
     assert raised(lambda step: {"repetition": 0.6}).raised == []
 
@@ -78,6 +98,16 @@ def test_what_may_be_the_cause_is_named_before_flat_groups() -> None:
             "repetition",
             lambda step: {"repetition": 0.05 * step},
             "30% of their four-word sequences were said before, 10% at the start, and the reward rose",
+        ),
+        (
+            "length",
+            lambda step: {"length": 20.0 + step, "reward_length": 0.95},
+            "as at the start (22 -> 28 tokens), and the reward follows it: a correlation of 0.95",
+        ),
+        (
+            "repetition",
+            lambda step: {"repetition": 0.01 * step, "reward_repetition": 0.95},
+            "7% of their four-word sequences were said before, 2% at the start, and the reward follows it",
         ),
         ("entropy", lambda step: {"entropy": 0.8 * 0.7**step}, "entropy 0.409 -> 0.034 nats a token"),
         ("truncation", lambda step: {"truncation": 0.3}, "30% of the rollouts had an answer cut off"),

@@ -20,7 +20,8 @@ from tests.support.small_run import CUT_OFF, TOKEN, Asked, SmallRun, answering
 # A step's line, in its order: users' programs read the file.
 STEP_KEYS = [
     "kind", "compile", "step", "epoch", "version", "reward", "spread", "rewards", "parse_rate",
-    "cut_off_rate", "length", "repetition", "outcomes", "counts", "metrics", "rollout_seconds",
+    "cut_off_rate", "length", "repetition", "reward_length", "reward_repetition", "outcomes", "counts",
+    "metrics", "rollout_seconds",
     "train_seconds", "groups_again", "lags", "groups_stale", "standard_error",
 ]  # fmt: skip
 GOOD = "[[ ## french ## ]]\nbonjour\n\n[[ ## completed ## ]]"

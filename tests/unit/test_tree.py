@@ -43,7 +43,7 @@ IMPORTERS = {
     "smolagents": {"examples/tiny_agent/smolagents_prompts.py"},
     "transformers": {
         "runtime/trainer/network.py", "runtime/engine/server.py",
-        "examples/tiny_model/", "examples/tiny_agent/make.py",
+        "examples/tiny_model/", "examples/tiny_agent/make.py", "examples/tiny_agent/start.py",
     },
     "dspy": {
         "launcher/client/dspy/", "launcher/client/arbor/", "examples/",

@@ -14,7 +14,7 @@ import math
 import textwrap
 import time
 import uuid
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -22,6 +22,7 @@ from functools import partial, reduce
 from statistics import fmean
 from typing import TypeVar
 
+from launcher.client import correlation
 from launcher.client.dspy.examples import TrainingData
 from launcher.client.dspy.grouping import GroupingResult, build_groups
 from launcher.client.dspy.grpo_config import GRPOConfig
@@ -313,9 +314,20 @@ def step_rollouts(
         cut_off_rate=_mean(it.cut_off for it in answered),
         length=_mean(tokens for it in rollouts for tokens in it.lengths),
         repetition=_mean(share for it in rollouts for share in it.repeated),
+        reward_length=_followed(finished, lambda it: sum(it.lengths)),
+        reward_repetition=_followed(finished, lambda it: _mean(it.repeated)),
         staleness=staleness,
         failure=next((_short(it.reason) for it in finished if it.outcome == "outside" and it.reason), None),
     )
+
+
+def _followed(finished: Sequence[FinishedRun], measure: Callable[[ProgramRollout], float]) -> float:
+    """How closely the scores follow a figure of the answers, among the runs of an example."""
+    groups: dict[int, list[tuple[float, float]]] = defaultdict(list)
+    for it in finished:
+        if it.score is not None and it.run.rollout.lengths:
+            groups[id(it.run.example)].append((it.score.value, measure(it.run.rollout)))
+    return correlation.within_groups(groups.values())
 
 
 def _short(reason: str) -> str:

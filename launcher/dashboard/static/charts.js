@@ -59,6 +59,10 @@
     why: (data) => [
       { key: 'length', title: 'Length of an answer', files: 'length', note: 'tokens', low: 0, digits: 0, lines: [line(data, 'length', 'tokens', 2)] },
       {
+        key: 'follows', title: 'What the reward follows', files: 'reward_length, reward_repetition', note: 'correlation among the tries of an example', low: -1, high: 1, digits: 2,
+        lines: [line(data, 'reward_length', 'length', 2), line(data, 'reward_repetition', 'repetition', 1)],
+      },
+      {
         key: 'ends', title: 'Cut off and parsed', files: 'cut_off_rate, parse_rate', note: 'shares of the rollouts', low: 0, high: 1, digits: 2,
         lines: [line(data, 'cut_off_rate', 'cut off', 1), line(data, 'parse_rate', 'parsed', 2)],
       },
