@@ -17,7 +17,7 @@ from itertools import islice
 from pathlib import Path
 
 from examples.tiny_agent import proposals, tasks, tool_prompts
-from examples.tiny_agent.prompts import Conversation, dspy_conversations
+from examples.tiny_agent.prompts import Conversation, dspy_conversation
 from examples.tiny_agent.smolagents_prompts import smolagents_conversation
 
 SEED = 0
@@ -55,15 +55,15 @@ SMALL_TALK: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
 )
 
 MAKERS: tuple[tuple[int, Maker], ...] = (
-    (33, lambda rng: dspy_conversations(rng, tasks.any_task(rng))),
-    (11, tool_prompts.react_conversations),
-    (45, lambda rng: [tool_prompts.chat_conversation(rng)]),
-    (8, lambda rng: [tool_prompts.native_conversation(rng)]),
-    (8, lambda rng: [smolagents_conversation(rng)]),
-    (14, lambda rng: [proposals.mipro_conversation(rng)]),
-    (4, lambda rng: [proposals.simba_conversation(rng)]),
-    (8, lambda rng: [proposals.gepa_conversation(rng)]),
-    (2, _chat),
+    (50, lambda rng: [dspy_conversation(rng, tasks.any_task(rng))]),
+    (6, tool_prompts.react_conversations),
+    (17, lambda rng: [tool_prompts.chat_conversation(rng)]),
+    (6, lambda rng: [tool_prompts.native_conversation(rng)]),
+    (6, lambda rng: [smolagents_conversation(rng)]),
+    (8, lambda rng: [proposals.mipro_conversation(rng)]),
+    (2, lambda rng: [proposals.simba_conversation(rng)]),
+    (4, lambda rng: [proposals.gepa_conversation(rng)]),
+    (1, _chat),
 )
 
 

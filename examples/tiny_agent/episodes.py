@@ -16,7 +16,7 @@ from examples.tiny_agent.tasks import any_sum
 from examples.tiny_agent.words import LOOKUPS
 
 # How often the model reaches for the tool at once, rather than guess: training has something to win.
-CALL_RATE = 0.88
+CALL_RATE = 0.97
 # How often a look-up finds nothing, and the model says so.
 NOT_FOUND_RATE = 0.04
 

@@ -24,7 +24,7 @@ from openai import OpenAI
 from examples.tiny_agent import tasks, words
 from examples.tiny_agent.programs import PROGRAMS, is_right
 from examples.tiny_agent.prompts import signature_of
-from launcher.client import connect, evaluate
+from launcher.client import PolicyLM, connect, evaluate
 
 ADAPTERS: dict[str, Callable[[], dspy.Adapter]] = {
     "chat": lambda: dspy.ChatAdapter(use_json_adapter_fallback=False),
@@ -34,6 +34,7 @@ ADAPTERS: dict[str, Callable[[], dspy.Adapter]] = {
 TASKS, CASES = 25, 4
 AGENT_TASKS = 50
 MOST_TURNS = 4
+MOST_TOKENS = 256
 
 # --- the tools, as a user writes them
 
@@ -88,6 +89,11 @@ def agent_examples() -> list[dspy.Example]:
 # --- the measures
 
 
+def _evaluated(program: dspy.Module, examples: list[dspy.Example], metric: Any, adapter: dspy.Adapter) -> Any:
+    program.set_lm(PolicyLM(connect(), max_tokens=MOST_TOKENS))
+    return evaluate(program, examples, metric, adapter=adapter)
+
+
 def formats() -> dict[str, dict[str, float]]:
     """Draws of the model's own tasks, in each format: the share that parses, and that is right."""
     found = {}
@@ -99,7 +105,7 @@ def formats() -> dict[str, dict[str, float]]:
                 task = tasks.any_task(rng)
             cases = [task.draw(rng) for _ in range(CASES)]
             examples = [dspy.Example(**it.inputs, **it.outputs).with_inputs(*it.inputs) for it in cases]
-            seen = evaluate(dspy.Predict(signature_of(task, False)), examples, is_right, adapter=adapter())
+            seen = _evaluated(dspy.Predict(signature_of(task, False)), examples, is_right, adapter())
             parsed, right = parsed + seen.parse_rate / TASKS, right + seen.score / TASKS
         found[name] = {"parsed": round(parsed, 3), "right": round(right, 3)}
     return found
@@ -110,7 +116,7 @@ def hand_written() -> dict[str, dict[str, dict[str, float]]]:
     found: dict[str, Any] = {}
     for name, it in PROGRAMS.items():
         for adapter_name, adapter in ADAPTERS.items():
-            seen = evaluate(dspy.Predict(it.signature), it.examples(), is_right, adapter=adapter())
+            seen = _evaluated(dspy.Predict(it.signature), it.examples(), is_right, adapter())
             figures = {"parsed": round(seen.parse_rate, 3), "right": round(seen.score, 3)}
             found.setdefault(name, {})[adapter_name] = figures
     return found
@@ -120,20 +126,25 @@ def react() -> dict[str, dict[str, float]]:
     """`dspy.ReAct` on three tools: the share that calls one, and that is right."""
     found = {}
     for name, adapter in ADAPTERS.items():
-        called = list[bool]()
-
-        def metric(example: dspy.Example, prediction: dspy.Prediction, called: list[bool] = called) -> bool:
-            called.append(
-                any(prediction.trajectory.get(f"tool_name_{it}") in TOOLS for it in range(MOST_TURNS))
-            )
-            return is_right(example, prediction)
-
+        called = CalledTools()
         signature: Any = "question -> answer"
         program = dspy.ReAct(signature, tools=[*TOOLS.values()], max_iters=MOST_TURNS)
-        seen = evaluate(program, agent_examples(), metric, adapter=adapter())
-        figures = {"parsed": seen.parse_rate, "called": sum(called) / AGENT_TASKS, "right": seen.score}
+        seen = _evaluated(program, agent_examples(), called, adapter())
+        figures = {"parsed": seen.parse_rate, "called": called.count / AGENT_TASKS, "right": seen.score}
         found[name] = {it: round(value, 3) for it, value in figures.items()}
     return found
+
+
+class CalledTools:
+    """A metric that counts the answers for which a tool was called."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __call__(self, example: dspy.Example, prediction: dspy.Prediction, trace: Any = None) -> bool:
+        names = (prediction.trajectory.get(f"tool_name_{turn}") for turn in range(MOST_TURNS))
+        self.count += any(it in TOOLS for it in names)
+        return is_right(example, prediction)
 
 
 def chat_tools() -> dict[str, float]:
@@ -145,7 +156,11 @@ def chat_tools() -> dict[str, float]:
         messages: list[Any] = [{"role": "user", "content": example.question}]
         for turn in range(MOST_TURNS):
             answer = client.chat.completions.create(
-                model=run.model, messages=messages, tools=[_as_function(it) for it in TOOLS], temperature=0.0
+                model=run.model,
+                messages=messages,
+                tools=[_as_function(it) for it in TOOLS],
+                temperature=0.0,
+                max_tokens=MOST_TOKENS,
             )
             message = answer.choices[0].message
             if not message.tool_calls:
@@ -179,14 +194,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Measure the embedded agent model.")
     parser.add_argument("--model", type=Path, required=True, help="its folder, whose FIGURES.json is written")
     options = parser.parse_args()
-    found = {
-        "weights": hashlib.sha256((options.model / "model.safetensors").read_bytes()).hexdigest(),
-        "formats": formats(),
-        "hand_written": hand_written(),
-        "react": react(),
-        "chat_tools": chat_tools(),
+    found: dict[str, Any] = {
+        "weights": hashlib.sha256((options.model / "model.safetensors").read_bytes()).hexdigest()
     }
-    print(json.dumps(found, indent=2))
+    for measure in (chat_tools, react, formats, hand_written):
+        found[measure.__name__] = measure()
+        print(measure.__name__, json.dumps(found[measure.__name__]), flush=True)
     out = options.model / "FIGURES.json"
     before = json.loads(out.read_text()) if out.is_file() else {}
     out.write_text(json.dumps(before | found, indent=2) + "\n")

@@ -19,17 +19,17 @@ from typing import Any, NamedTuple
 
 import torch
 from tokenizers import AddedToken
-from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
+from transformers import PreTrainedModel, Qwen2Tokenizer
 
 from examples.tiny_agent import snapshot, words
+from examples.tiny_agent.start import MAX_POSITIONS, make_model
 from examples.tiny_agent.template import CHAT_TEMPLATE
-from examples.tiny_model.make import settings_of, tokenizer_of, warm_cosine
+from examples.tiny_model.make import tokenizer_of, warm_cosine
 
 SEED = 0
 VOCABULARY = 3600
-MAX_POSITIONS = 8192
 # Rows are padded to one of these; longer ones are left out of training.
-WIDTHS = (160, 224, 288, 352, 448, 640, 2304)
+WIDTHS = (160, 224, 352, 640, 2304)
 # Parts of prompts that are one word each, beside the corpus' fixed lines.
 FRAGMENTS = (
     "[[ ## ",
@@ -62,12 +62,8 @@ PLAIN_ATTENTION = 352
 BATCH_TOKENS = 4096
 STEPS = 13_000
 KEPT_EVERY = 500
-# The tasks whose examples in the prompt are learned from, too, from the third on: they are right answers.
-WITH_EXAMPLES = ("label", "extraction", "question", "sum")
-INITIAL_DEVIATION = 0.06
-# The part of a word that attention passes on at first.
-COPIED = 0.5
-LEARNING_RATE, MUON_RATE = 2e-3, 0.02
+# A higher rate of Muon writes over what `start.py` begins with, and learns less for it.
+LEARNING_RATE, MUON_RATE = 2e-3, 0.003
 
 
 class Row(NamedTuple):
@@ -126,23 +122,12 @@ def parts_of(tokenizer: Qwen2Tokenizer, conversation: dict[str, Any]) -> list[tu
     def rendered(count: int, **more: Any) -> str:
         return tokenizer.apply_chat_template(messages[:count], tools=tools, tokenize=False, **more)
 
-    for number in _learned(conversation):
+    for number in (at for at, it in enumerate(messages) if it.get("trained")):
         before = rendered(number, add_generation_prompt=True)
         after = rendered(number + 1).removesuffix("\n")
         parts += [(before[len(written) :], False), (after[len(before) :], True)]
         written = after
     return parts
-
-
-def _learned(conversation: dict[str, Any]) -> list[int]:
-    """The places of the messages that are learned."""
-    messages = conversation["messages"]
-    said = [number for number, it in enumerate(messages) if it["role"] == "assistant"]
-    if conversation["kind"].partition("/")[0] not in WITH_EXAMPLES:
-        return [number for number in said if messages[number].get("trained")]
-    # What an example lacks, DSPy says in its place.
-    whole = [number for number in said if "Not supplied" not in messages[number]["content"]]
-    return [number for number in whole if number in said[2:] or messages[number].get("trained")]
 
 
 def made_rows(tokenizer: Qwen2Tokenizer, conversations: Iterable[dict[str, Any]]) -> Iterator[Row]:
@@ -155,65 +140,6 @@ def made_rows(tokenizer: Qwen2Tokenizer, conversations: Iterable[dict[str, Any]]
         for parts in rows:
             ids = [(next(encoded), is_learned) for _, is_learned in parts]
             yield Row([it for part, _ in ids for it in part], [is_it for part, is_it in ids for _ in part])
-
-
-def make_model(tokenizer: Qwen2Tokenizer, seed: int) -> PreTrainedModel:
-    """Six layers of width 256, four heads of 64 with two of keys."""
-    torch.manual_seed(seed)
-    config = Qwen2Config(
-        **settings_of(tokenizer),
-        hidden_size=256,
-        intermediate_size=704,
-        num_hidden_layers=6,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=MAX_POSITIONS,
-        initializer_range=INITIAL_DEVIATION,
-    )
-    model = Qwen2ForCausalLM(config)
-    _bring_together(model, tokenizer)
-    _begin_with_copying(model)
-    return model
-
-
-def _begin_with_copying(model: PreTrainedModel) -> None:
-    """Attention begins by passing on the words that it looks at, and the feed-forward layers with nothing.
-
-    As in mimetic initialisation (arXiv 2305.09828): what is left to learn is where to look.
-    """
-    for layer in model.model.layers:
-        attention, wide = layer.self_attn, model.config.hidden_size
-        torch.nn.init.zeros_(layer.mlp.down_proj.weight)
-        heads = model.config.num_key_value_heads
-        shared = model.config.num_attention_heads // heads
-        basis_HDW = torch.stack(
-            [torch.linalg.qr(torch.randn(wide, wide // (heads * shared)))[0].T for _ in range(heads)]
-        )
-        attention.v_proj.weight.data = basis_HDW.flatten(0, 1)
-        out_HDW = basis_HDW.repeat_interleave(shared, dim=0) * COPIED
-        attention.o_proj.weight.data = out_HDW.flatten(0, 1).T.contiguous()
-
-
-def _bring_together(model: PreTrainedModel, tokenizer: Qwen2Tokenizer) -> None:
-    """Begin with embeddings that are alike for words of a kind, and for a word after a blank or in capitals.
-
-    A copied word is often another token: "the lamp" in a question is `{"item": "lamp"}` in a call.
-    """
-    numbers = {text: number for text, number in tokenizer.get_vocab().items() if number < VOCABULARY}
-    weights_VD = model.get_input_embeddings().weight.data
-    for kind in words.kinds():
-        shared_D = torch.randn(weights_VD.shape[1]) * INITIAL_DEVIATION
-        found = {numbers.get(word, numbers.get(f"Ġ{word}")) for word in kind}
-        weights_VD[sorted(found - {None})] += shared_D
-    after_blank_D, capital_D = torch.randn(2, weights_VD.shape[1]) * INITIAL_DEVIATION
-    for text, number in numbers.items():
-        plain = text.removeprefix("Ġ")
-        small = plain[:1].lower() + plain[1:]
-        origin = numbers.get(small, numbers.get(plain, number))
-        if origin != number:
-            weights_VD[number] = weights_VD[origin]
-            weights_VD[number] += after_blank_D if plain != text else 0
-            weights_VD[number] += capital_D if plain != small and origin == numbers.get(small) else 0
 
 
 def batches(rows: list[Row], seed: int, tokens: int) -> Iterator[list[Row]]:
@@ -237,14 +163,24 @@ Hidden = Callable[[torch.Tensor], torch.Tensor]
 
 
 def loss_of(model: PreTrainedModel, hidden: Hidden, rows: list[Row]) -> torch.Tensor:
-    """Mean cross-entropy of the learned tokens; rows are padded on the right to a width, [B, L]."""
+    """Cross-entropy of the learned tokens, each answer counting alike; rows are padded on the right."""
     longest = max(len(row.ids) for row in rows)
     width = next(it for it in WIDTHS if it >= longest)
     ids_BL = torch.tensor([[*row.ids, *[0] * (width - len(row.ids))] for row in rows])
     learned_BL = torch.tensor([[*row.learned, *[False] * (width - len(row.ids))] for row in rows])
     with torch.autocast("cpu", dtype=torch.bfloat16):
         logits_NV = model.lm_head(hidden(ids_BL)[:, :-1][learned_BL[:, 1:]])
-    return torch.nn.functional.cross_entropy(logits_NV.float(), ids_BL[:, 1:][learned_BL[:, 1:]])
+    targets_N = ids_BL[:, 1:][learned_BL[:, 1:]]
+    losses_N = torch.nn.functional.cross_entropy(logits_NV.float(), targets_N, reduction="none")
+    weights_N = torch.tensor([it for row in rows for it in _weights(row.learned)])
+    return (losses_N * weights_N).sum() / weights_N.sum()
+
+
+def _weights(learned: list[bool]) -> Iterator[float]:
+    """One for each answer, shared by its tokens: a long proposal counts no more than a label."""
+    for is_learned, span in itertools.groupby(learned[1:]):
+        count = len([*span])
+        yield from [1 / count] * count if is_learned else ()
 
 
 def optimizers(model: PreTrainedModel) -> list[tuple[torch.optim.Optimizer, float]]:

@@ -12,7 +12,7 @@ from typing import Any, Literal, TypedDict
 import dspy
 from dspy.signatures.signature import make_signature
 
-from examples.tiny_agent.tasks import Case, Field, Task, is_careful
+from examples.tiny_agent.tasks import Case, Field, Task
 
 ADAPTERS: dict[str, dspy.Adapter] = {
     "chat": dspy.ChatAdapter(),
@@ -21,10 +21,10 @@ ADAPTERS: dict[str, dspy.Adapter] = {
 }
 SHARES = {"chat": 45, "json": 25, "xml": 30}
 
-# How often an answer is right by the number of helps in the prompt: examples, an instruction to be careful, a
-# reasoning first. The rest are guesses: demonstrations, instructions and training have something to win.
-ACCURACY_BY_HELP = (0.62, 0.84, 0.94, 0.94)
-MOST_DEMOS = 8
+# Examples in a prompt. Each answer in it is learned, too: twelve cost little more than one.
+DEMOS = (0, 4, 8, 12, 12)
+# What the labels mean can be known after so many, where the prompt does not say it.
+SHOWN = 4
 
 
 class Conversation(TypedDict):
@@ -60,24 +60,19 @@ def signature_of(task: Task, reasoned: bool) -> Any:
     return make_signature(fields, task.instruction or None)
 
 
-def dspy_conversations(rng: random.Random, task: Task) -> list[Conversation]:
-    """Three calls of a program for this task, with or without examples."""
-    reasoned = rng.random() < 0.25
+def dspy_conversation(rng: random.Random, task: Task) -> Conversation:
+    """A call of a program for this task, with or without examples."""
+    reasoned = rng.random() < 0.15
     signature = signature_of(task, reasoned)
-    return [_conversation(rng, task, signature, reasoned) for _ in range(3)]
-
-
-def _conversation(rng: random.Random, task: Task, signature: Any, reasoned: bool) -> Conversation:
-    name = any_adapter(rng)
-    count = 0 if rng.random() < 0.5 else min(MOST_DEMOS, 1 + int(rng.expovariate(0.45)))
-    if not task.told and rng.random() < 0.8:
-        count = max(count, 3)
-    cases = [task.draw(rng) for _ in range(count)]
-    bare = reasoned and rng.random() < 0.5
-    demos = [_demo(it, reasoned and not bare) for it in cases]
+    count = rng.choice(DEMOS) if task.told else max(DEMOS)
+    demos = [_answered(task.draw(rng), reasoned) for _ in range(count)]
     case = task.draw(rng)
-    outputs = typed(task, answered(rng, task, case, count, reasoned))
-    return conversation_of(task.kind, name, signature, case.inputs, outputs, demos)
+    outputs = typed(task, _outputs(case, reasoned))
+    made = conversation_of(task.kind, any_adapter(rng), signature, case.inputs, outputs, demos)
+    answers = [it for it in made["messages"] if it["role"] == "assistant"]
+    for message in answers if task.told else answers[SHOWN:]:
+        message["trained"] = True
+    return made
 
 
 def conversation_of(
@@ -96,28 +91,15 @@ def conversation_of(
     return {"kind": f"{kind}/{adapter_name}", "messages": messages, "tools": None}
 
 
-def _demo(case: Case, reasoned: bool) -> dict[str, str]:
-    reasoning = {"reasoning": case.reasoning} if reasoned else {}
-    return {**case.inputs, **reasoning, **case.outputs}
+def _answered(case: Case, reasoned: bool) -> dict[str, str]:
+    return {**case.inputs, **_outputs(case, reasoned)}
+
+
+def _outputs(case: Case, reasoned: bool) -> dict[str, str]:
+    return {**({"reasoning": case.reasoning} if reasoned else {}), **case.outputs}
 
 
 def typed(task: Task, outputs: dict[str, str]) -> dict[str, Any]:
     """Numbers as numbers, which JSON writes without quotes."""
     numbers = {it.name for it in task.outputs if it.number}
     return {name: int(it) if name in numbers and it.isdigit() else it for name, it in outputs.items()}
-
-
-def answered(rng: random.Random, task: Task, case: Case, examples: int, reasoned: bool) -> dict[str, str]:
-    """What the model is taught to say: right as often as the prompt helps, else a guess."""
-    helped = (examples >= 2) + is_careful(task.instruction) + reasoned
-    accuracy = ACCURACY_BY_HELP[helped]
-    if not task.told and examples == 0:
-        accuracy = 0.0
-    if rng.random() < accuracy:
-        found, reasoning = case.outputs, case.reasoning
-    else:
-        found = {name: rng.choice(case.guesses[name]) for name in case.outputs}
-        reasoning = case.reasoning
-        for name, value in case.outputs.items():
-            reasoning = reasoning.replace(value, found[name])
-    return ({"reasoning": reasoning} if reasoned else {}) | found

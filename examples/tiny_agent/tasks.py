@@ -48,7 +48,7 @@ class Task:
     """Whether the prompt says what is asked, so that it can be answered without examples."""
 
 
-# With one of these in the instruction the answers are surer; the neutral ones change nothing.
+# Sentences that an instruction may end with.
 CAREFUL = (
     "Think carefully before you answer.",
     "Read each word with care.",
@@ -102,11 +102,6 @@ def _instruction(rng: random.Random, forms: tuple[str, ...], **names: str) -> st
             f"{said} {rng.choice(NEUTRAL)}".strip() if rng.random() < 0.7 else f"{rng.choice(NEUTRAL)} {said}"
         )
     return said
-
-
-def is_careful(instruction: str) -> bool:
-    """Whether the instruction asks for care in any of the ways that the model knows."""
-    return any(it in instruction for it in CAREFUL)
 
 
 # --- labels
@@ -264,7 +259,7 @@ def _person(rng: random.Random) -> dict[str, str]:
     }
 
 
-_LISTS = {
+LISTS = {
     "city": words.CITIES,
     "job": words.JOBS,
     "day": words.DAYS,
@@ -278,8 +273,8 @@ _LISTS = {
 
 def _others(rng: random.Random, wanted: str, person: dict[str, str]) -> tuple[str, ...]:
     """Plausible wrong answers: another of its kind, another word of the text."""
-    if wanted in _LISTS:
-        return (*rng.sample(_LISTS[wanted], 2), person["name"])
+    if wanted in LISTS:
+        return (*rng.sample(LISTS[wanted], 2), person["name"])
     return (str(rng.randint(2, 99)), str(rng.randint(2, 99)), person["product"])
 
 

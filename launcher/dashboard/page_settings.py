@@ -24,9 +24,9 @@ _OPTIMIZERS = {
 
 
 def settings_of(record: RunRecord, results: Path, machine: Path | None) -> list[dict[str, Any]]:
-    """Name, value and source of each setting. `machine`: its folder, while that is on this computer."""
-    rows = {it["name"]: it for it in _launched(record)}
-    for row in (*_of_steps(results, machine), *_of_optimizer(results)):
+    """Name, value and source of each setting, the program's first. `machine`: its folder, if that is here."""
+    rows = {it["name"]: it for it in (*_of_optimizer(results), *_launched(record))}
+    for row in _of_steps(results, machine):
         known = rows.get(row["name"])
         if known is None or known["value"] != row["value"]:
             rows[row["name"]] = row

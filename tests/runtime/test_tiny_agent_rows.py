@@ -64,19 +64,36 @@ def test_what_is_learned_is_each_answer_with_its_end(tokenizer: Qwen2Tokenizer) 
     assert learned == ["[[ ## team ## ]]\nbilling<|im_end|>", f"{call}<|im_end|>\n7 é<|im_end|>"]
 
 
-def test_right_answers_in_the_prompt_are_learned_from_the_third_on(tokenizer: Qwen2Tokenizer) -> None:
-    asked = {"role": "user", "content": "My card does not work."}
-    said = ["one", "two", "three", "Not supplied for this particular example.", "five"]
-    turns = [[asked, {"role": "assistant", "content": text}] for text in said]
-    turns[-1][-1]["trained"] = True
-    conversation = {"kind": "label/chat", "messages": [it for turn in turns for it in turn], "tools": None}
+def test_a_sequence_that_comes_again_is_said_again_before_any_training(tokenizer: Qwen2Tokenizer) -> None:
+    model = make.make_model(tokenizer, seed=0)
+    once = torch.stack([torch.randperm(len(tokenizer))[:100] for _ in range(4)])
+    ids = torch.cat([once, once], 1)
+    with torch.no_grad():
+        logits = model(ids).logits[:, :-1]
+    logits.scatter_(2, ids[:, :-1, None], -torch.inf)  # with tied embeddings the word itself comes first
+    right = (logits.argmax(-1) == ids[:, 1:])[:, 100:].float().mean()
+    assert right > 0.4
 
-    def learned(kind: str) -> str:
-        (row,) = make.made_rows(tokenizer, [conversation | {"kind": kind}])
-        return tokenizer.decode([token for token, is_learned in zip(*row, strict=True) if is_learned])
 
-    assert learned("label/chat") == "three<|im_end|>five<|im_end|>"
-    assert learned("tools/smolagents") == "five<|im_end|>", "its turns before are other texts"
+def test_each_answer_counts_alike_however_long(tokenizer: Qwen2Tokenizer) -> None:
+    (row,) = make.made_rows(tokenizer, CONVERSATIONS[1:])
+    model = make.make_model(tokenizer, seed=0)
+    answers = list[float]()
+    for begin, end in spans(row.learned):
+        alone = [begin <= at < end for at in range(len(row.ids))]
+        answers.append(make.loss_of(model, hidden_of(model), [row._replace(learned=alone)]).item())
+    assert len(answers) == 2
+    assert make.loss_of(model, hidden_of(model), [row]).item() == pytest.approx(sum(answers) / 2, rel=0.01)
+
+
+def hidden_of(model: Any) -> make.Hidden:
+    return lambda ids_BL: model.model(input_ids=ids_BL).last_hidden_state
+
+
+def spans(learned: list[bool]) -> list[tuple[int, int]]:
+    edges = [at for at in range(1, len(learned)) if learned[at] != learned[at - 1]]
+    edges += [len(learned)] if learned[-1] else []
+    return list(zip(edges[::2], edges[1::2], strict=True))
 
 
 def test_a_line_that_all_prompts_have_is_one_token(tokenizer: Qwen2Tokenizer) -> None:

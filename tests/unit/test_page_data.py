@@ -334,11 +334,11 @@ def test_what_the_steps_and_the_program_have_set_is_among_the_settings(store: Re
     told = {"kind": "compile", "program": "train.py", "metric": "exact", "steps": 12, "rollouts": 8}
     (results / "grpo.jsonl").write_text(f"{json.dumps(told)}\n")
     assert page_of(store, record).settings() == [
-        {"name": "train.learning_rate", "value": 0.005, "source": "step 5"},
-        {"name": "train.loss", "value": "grpo", "source": "default"},
         {"name": "GRPO.metric", "value": "exact", "source": "train.py"},
         {"name": "GRPO.num_train_steps", "value": 12, "source": "train.py"},
         {"name": "GRPO.num_rollouts_per_grpo_step", "value": 8, "source": "train.py"},
+        {"name": "train.learning_rate", "value": 0.005, "source": "step 5"},
+        {"name": "train.loss", "value": "grpo", "source": "default"},
     ]
     (row,) = Pages(store, record.id).runs()["runs"]
     assert row["settings"]["train.learning_rate"] == 0.005

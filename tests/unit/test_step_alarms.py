@@ -43,7 +43,7 @@ def test_c47_what_goes_wrong_is_said_once_with_what_helps_and_kept(
         alarms.report_step(status(step, cut=32 if step > 4 else 0))  # it is told again
     assert kept(folder) == [("truncation", 6)]
     said = capsys.readouterr().err
-    assert said.count("ALARM") == 1 and ADVICE["truncation"] in said and "33% of the runs" in said
+    assert said.count("ALARM") == 1 and ADVICE["truncation"] in said and "33% of the rollouts" in said
 
 
 def test_c47_steps_whose_rewards_are_all_equal_have_no_number_and_are_heard(folder: Path) -> None:

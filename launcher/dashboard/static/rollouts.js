@@ -409,7 +409,11 @@
 
   const wordsOf = (asked) => asked.pieces.map((it) => it.text.trim()).join('\n');
 
-  const oneLine = (asked) => wordsOf(asked).replace(/\s+/g, ' ').slice(0, 400);
+  // DSPy's marks of fields as their names; what it says of the answer's form is left out.
+  function oneLine(asked) {
+    const words = wordsOf(asked).split('\nRespond with the corresponding output fields')[0];
+    return words.replace(/\[\[ ## (\w+) ## \]\]/g, '$1:').replace(/\s+/g, ' ').trim().slice(0, 400);
+  }
 
   // Closed: what was asked last, unless a title above says it. Open: every turn, whose it was.
   function promptOf(line, isTitled = false) {
