@@ -129,7 +129,7 @@
 
   const nothing = () => (kept && !window.slipway.hasTexts
     ? `The texts of a run are on its own page: launch open ${state.run}`
-    : 'There are no texts yet: the first step is still being rolled out, or the run keeps none (logged_rollouts=0).');
+    : 'There are no texts: no step was rolled out yet, or the run keeps none (logged_rollouts=0).');
 
   function absent(file) {
     state.file = null;
