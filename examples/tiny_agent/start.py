@@ -2,8 +2,8 @@
 
 The first layer's first head looks at the word before, by its biases and rotary positions alone; two heads of
 the second layer look for a place that came after the present word, and pass on the word that is there: an
-induction head (arXiv 2209.11895). Words of a kind begin alike. From random weights two hours of two cores do
-not find these by themselves (tests/bench/RESULTS.md). Neighbours: `make.py` trains from here.
+induction head (arXiv 2209.11895). Words of a kind begin alike. What it gains is in tests/bench/RESULTS.md.
+Neighbours: `make.py` trains from here.
 """
 
 from __future__ import annotations

@@ -189,7 +189,7 @@ class PageRoutes:
     def _last_pieces(self) -> dict[str, Any]:
         return {
             part: self._page.get(f"{self._page.current}/{part}", {}, None, None)
-            for part in ("run", "steps", "texts")
+            for part in ("run", "steps", "texts", "settings")
         }
 
     def _piece(

@@ -77,8 +77,8 @@ class CompileScores:
 class RunHistory:
     """One run's figures. `columns`: a value for each of `steps`, by its name in the files: the trainer's
     metrics as they are, counts as `counts.NAME`, an optimizer's own as in `grpo.jsonl`; and `seconds` (since
-    the step before), `tokens_per_second` (sampled), `length` (tokens of a trained answer) where no optimizer
-    has measured it, `stopped/LAG` (the share of tokens past a bound of the loss, by age in steps).
+    the step before), `tokens_per_second` (of trained answers), `length` (tokens of a trained answer) where no
+    optimizer has measured it, `stopped/LAG` (the share of tokens past a bound of the loss, by age in steps).
     `dropped`: the samples left out, by reason. None: not measured."""
 
     steps: list[int]

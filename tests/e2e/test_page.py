@@ -163,6 +163,10 @@ def test_the_page_while_a_run_goes_on_and_after_it(tmp_path: Path, pictures: Pat
             ended = browser.until(f"{ABOUT}.includes('down: verified') && {ABOUT}", 60)
             assert "ended after" in ended
             assert browser.run("document.querySelector('#notice').hidden")
+            go(browser, run_id, "settings")  # as the last step had them, though they were looked at before
+            browser.until(
+                f"document.getElementById('settings').textContent.includes('step {QUICKSTART_STEPS}')"
+            )
             assert "launch open watched" in browser.run("document.getElementById('footer').textContent")
             assert browser.complaints == []
             live_asked = list(browser.asked)

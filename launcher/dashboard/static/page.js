@@ -111,7 +111,10 @@
     const head = await load(`${run}/run`);
     if (mine !== turn) return EVERY_MS;
     const found = shown?.run === run ? { ...shown, head } : { run, head, data: null, texts: null, settings: null };
-    if (found.data === null || found.data.revision !== head.revision) found.data = await load(`${run}/steps`);
+    if (found.data === null || found.data.revision !== head.revision) {
+      found.data = await load(`${run}/steps`);
+      found.settings = null;  // a step may have others, and so may the program
+    }
     if (found.texts === null || found.texts.more || found.texts.revision !== head.texts) found.texts = await load(`${run}/texts`);
     if (mine !== turn) return EVERY_MS;
     if (found.data !== shown?.data || found.texts !== shown?.texts) found.drawn = charts.withTexts(found.data, found.texts);
@@ -131,11 +134,10 @@
       const last = await load(`${run}/end`);
       ended = true;
       const drawn = charts.withTexts(last.steps, last.texts);
-      const settings = shown?.run === run ? shown.settings : null;
       if (place.run !== run) return;
       const mine = ++turn;
       clearTimeout(next);
-      shown = { run, head: last.run, data: last.steps, texts: last.texts, drawn, settings };
+      shown = { run, head: last.run, data: last.steps, texts: last.texts, drawn, settings: last.settings };
       rollouts.update(run, drawn, last.texts);
       await show(mine);
       notice(null);
